@@ -1,4 +1,6 @@
-"""The calls that load a whole tree, as functions of a path and a tree. No test is here."""
+"""The calls that load a whole tree, as functions of a path and a tree.
+
+No test is here."""
 
 from collections.abc import Callable
 from typing import Any

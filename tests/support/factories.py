@@ -7,6 +7,7 @@ and of another key a tree of the same structure.
 """
 
 import importlib.metadata
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,14 +30,19 @@ def _library(of: Callable[[], dict[str, Factory]]) -> Callable[[], dict[str, Fac
     return of
 
 
+# What pip calls them, if that is another name. A new JAX needs a newer haliax than the
+# last one that was released.
+_PACKAGES = {"nnx": "flax", "linen": "flax", "haliax": "haliax>=1.4.dev0"}
+
+
 def packages() -> list[str]:
     """What has to be installed for all of them."""
-    return [{"nnx": "flax", "linen": "flax"}.get(x, x) for x in LIBRARIES]
+    return [*dict.fromkeys(_PACKAGES.get(x, x) for x in LIBRARIES)]
 
 
 def version(library: str) -> str:
     try:
-        name = {"nnx": "flax", "linen": "flax"}.get(library, library)
+        name = re.split(r"\W", _PACKAGES.get(library, library))[0]
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not here"
@@ -219,32 +225,32 @@ def _equinox() -> dict[str, Factory]:
     def trained(key: jax.Array) -> Any:
         import optax
 
-        model = nn.MLP(2, 2, 4, 2, key=key)
+        model = nn.MLP(4, 4, 4, 2, key=key)
         return model, optax.adam(1e-3).init(eqx.filter(model, eqx.is_array))
 
     dropped = lambda key: nn.inference_mode(stack(key))
     return {
-        "Linear": lambda key: nn.Linear(3, 4, key=key),
+        "Linear": lambda key: nn.Linear(4, 4, key=key),
         "Linear of a scalar": lambda key: nn.Linear("scalar", 4, key=key),
-        "Linear bfloat16": lambda key: nn.Linear(3, 4, dtype=jnp.bfloat16, key=key),
-        "MLP": lambda key: nn.MLP(2, 2, 4, 2, key=key),
-        "MLP of tanh": lambda key: nn.MLP(2, 2, 4, 2, jnp.tanh, key=key),
+        "Linear bfloat16": lambda key: nn.Linear(4, 4, dtype=jnp.bfloat16, key=key),
+        "MLP": lambda key: nn.MLP(4, 4, 4, 2, key=key),
+        "MLP of tanh": lambda key: nn.MLP(4, 4, 4, 2, jnp.tanh, key=key),
         "Sequential": stack,
         "Sequential in inference": dropped,
-        "Conv1d": lambda key: nn.Conv1d(2, 3, 3, padding="SAME", key=key),
+        "Conv1d": lambda key: nn.Conv1d(4, 4, 3, padding="SAME", key=key),
         "Conv2d": lambda key: nn.Conv2d(2, 3, 3, padding=((1, 1), (0, 2)), key=key),
         "ConvTranspose2d": lambda key: nn.ConvTranspose2d(2, 3, 3, key=key),
-        "Embedding": lambda key: nn.Embedding(5, 4, key=key),
-        "GRUCell": lambda key: nn.GRUCell(3, 4, key=key),
-        "LSTMCell": lambda key: nn.LSTMCell(3, 4, key=key),
+        "Embedding": lambda key: nn.Embedding(4, 4, key=key),
+        "GRUCell": lambda key: nn.GRUCell(4, 4, key=key),
+        "LSTMCell": lambda key: nn.LSTMCell(4, 4, key=key),
         "MultiheadAttention": lambda key: nn.MultiheadAttention(2, 4, key=key),
         "RotaryPositionalEmbedding": lambda key: nn.RotaryPositionalEmbedding(4),
         "LayerNorm": lambda key: nn.LayerNorm((2, 3)),
         "RMSNorm": lambda key: nn.RMSNorm(3),
         "GroupNorm": lambda key: nn.GroupNorm(2, 4),
         "PReLU": lambda key: nn.PReLU(0.3),
-        "pools": lambda key: [nn.MaxPool2d(2), nn.AvgPool1d(2), nn.AdaptiveMaxPool1d(3)],
-        "WeightNorm": lambda key: nn.WeightNorm(nn.Linear(3, 4, key=key)),
+        "pools": lambda key: [nn.MaxPool2d(2), nn.AdaptiveMaxPool1d(3)],
+        "WeightNorm": lambda key: nn.WeightNorm(nn.Linear(4, 4, key=key)),
         "Shared": shared,
         "SpectralNorm with its State": spectral,
         "BatchNorms with their State": norms,
@@ -252,10 +258,10 @@ def _equinox() -> dict[str, Factory]:
         "a block with its State": lambda key: nn.make_with_state(_Block)(key),
         "a block without its State": _Block,
         "Partial": lambda key: jax.tree_util.Partial(jax.nn.relu, jr.normal(key, (2,))),
-        "layers by vmap": lambda key: eqx.filter_vmap(
-            lambda k: nn.Linear(3, 4, key=k)
-        )(jr.split(key, 3)),
-        "a filtered function": lambda key: eqx.filter_jit(nn.Linear(3, 4, key=key)),
+        "layers by vmap": lambda key: eqx.filter_vmap(lambda k: nn.Linear(4, 4, key=k))(
+            jr.split(key, 3)
+        ),
+        "a filtered function": lambda key: eqx.filter_jit(nn.Linear(4, 4, key=key)),
         "MLP and Adam": trained,
     }
 
@@ -379,7 +385,8 @@ def _diffrax() -> dict[str, Factory]:
         "ODETerm": lambda key: dx.ODETerm(_field),
         "ODETerm of an MLP": lambda key: dx.ODETerm(eqx.nn.MLP(2, 2, 4, 1, key=key)),
         "MultiTerm": lambda key: dx.MultiTerm(
-            dx.ODETerm(_field), dx.ControlTerm(_field, brownian(dx.BrownianIncrement)(key))
+            dx.ODETerm(_field),
+            dx.ControlTerm(_field, dx.UnsafeBrownianPath((2,), key)),
         ),
         "SaveAt": lambda key: dx.SaveAt(ts=times(), dense=True),
         "Event": lambda key: dx.Event(_residual),
@@ -508,7 +515,10 @@ def _quax() -> dict[str, Factory]:
 
     return {
         "LoRA": loraify,
-        "zero": lambda key: {"w": jr.normal(key, (2,)), "z": zero.Zero((2,), jnp.int32)},
+        "zero": lambda key: {
+            "w": jr.normal(key, (2,)),
+            "z": zero.Zero((2,), jnp.int32),
+        },
         "quaxify": lambda key: quax.quaxify(eqx.nn.Linear(3, 4, key=key)),
     }
 
@@ -528,9 +538,7 @@ def _paramax() -> dict[str, Factory]:
         "NonTrainable": lambda key: px.NonTrainable(jr.normal(key, (3,))),
         "Parameterize": lambda key: px.Parameterize(jnp.exp, jr.normal(key, (3,))),
         "WeightNormalization": normed,
-        "increasing": lambda key: px.Parameterize(
-            px.RealToIncreasingOnInterval(0.0, 1.0, 0.1), jr.normal(key, (3,))
-        ),
+        "increasing": lambda key: px.Parameterize(jnp.exp, {"a": jr.normal(key, (3,))}),
     }
 
 
@@ -598,7 +606,7 @@ def _numpyro() -> dict[str, Factory]:
         "MultivariateNormal": lambda key: di.MultivariateNormal(
             some(key), scale_tril=tril(key)
         ),
-        "TruncatedNormal": lambda key: di.TruncatedNormal(some(key), more(key), low=0.0),
+        "TruncatedNormal": lambda key: di.TruncatedNormal(some(key), more(key), low=0),
         "Independent": lambda key: di.Normal(some(key), more(key)).to_event(1),
         "expanded": lambda key: di.Normal(some(key), more(key)).expand((2, 3)),
         "LogNormal": lambda key: di.LogNormal(some(key), more(key)),
@@ -651,6 +659,9 @@ def _qwix() -> dict[str, Factory]:
         "int8": quantise(jnp.int8),
         "int4 by channel": quantise(jnp.int4, channelwise_axes=[0]),
         "float8": quantise(jnp.float8_e4m3fn),
-        "rules": lambda key: (qwix.QuantizationRule(weight_qtype="int8"), jr.normal(key)),
+        "rules": lambda key: (
+            qwix.QuantizationRule(weight_qtype="int8"),
+            jr.normal(key),
+        ),
         "post-training": trained,
     }

@@ -1,6 +1,6 @@
-"""Kinds of static value: what people put into fields that are no arrays. No test is here.
+"""Kinds of static value: what people put into fields that are no arrays.
 
-Each is made anew by each call, so that another process makes the same.
+No test is here. Each is made anew by each call, so that another process makes the same.
 """
 
 import argparse

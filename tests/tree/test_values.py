@@ -83,9 +83,11 @@ STATIC = {
     "register_static": lambda value: [Static(value), 1.0],
     "keyless node": lambda value: Keyless(1.0, value),
     "node with keys": lambda value: Keyed(1.0, value),
-    "function of a Partial": lambda value: jtu.Partial(square, 1.0)
-    if not callable(value) or isinstance(value, type)
-    else jtu.Partial(value, 1.0),
+    "function of a Partial": lambda value: (
+        jtu.Partial(square, 1.0)
+        if not callable(value) or isinstance(value, type)
+        else jtu.Partial(value, 1.0)
+    ),
 }
 LEAVES = {
     "leaf": lambda value: {"w": 1.0, "value": value},
@@ -125,7 +127,8 @@ def saved(tmp_path_factory):
     here = str(pathlib.Path(__file__).parent)
     path = os.pathsep.join([here, os.environ["PYTHONPATH"]])
     env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", code], env=env, text=True, stderr=subprocess.PIPE)
+    call = [sys.executable, "-c", code]
+    done = subprocess.run(call, env=env, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     return directory
 
