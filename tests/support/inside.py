@@ -239,6 +239,23 @@ def exchange(a: Any, b: Any) -> None:
     _found(CALLS["exchange"])(os.fspath(a), os.fspath(b))
 
 
+def labels_of(path: Any) -> dict[str, str | None]:
+    """The labels of the leaves of a checkpoint that are in entries of States."""
+    leaves, record = _opened(path), importlib.import_module("eqx_ckpt._format._record")
+    texts = {i: record.label_text(label) for i, label in leaves.labels.items()}
+    return {leaves.names[place]: text for place, text in texts.items()}
+
+
+def fields_of(path: Any) -> dict[str, str]:
+    """The static values of the nodes of a checkpoint, as texts."""
+    leaves = _opened(path)
+    return {name: leaves.fields_text(name) for name in leaves.node_names}
+
+
+def _opened(path: Any) -> Any:
+    return _found("_load._checkpoint.open")(path)._source.index.leaves
+
+
 def server_of(url: str) -> tuple[bool, str, int] | None:
     """The server that is asked about a URL: whether by TLS, its name, its port."""
     return _found("_stores._requests._server")(url, {})

@@ -15,7 +15,6 @@ from support import inside
 from support.helpers import assert_alike
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _record
 
 
 class _Net(eqx.Module):
@@ -73,12 +72,12 @@ def _read(node: Any) -> Any:
 def _stored(path: Any) -> tuple:
     """All that loads check, of a checkpoint."""
     leaves = ec.open(path)._source.index.leaves
-    labels = {i: _record.label_text(label) for i, label in leaves.labels.items()}
+    labels = inside.labels_of(path)
     rows = {
-        name: (leaves.templates[number], labels.get(place))
-        for place, (name, number) in enumerate(zip(leaves.names, leaves.template))
+        name: (leaves.templates[number], labels.get(name))
+        for name, number in zip(leaves.names, leaves.template)
     }
-    return rows, {name: leaves.fields_text(name) for name in leaves.node_names}
+    return rows, inside.fields_of(path)
 
 
 def test_what_is_saved_of_nodes_is_what_they_are_of(ckpt, tmp_path):

@@ -22,11 +22,10 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from support import trees
+from support import inside, trees
 from support.helpers import assert_alike, facts, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _record
 
 
 _ARRAYS = (jax.Array, np.ndarray)
@@ -348,14 +347,12 @@ def _assert_told_alike(path: str, other: str) -> None:
 def _told(path: str) -> Any:
     """Whatever the order of leaves: that of integer keys in a node is by number."""
     leaves = ec.open(path)._source.index.leaves
-    fields = {name: leaves.fields_text(name) for name in leaves.node_names}
     templates = {record.name: record.template for record in leaves.records()}
     alike: dict[int, set[str]] = {}
     for alias, origin in leaves.aliases.items():
         alike.setdefault(origin, {leaves.names[origin]}).add(leaves.names[alias])
-    texts = {i: _record.label_text(label) for i, label in leaves.labels.items()}
-    labels = {leaves.names[place]: text for place, text in texts.items()}
-    return templates, set(map(frozenset, alike.values())), labels, fields
+    ties = set(map(frozenset, alike.values()))
+    return templates, ties, inside.labels_of(path), inside.fields_of(path)
 
 
 def lazily(case: Case) -> None:
