@@ -128,7 +128,7 @@ def graft(
     given = _load_options.check(LoadOptions(**options))
     before = _store.bytes_read()
     ours = Model(model)
-    _leaked_tracers.check(ours.flat)
+    _leaked_tracers.check(ours.flat, ours.record)
     place = ckpt.path if isinstance(ckpt, Checkpoint) else ckpt
     leaves = list(ours.flat.leaves)
     processes = _deserialise.processes_of("graft", [place], leaves, given)

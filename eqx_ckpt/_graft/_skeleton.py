@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from .._format import _names
 from .._runtime import _arguments
-from .._tree import _flatten, _folding, _leaked_tracers, _sharding
+from .._tree import _filters, _flatten, _folding, _leaked_tracers, _sharding
 
 
 @_arguments.checked()
@@ -63,7 +63,10 @@ def skeleton(
     leaves, structure = made
     rows = zip(leaves, abstract, strict=True)
     out = jtu.tree_unflatten(structure, [x if is_numpy(x) else y for x, y in rows])
-    _leaked_tracers.check(_flatten.flatten(out, None))
+    flat = _flatten.flatten(out, None)
+    _leaked_tracers.check(
+        flat, flat.record(list(map(_filters.by_default, flat.leaves)))
+    )
     if sharding is None:
         return out
     return _with_shardings(out, sharding)

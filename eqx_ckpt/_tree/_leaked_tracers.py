@@ -13,11 +13,12 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format import _names, _values
+from .._format._record import TreeRecord
 from . import _folding
 from ._flatten import Flat
 
 
-def check(flat: Flat) -> None:
+def check(flat: Flat, record: TreeRecord) -> None:
     """**Raises:** `ValueError` naming the field of what was made by a traced function
     that keeps an array of it out of JAX's sight, as a function does in its closure.
 
@@ -26,7 +27,6 @@ def check(flat: Flat) -> None:
     """
     if not any(isinstance(x, jax.ShapeDtypeStruct) for x in flat.leaves):
         return
-    record = flat.record([_is_end(x) for x in flat.leaves])
     if not any(map(_may_hold, record.values)):
         return
     seen: dict[int, Any] = {}
@@ -72,23 +72,22 @@ def _not_arrays(tree: PyTree) -> Iterator[tuple[tuple, Any]]:
 # So many objects are looked at for one tree: functions can lead anywhere.
 _MOST = 100_000
 
-# Kinds of encoded values that say nothing of the objects that a value leads to.
+# Kinds of encoded values that say nothing of the objects that a value leads to. The
+# default of a parameter was there before the function that makes the tree was traced.
 _MAY_HOLD = frozenset(("made", "unknown", "method", "digest"))
 
 
 def _may_hold(x: Any) -> bool:
     """Whether a value, of which this is the encoding, may hold an array of JAX."""
     kind, own = _values.split(x)
+    if kind == "default" or own == ["", "array"]:
+        return False
     if kind == "array":
         return own[2] == ""
     below = own if type(own) is list else ()
     return kind in _MAY_HOLD or any(
         type(y) in (list, dict) and _may_hold(y) for y in below
     )
-
-
-def _is_end(x: Any) -> bool:
-    return isinstance(x, _ENDS)
 
 
 _ENDS = (

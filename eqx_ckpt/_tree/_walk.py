@@ -156,7 +156,8 @@ class Walk:
     @ft.cached_property
     def _checks(self) -> tuple[Any, ...]:
         """For each layer its types, which of it are leaves, and of each type of nodes
-        which they are, its groups, and those that each group has."""
+        which they are, its groups, those that each group has, and the parts of names of
+        the first one as keys of a dict."""
         out = []
         for layer in self.layers:
             by_type: dict[type, list[Group]] = {}
@@ -167,7 +168,8 @@ class Walk:
                 places = sorted(it.chain.from_iterable(x.places for x in groups))
                 place_of = {place: i for i, place in enumerate(places)}
                 own = [[place_of[x] for x in group.places] for group in groups]
-                rows.append((cls, _picker(places), groups, own))
+                keys = list(map(_names.unquote, groups[0].kind.parts))
+                rows.append((cls, _picker(places), groups, own, keys))
             out.append((layer.types, _picker(layer.leaves), rows))
         return out, _picker(self.order)
 
@@ -183,8 +185,8 @@ class Walk:
                 return None
             leaves += pick(nodes)
             below: list[Any] = []
-            for cls, pick_own, groups, places in rows:
-                children = _open_again(cls, pick_own(nodes), groups, places, likeness)
+            for cls, pick_own, *own in rows:
+                children = _open_again(cls, pick_own(nodes), *own, likeness)
                 if children is None:
                     return None
                 below += children
@@ -425,6 +427,7 @@ def _open_again(
     nodes: Sequence[Any],
     groups: list[Group],
     places: list[list[int]],
+    keys: list[str],
     likeness: Likeness,
 ) -> list[Any] | None:
     """The children of all nodes of a type in a layer, if their kinds and static values
@@ -435,7 +438,7 @@ def _open_again(
         if group.kind.how in ("module", "index"):
             children = _open_modules_again(nodes, group, likeness)
         elif cls in (dict, list, tuple):
-            children = _open_containers_again(cls, nodes, group)
+            children = _open_containers_again(cls, nodes, group, keys)
         if children is not None:
             return children
     way = _opening.way(cls, nodes[0])
@@ -482,13 +485,12 @@ def _open_modules_again(
 
 
 def _open_containers_again(
-    cls: type, nodes: Sequence[Any], group: Group
+    cls: type, nodes: Sequence[Any], group: Group, wanted: list[str]
 ) -> list[Any] | None:
     rows: list[Any] = [*nodes]
     if cls is dict:
         if group.kind.keys:
             return None
-        wanted = list(map(_names.unquote, group.kind.parts))
         for place, x in enumerate(nodes):
             rows[place], keys = _opening.open_one_level(x)
             if list(keys) != wanted or not {*map(type, keys)} <= {str}:
