@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, overload, TYPE_CHECKING, Unpack
 
-from jax._src import distributed
 from jaxtyping import PyTree
 
 from .. import _extensions
@@ -178,8 +177,6 @@ class CheckpointManager:
         if (near, near_every, copies) != (None, None, None):
             given = self._saves, near, near_every, copies
             self._near = _extensions.call("near_steps", *given)
-        if not distributed.global_state.process_id:
-            self._steps.finish()
         self._signals = Signals(signals)
         weakref.finalize(self, self._saves.forget)
 

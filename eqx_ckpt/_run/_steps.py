@@ -20,7 +20,7 @@ from .._format import _files, _index, _json, _schema, _text
 from .._format._journal import StepRow
 from .._load import _published
 from .._runtime import _log
-from .._save import _background, _delete, _inplace, _leftovers, _transaction
+from .._save import _background, _delete, _leftovers, _transaction
 from .._storage import _root, _store
 from .._storage._backend import Backend, Usage
 from .._storage._local import LocalDirectory
@@ -35,7 +35,6 @@ _PINS = "eqx_ckpt.pins"
 # What Orbax has in each of its trees.
 _ORBAX = "_METADATA"
 _MAX_METRICS = 2**20
-_MOST_FINISHED = 1024
 
 
 class Signature(NamedTuple):
@@ -337,21 +336,6 @@ class Steps:
             with contextlib.suppress(FileNotFoundError):
                 _clean.clean(self.root.below(str(step)).url)
             self.root.drop_directory(str(step))
-
-    def finish(self) -> None:
-        """Finishes the save of a step that was killed right after its commit: it was
-        the last one. Of very many steps only newer ones are looked at."""
-        times: dict[int, float] = {}
-        if self.cleans and self.root.entry() == "directory":
-            for step in sorted(self.directories())[-_MOST_FINISHED:]:
-                with contextlib.suppress(OSError):
-                    found = self.root.usage([index_of(step)])
-                    times[step] = found and found.time or 0.0
-        step = max(times, key=times.__getitem__, default=None)
-        if step is not None and not self.is_linked(step):
-            root = self._at(step)
-            assert isinstance(root, LocalDirectory)
-            _inplace.finish(root)
 
     def set_aside(self, step: int, force: bool) -> None:
         """Moves a damaged step away, whole, so that none is replaced that may be good.

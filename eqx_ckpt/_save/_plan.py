@@ -89,7 +89,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     leaves, form, shardings, parts = _describe.describe(flat, numbers, options)
     if options.layout == "zarr":
         _to_zarr.check_case(form.names, root)
-    facts = _facts(flat, numbers, wholes)
+    facts = _facts(flat, numbers, wholes if options.orbax else [])
     values = map(operator.attrgetter("value"), leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
     functions: PlannedFunctions = {}
@@ -106,6 +106,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
 
 
 def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeFacts:
+    """Facts about a tree. Nodes that are stored as `wholes` are told to Orbax."""
     _states.check_order(_states.state_entries(flat), flat, numbers)
     stored = {*numbers}
     record = flat.record([i in stored for i in range(len(flat.leaves))])
@@ -117,7 +118,8 @@ def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeF
             raise ValueError(
                 f"Nothing was saved: {e}. Save it as several checkpoints with `where`."
             ) from None
-        return TreeFacts(record, _sidecars.holes(flat, numbers, wholes))
+        holes = _sidecars.holes(flat, numbers, wholes) if wholes else []
+        return TreeFacts(record, holes)
 
     return flat.walk.once(("facts", id(record), tuple(wholes)), record, make)
 
@@ -153,9 +155,9 @@ def index_of(
 ) -> tuple[Index, dict[str, bytes]]:
     """The index of a save, and the files for other readers at its root."""
     options, form, facts = plan.options, plan.form, plan.facts
-    side = written.side
+    side = written.side if options.orbax else {}
     if not plan.parts:  # No other reader knows of those.
-        side = side | _sidecars.files(plan.leaves, form, facts.holes, options.layout)
+        side = side | _sidecars.files(plan.leaves, form, facts.holes, options)
     others = dict(zip(side, map(_index.digest, side.values())))
     table = form, facts, tuple(plan.parts.items()), written.placed
     leaves, columns = (_make_table if form.is_coded else _table)(*table)

@@ -113,6 +113,11 @@ def tree_serialise_leaves(
         [`Checkpoint.check_base`][] tells whether another path has it. A query and a
         password in a URL are left out. A base that was opened from a file object has no
         path, and is an error; so is a file of another format without any value.
+    - `orbax`: whether to write the few files, too, with which Orbax restores the
+        checkpoint, and TensorStore finds all of it in one database at `path`. They are
+        there when the save is, and an overwrite without `orbax` leaves none of them.
+        With them the new directory takes the place of the old one; in a store the path
+        must be empty.
     - `processes`: `"own"` for a save that this process of many makes alone, at a path
         of its own: no other takes part, or is waited for. If an array is spread over
         processes, the parts on this process's devices are stored; docs/processes.md
@@ -228,7 +233,7 @@ def _write_directory(
     leads = processes.leads
     if leads and len(set(accounts)) == 1:
         with unpublished(root, form.nbytes):
-            begun = _publish.begin(root, options.layout, options.overwrite, held)
+            begun = _publish.begin(root, options, held)
             if processes.count > 1:
                 begun.work.make_directories([begun.own])
     at = None if begun is None else (begun.work, begun.own)

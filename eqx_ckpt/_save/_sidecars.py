@@ -19,6 +19,7 @@ from .._storage import _arrays
 from .._tree import _flatten
 from .._tree._flatten import Flat
 from . import _payload, _tree_spec
+from ._options import SaveOptions
 from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
 
@@ -205,20 +206,21 @@ class _Entries:
 
 
 def files(
-    leaves: Sequence[PlannedLeaf], form: TreeSpec, holes: Sequence[Hole], layout: str
+    leaves: Sequence[PlannedLeaf],
+    form: TreeSpec,
+    holes: Sequence[Hole],
+    options: SaveOptions,
 ) -> dict[str, bytes]:
     """All files for other readers that go into the root of a checkpoint."""
-    if layout == "ocdbt" and not has_database(form):
-        return {}
+    out = _zarr_files(form) if options.layout == "zarr" else {}
+    if not options.orbax or options.layout == "ocdbt" and not has_database(form):
+        return out
     texts: list[tuple[int, str]] = []
     if "str" in map(operator.attrgetter("kind"), form.templates):
         texts = [
             (i, _text(x)) for i, x in enumerate(leaves) if x.template.kind == "str"
         ]
-    out = dict(_orbax_files(form, tuple(texts), tuple(holes), layout))
-    if layout == "zarr":
-        out.update(_zarr_files(form))
-    return out
+    return out | _orbax_files(form, tuple(texts), tuple(holes), options.layout)
 
 
 def _text(leaf: PlannedLeaf) -> str:

@@ -142,13 +142,13 @@ def _encode(x: Any, below: _Below) -> Any:
     if isinstance(x, ft.partial):
         return _partial(x, below)
     if cls is _partial_in_partial():
-        return below(x.fun)
+        return below(x.fun)  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(x, types.MethodType):
         name = _named.own(x.__func__)
         return {"method": [list(name or ("", "")), below(x.__self__)]}
-    if cls is types.BuiltinMethodType and not isinstance(
-        x.__self__, types.ModuleType | None
-    ):
+    if isinstance(x, types.BuiltinMethodType):
+        if isinstance(x.__self__, types.ModuleType | None):
+            return _function(x)
         return {"method": [["builtins", x.__qualname__], below(x.__self__)]}
     if isinstance(x, types.ModuleType):
         return {"module": x.__name__}

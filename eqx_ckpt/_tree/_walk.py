@@ -185,8 +185,9 @@ class Walk:
                 return None
             leaves += pick(nodes)
             below: list[Any] = []
-            for cls, pick_own, *own in rows:
-                children = _open_again(cls, pick_own(nodes), *own, likeness)
+            for cls, pick_own, groups, places, keys in rows:
+                own = groups, places, keys, likeness
+                children = _open_again(cls, pick_own(nodes), *own)
                 if children is None:
                     return None
                 below += children
