@@ -520,7 +520,7 @@ def test_a_deletion_that_is_killed_leaves_nothing_that_opens(root, layout, at):
 
 @pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])
 def test_orbax_reads_the_steps(root, layout):
-    with ec.CheckpointManager(root, layout=layout) as manager:
+    with ec.CheckpointManager(root, layout=layout, orbax=True) as manager:
         fill_run(manager, [1, 20])
         manager.pin(1)
     code = f"""
