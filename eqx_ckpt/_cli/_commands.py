@@ -335,6 +335,9 @@ def merge() -> None:
 @click.option(
     "--chunks", type=click.IntRange(1), metavar="BYTES", help="The size of chunks."
 )
+@click.option(
+    "--orbax", is_flag=True, default=None, help="With the files that Orbax reads."
+)
 @_skip
 @_drop_functions
 @_writes

@@ -109,7 +109,8 @@ def convert(
                 f"`base` is for a checkpoint, and `{root}` is to be a `.safetensors` "
                 "file: leave it out."
             )
-        if useless := sorted(options.keys() & {"chunks", "compression", "layout"}):
+        of_checkpoints = {"chunks", "compression", "layout", "orbax"}
+        if useless := sorted(options.keys() & of_checkpoints):
             raise ValueError(
                 f"`{useless[0]}` is for a checkpoint, and `{root}` is to be a "
                 "`.safetensors` file: leave it out."

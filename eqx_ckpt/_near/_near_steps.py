@@ -178,6 +178,7 @@ class Near(NearSteps):
         options = self._saves.options._replace(
             layout="ocdbt",
             durable=False,
+            orbax=False,
             functions="drop",
             processes="own",
             own=_own.encode(offer.own),

@@ -101,7 +101,7 @@ class CheckpointManager:
         `save` has returned, fewer than `2 * near_every` are lost. docs/processes.md has
         more.
     - `options`: for every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
-        `chunks`, `compression`, `durable`, `max_bytes`, `progress`, `base` and
+        `chunks`, `compression`, `durable`, `orbax`, `max_bytes`, `progress`, `base` and
         `processes` (a [`Together`][] with a `timeout`), as in
         [`async_tree_serialise_leaves`][].
 

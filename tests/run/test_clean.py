@@ -252,7 +252,7 @@ def test_what_a_commit_leaves_behind_is_deleted(tmp_path, monkeypatch, orbax, by
         inside.replace(patch, "delete files at the root of another save", kill)
         with pytest.raises(_Killed):
             ec.tree_serialise_leaves(path, {"b": np.ones(4), **_tree(2)})
-    assert _value(path) == 2 and ec.verify(path) == []
+    assert _value(path) == 2 and bool(ec.verify(path)) is orbax
     assert (path / "_METADATA").exists() is orbax
     assert len(os.listdir(path / "d")) == 2
     if by == "save":
