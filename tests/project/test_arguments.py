@@ -22,6 +22,7 @@ WRONG = {
     "copies": ["1", -1],
     "drop": [3],
     "durable": ["no", 0],
+    "orbax": ["no", 0],
     "elementwise": ["yes"],
     "every": [2.5, 0],
     "every_seconds": ["1", -1, float("inf")],
