@@ -242,13 +242,15 @@ class TreeRecord:
 
     def states(self, source: str = "") -> dict[str, list[Label]]:
         """The labels of the entries of each eqx.nn.State, by its name."""
-        indices: dict[str | int, list[str]] | None = None
+        labels: dict[str | int, Label] | None = None
         out: dict[str, list[Label]] = {}
         for name, row in self.nodes(self.has_labels, source):
             if self.kind(row).how == "state":
-                if indices is None:
-                    indices = self.index_names(source)
-                out[name] = [_label(x, indices.get(x, ())) for x in self._markers(row)]
+                if labels is None:  # States share them, and the names in them.
+                    indices = self.index_names(source).items()
+                    labels = {x: _label(x, names) for x, names in indices}
+                known = labels
+                out[name] = [known.get(x) or _label(x, ()) for x in self._markers(row)]
         return out
 
     def _markers(self, row: int) -> list[str | int]:
@@ -292,10 +294,11 @@ def packed(children: Sequence[int]) -> list[int]:
 def encode(record: TreeRecord) -> dict[str, Any]:
     """The field `tree` of an index."""
     bare = _bare_kinds(record)
+    widths = {row.kind: len(row.children) for row in record.rows if row.kind in bare}
     kinds: dict[str, int] = {}
     numbers: list[int] = []
     for number, kind in enumerate(record.kinds):
-        text = json.dumps(_encode_kind(kind, number in bare))
+        text = json.dumps(_encode_kind(kind, widths.get(number)))
         numbers.append(kinds.setdefault(text, len(kinds)))
     rows = [[numbers[x.kind], *x.values, *packed(x.children)] for x in record.rows]
     value = {"kinds": list(map(json.loads, kinds)), "values": record.values}
@@ -321,12 +324,14 @@ def _has_plain_keys(kind: Kind) -> bool:
     return not kind.keys or {*map(type, json.loads(kind.keys))} <= {str, int}
 
 
-def _encode_kind(kind: Kind, is_bare: bool) -> list[Any]:
+def _encode_kind(kind: Kind, width: int | None) -> list[Any]:
+    """A kind as JSON; `width`: of a bare dict, how many keys it has."""
     parts: Any = list(kind.parts)
-    is_range = kind.how not in DICTS and parts == [*map(str, range(len(parts)))]
-    if is_range or is_bare:
+    if width is not None:
+        parts = width
+    elif kind.how not in DICTS and parts == [*map(str, range(len(parts)))]:
         parts = len(parts)
-    keys = json.loads(kind.keys) if kind.keys and not is_bare else None
+    keys = json.loads(kind.keys) if kind.keys and width is None else None
     data = [] if DATA.get(kind.how) == kind.data else list(kind.data)
     own = [kind.how, *kind.cls, parts, data, list(kind.labels), keys]
     while own[-1] in ("", 0, None) or own[-1] == []:
@@ -334,7 +339,7 @@ def _encode_kind(kind: Kind, is_bare: bool) -> list[Any]:
     return own
 
 
-# Children of all rows, and the cost of a tree, as `check` counts it.
+# The children of all rows, and the cost of a tree, as `check` counts it.
 _MOST_CHILDREN, _BASE, _PART = 2**22, 2**26, 3 * 128
 _NODE, _VALUE = 128, 4
 _KIND = (
@@ -347,8 +352,9 @@ _KIND = (
 _DEFAULTS = ["", "", "", 0, [], [], None]
 
 
-def parse(value: Any) -> TreeRecord:
+def parse(value: Any, leaves: int) -> TreeRecord:
     """The inverse of `encode`, but for the keys of dicts that the names of leaves tell.
+    `leaves`: how many are stored.
 
     **Raises:** `ValueError` for what is never recorded.
     """
@@ -358,70 +364,104 @@ def parse(value: Any) -> TreeRecord:
     kinds, values, rows = fields(
         value, {"kinds": [[Any]], "values": [Any], "rows": [[int]]}, "tree"
     )
-    known = list(map(_parse_kind, kinds))
-    widths = [x[3] if type(x[3]) is int else len(x[3]) for x in map(_whole, kinds)]
-    made: list[Row] = []
+    if not rows:
+        raise ValueError("the tree has no rows")
+    raw = list(map(_checked_kind, kinds))
+    counts = [1 + len(kind[4]) for kind in raw]
+    found: list[tuple[int, list[int], Runs]] = []
     total = 0
     for number, row in enumerate(rows):
-        if not row or not 0 <= row[0] < len(known):
+        if not row or not 0 <= row[0] < len(raw):
             raise ValueError("the tree has a row of no known kind")
-        count = 1 + len(known[row[0]].data)
-        own, children = row[1:count], row[count:]
-        width = sum(1 if x >= 0 else -x for x in children)
-        total += width
-        good = len(own) == count - 1 and all(0 <= x < len(values) for x in own)
-        good = good and width == widths[row[0]] and max(children, default=-1) < number
-        if not good or total > _MOST_CHILDREN or children and children[0] < 0:
+        own, children = row[1 : counts[row[0]]], row[counts[row[0]] :]
+        good = len(row) >= counts[row[0]] and all(0 <= x < len(values) for x in own)
+        good = good and max(children, default=-1) < number
+        if not good or children and children[0] < 0:
             raise ValueError("the tree has a malformed row")
-        made.append(Row(row[0], tuple(_unpacked(children)), tuple(own)))
-    if not made:
-        raise ValueError("the tree has no rows")
+        found.append((row[0], own, runs := _unpacked(children)))
+        total += (width := _width(runs))
+        if width != _width_of(raw[row[0]]) or total > _MOST_CHILDREN:
+            raise ValueError("the tree has a row of other children than its kind")
+    if len({row[0] for row in found}) != len(raw):
+        raise ValueError("the tree has a kind that no row is of")
+    # Before all children are there: few bytes stand for very many.
+    if _check_costs(raw, values, found, leaves) != leaves:
+        raise ValueError("the tree has not as many leaves as there are")
+    known = list(map(_kind_of, raw))
+    made = [Row(kind, _laid(runs), tuple(own)) for kind, own, runs in found]
     record = TreeRecord(known, values, made)
     _check_values(record)
-    check(record)
     return record
 
 
-def _unpacked(children: Iterable[int]) -> Iterator[int]:
-    """The inverse of `packed`."""
-    last = 0
+# The rows of children, and how often each follows itself.
+Runs = list[tuple[int, int]]
+
+
+def _unpacked(children: Sequence[int]) -> Runs:
+    """The inverse of `packed`, as runs."""
+    out: Runs = []
     for child in children:
         if child >= 0:
-            last = child
-            yield child
+            out.append((child, 1))
         else:
-            yield from it.repeat(last, -child)
+            out.append((out[-1][0], -child))
+    return out
 
 
-def _whole(kind: list[Any]) -> list[Any]:
+def _width(runs: Runs) -> int:
+    return sum(map(operator.itemgetter(1), runs))
+
+
+def _laid(runs: Runs) -> tuple[int, ...]:
+    return tuple(it.chain.from_iterable(it.starmap(it.repeat, runs)))
+
+
+def _checked_kind(kind: list[Any]) -> list[Any]:
     """A kind with what was left out at its end."""
-    return [*kind, *_DEFAULTS[len(kind) :]]
-
-
-def _parse_kind(kind: list[Any]) -> Kind:
-    if len(kind) > len(_DEFAULTS) or not fits(whole := _whole(kind), _KIND):
+    whole = [*kind, *_DEFAULTS[len(kind) :]]
+    if len(whole) > len(_DEFAULTS) or not fits(whole, _KIND):
         raise ValueError("the tree has a malformed kind")
-    how, module, name, parts, data, labels, keys = whole
+    how, _, _, parts, data, labels, keys = whole
     if how not in HOWS:
         raise ValueError("the tree has an unknown kind of node")
-    data = tuple(data or DATA.get(how, ()))
-    if type(parts) is int:
-        parts = () if how in DICTS else map(str, range(parts))
-    parts = tuple(parts)
-    good = len({*parts}) == len(parts) and len({*data}) == len(data)
-    good = good and all(map(_names.is_component, (*parts, *filter(None, data))))
-    good = good and len(labels) in (0, len(parts)) and DATA.get(how, data) == data
-    good = good and (keys is None or how in DICTS and len(keys) == len(parts))
-    good = good and (how not in ("partial", "index") or len(parts) == _WIDTHS[how])
-    good = good and not (how in _CHILDLESS and parts)
-    if not good:
+    whole[4] = data = tuple(data or DATA.get(how, ()))
+    width, names = _width_of(whole), parts if type(parts) is list else []
+    good = len({*names}) == len(names) and len({*data}) == len(data)
+    good = good and all(map(_names.is_component, (*names, *filter(None, data))))
+    good = good and DATA.get(how, data) == data and len(labels) in (0, width)
+    good = good and (how not in _FIELDS or {*names}.isdisjoint(data))
+    good = good and (keys is None or how in DICTS and len(keys) == len(names))
+    if not good or width != _WIDTHS.get(how, width):
         raise ValueError("the tree has a malformed kind")
+    return whole
+
+
+def _width_of(kind: Sequence[Any]) -> int:
+    return kind[3] if type(kind[3]) is int else len(kind[3])
+
+
+def _kind_of(kind: list[Any]) -> Kind:
+    how, module, name, parts, data, labels, keys = kind
+    if type(parts) is int:
+        parts = () if how in DICTS else _digits(parts)
     keys = "" if keys is None else json.dumps(keys)
-    return Kind(how, (module, name), parts, data, tuple(labels), keys)
+    return Kind(how, (module, name), tuple(parts), data, tuple(labels), keys)
 
 
-_CHILDLESS = "leaf", "value", "left", "none", "absent", "static"
+_counted: list[str] = []
+
+
+def _digits(count: int) -> list[str]:
+    """The first numbers as texts, which all kinds share."""
+    _counted.extend(map(str, range(len(_counted), count)))
+    return _counted[:count]
+
+
+# Kinds whose children and static values are fields of one class.
+_FIELDS = "module", "dataclass"
 _WIDTHS = {"partial": 2, "index": 1}
+_WIDTHS |= dict.fromkeys(("leaf", "value", "left", "none", "absent", "static"), 0)
 
 
 def _check_values(record: TreeRecord) -> None:
@@ -437,37 +477,60 @@ def _check_values(record: TreeRecord) -> None:
             for x in markers:
                 if not (type(x) is int or type(x) is str and x[:1] in ("=", "@")):
                     raise ValueError("the tree has a malformed marker")
+            if len({*markers}) != width:
+                raise ValueError("the tree has two entries of a State of one marker")
 
 
 def check(record: TreeRecord) -> None:
-    """Bounds a tree by what it would take to walk it, in time that grows with its rows.
-
-    **Raises:** `ValueError` for a tree of so many nodes or values that none is saved.
+    """**Raises:** `ValueError` for a tree of so many nodes or values that none is read.
     """
-    texts = [[*it.accumulate(map(len, kind.parts), initial=0)] for kind in record.kinds]
-    heads = [_VALUE * len(json.dumps(kind[:5])) for kind in record.kinds]
-    lengths = [_VALUE * len(text) for text in record.texts]
-    # Of each row the nodes at and below it, their cost, and how deep they are.
+    rows = [(x.kind, x.values, _runs(x.children)) for x in record.rows]
+    _check_costs(record.kinds, record.values, rows, record.counts[-1])
+
+
+def _runs(children: Sequence[int]) -> Runs:
+    return [(child, sum(1 for _ in some)) for child, some in it.groupby(children)]
+
+
+def _check_costs(
+    kinds: Sequence[Sequence[Any]],
+    encoded: Sequence[Any],
+    rows: Iterable[tuple[int, Sequence[int], Runs]],
+    most: int,
+) -> int:
+    """Bounds a tree of `most` leaves by what it would take to walk it, in time that
+    grows with its rows. Returns how many leaves it has.
+    """
+    texts = [
+        None if type(kind[3]) is int else [*it.accumulate(map(len, kind[3]), initial=0)]
+        for kind in kinds
+    ]
+    heads = [_VALUE * len(json.dumps(kind[:5])) for kind in kinds]
+    lengths = [_VALUE * len(json.dumps(x)) for x in encoded]
+    # Of each row the leaves, the nodes, and their cost, at and below it.
+    leaves: list[int] = []
     sizes: list[int] = []
     costs: list[int] = []
-    depths: list[int] = []
-    leaves = record.counts
-    for row, (kind, children, values) in enumerate(record.rows):
-        size, depth = 1, 0
+    for kind, values, runs in rows:
+        stored, size = int(kinds[kind][0] == "leaf"), 1
         cost = _NODE + heads[kind] + sum(map(lengths.__getitem__, values))
         at, ends = 0, texts[kind]
-        for child, some in it.groupby(children):
-            count = sum(1 for _ in some)
+        for child, count in runs:
+            stored += count * leaves[child]
             size += count * sizes[child]
-            own = ends[at + count] - ends[at] if len(ends) > at + count else 4 * count
+            own = 4 * count
+            if ends is not None and len(ends) > at + count:
+                own = ends[at + count] - ends[at]
             # The part of a name is in the names of all nodes below.
             cost += count * (costs[child] + sizes[child]) + own * sizes[child]
-            depth = max(depth, depths[child] + 1)
             at += count
-        if record.kinds[kind].how == "leaf":
+        if kinds[kind][0] == "leaf":
             cost = _NODE
+        leaves.append(stored)
         sizes.append(size)
         costs.append(cost)
-        depths.append(depth)
-        if cost > _BASE + _PART * _names.MAX_DEPTH * leaves[row]:
+        if stored > most:
+            raise ValueError("the tree has not as many leaves as there are")
+        if cost > _BASE + _PART * _names.MAX_DEPTH * stored:
             raise ValueError("the tree has more nodes and static values than are read")
+    return leaves[-1]
