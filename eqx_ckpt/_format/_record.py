@@ -227,6 +227,8 @@ class TreeRecord:
                 for whole, x in todo:
                     yield whole
                     some = _values.parts(x) or {}
+                    if len(whole) - len(name) - len(field) > _values.MAX_NAMED:
+                        some = {}
                     todo += [(f"{whole}.{part}", y) for part, y in some.items()]
 
     # ---- States.
@@ -342,6 +344,9 @@ def _encode_kind(kind: Kind, width: int | None) -> list[Any]:
 # The children of all rows, and the cost of a tree, as `check` counts it.
 _MOST_CHILDREN, _BASE, _PART = 2**22, 2**26, 3 * 128
 _NODE, _VALUE = 128, 4
+# The characters of one value, and how deep its JSON is: more than those of any that
+# `_tree/_codec.py` makes.
+_MOST_LONG, _MOST_DEEP = 2**16, 250
 _KIND = (
     *(str, str, str),
     lambda x: fits(x, range(_MOST_CHILDREN)) or fits(x, [str]),
@@ -360,7 +365,7 @@ def parse(value: Any, leaves: int) -> TreeRecord:
     """
     if type(value) is not dict:
         raise ValueError("the index has a malformed tree")
-    _json.check_depth(value, "a tree")
+    _json.check_depth(value, "a tree", _MOST_DEEP)
     kinds, values, rows = fields(
         value, {"kinds": [[Any]], "values": [Any], "rows": [[int]]}, "tree"
     )
@@ -482,8 +487,7 @@ def _check_values(record: TreeRecord) -> None:
 
 
 def check(record: TreeRecord) -> None:
-    """**Raises:** `ValueError` for a tree of so many nodes or values that none is read.
-    """
+    """**Raises:** `ValueError` for a tree of so many nodes or values that none is read."""
     rows = [(x.kind, x.values, _runs(x.children)) for x in record.rows]
     _check_costs(record.kinds, record.values, rows, record.counts[-1])
 
@@ -506,14 +510,18 @@ def _check_costs(
         for kind in kinds
     ]
     heads = [_VALUE * len(json.dumps(kind[:5])) for kind in kinds]
-    lengths = [_VALUE * len(json.dumps(x)) for x in encoded]
-    # Of each row the leaves, the nodes, and their cost, at and below it.
+    lengths = [len(json.dumps(x)) for x in encoded]
+    # Of each row the leaves, the nodes and values, and their cost, at and below it.
     leaves: list[int] = []
     sizes: list[int] = []
     costs: list[int] = []
     for kind, values, runs in rows:
-        stored, size = int(kinds[kind][0] == "leaf"), 1
-        cost = _NODE + heads[kind] + sum(map(lengths.__getitem__, values))
+        how = kinds[kind][0]
+        stored, size = int(how == "leaf"), 1 + len(values)
+        own = list(map(lengths.__getitem__, values))
+        if max(own, default=0) > _MOST_LONG and how not in ("state", "index"):
+            raise ValueError("the tree has a static value that is too long")
+        cost = _NODE + heads[kind] + _VALUE * sum(own)
         at, ends = 0, texts[kind]
         for child, count in runs:
             stored += count * leaves[child]
@@ -524,7 +532,7 @@ def _check_costs(
             # The part of a name is in the names of all nodes below.
             cost += count * (costs[child] + sizes[child]) + own * sizes[child]
             at += count
-        if kinds[kind][0] == "leaf":
+        if how == "leaf":
             cost = _NODE
         leaves.append(stored)
         sizes.append(size)

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from . import attack, forge, index_of
+from . import attack, forge
 
 
 PWNED: list[str] = []
@@ -197,12 +197,20 @@ def leaves_of_another_node(path, outside):
 for _name, _what, _change in (
     ("node_in_itself", "A child that is the node itself.", lambda x: x.append(4)),
     ("node_before", "A child that comes later.", lambda x: x.__setitem__(1, 99)),
-    ("no_child_before", "More of a child that there is not.", lambda x: x.insert(1, -1)),
+    (
+        "no_child_before",
+        "More of a child that there is not.",
+        lambda x: x.insert(1, -1),
+    ),
     ("row_of_no_kind", "A kind that there is not.", lambda x: x.__setitem__(0, 99)),
     ("kind_from_the_end", "A kind from the end.", lambda x: x.__setitem__(0, -1)),
     ("true_as_a_child", "A child whose number is true.", lambda x: x.append(True)),
     ("empty_row", "A row of nothing.", lambda x: x.clear()),
-    ("many_children", "A billion children in a few bytes.", lambda x: x.append(-(10**9))),
+    (
+        "many_children",
+        "A billion children in a few bytes.",
+        lambda x: x.append(-(10**9)),
+    ),
     ("fewer_leaves", "A tree without some of its leaves.", lambda x: x.pop()),
     ("other_leaves", "One with more of them.", lambda x: x.__setitem__(2, 3)),
 ):
@@ -312,8 +320,10 @@ def _deep(count):
 _NEVER = "is never saved"
 _TWO = {"tuple": [], "list": []}
 valued(_NEVER, "value_of_no_kind", "A value of two kinds.", _TWO)
-valued(_NEVER, "value_of_no_dtype", "Bytes as an address.", {"scalar": ["object", "41"]})
-valued(_NEVER, "deep_value", "Lists in each other, until no stack is left.", _deep(400))
+valued(
+    _NEVER, "value_of_no_dtype", "Bytes as an address.", {"scalar": ["object", "41"]}
+)
+valued(_NEVER, "deep_value", "Lists in each other, until no stack is left.", _deep(200))
 valued(_NEVER, "huge_dtype", "A very long number.", {"dtype": "float" + "9" * 1000})
 valued(_NEVER, "kind_of_no_value", "A kind that there is not.", {"eval": "1"})
 valued(_NEVER, "empty_default", "The default of no parameter.", {"default": []})
@@ -322,14 +332,20 @@ valued(
     "Give them by `replace`",
     "text_with_escapes",
     "What was not saved, told in characters that clear a terminal.",
-    {"unknown": ["", "\x1b[2J" + "a" * 100_000]},
+    {"unknown": ["", "\x1b[2J" + "a" * 10_000]},
 )
 
 
-@attack("tree", "nested more than 450 deep")
+@attack("tree", "nested more than 250 deep")
 def deeper_value(path, outside):
     """Lists in each other, until a walk that calls itself overflows."""
     static(path, _deep(900))
+
+
+@attack("tree", "a static value that is too long")
+def long_value(path, outside):
+    """A text that is longer than any that is saved."""
+    static(path, "a" * 10**5)
 
 
 @attack("tree", "malformed tree")
@@ -351,8 +367,3 @@ for _field in ("kinds", "values", "rows"):
 def tree_of_no_rows(path, outside):
     """A tree of nothing."""
     structure(path, lambda made: made["rows"].clear())
-
-
-def value_of(path):
-    """The number of the value of the static field."""
-    return module(index_of(path)["tree"])[1][1]

@@ -259,7 +259,7 @@ def ours_fields(path, n):
     _instead(path, kinds, [2], [3, 1, 1 - n], [4, 2, 1 - n])
 
 
-@growth(5000)
+@growth(1000)
 def ours_sets(path, n):
     """Integers of one hash in a set."""
     value = {"set": [i * (2**61 - 1) for i in range(n)]}
