@@ -17,7 +17,7 @@ import xxhash
 
 from .._errors import DamagedError
 from .._version import __version__
-from . import _blosc, _columns, _extents, _files, _json, _leaves, _packed, _record
+from . import _columns, _extents, _files, _json, _leaves, _packed, _record
 from ._extents import Extents, Placement
 from ._leaves import Leaves
 from ._packed import Packed
@@ -27,7 +27,7 @@ from ._schema import DIGEST, fields, ID, NUMBER, POSITIVE
 
 FORMAT = "eqx_ckpt"
 # The versions that are read, and the first release that reads each.
-READERS = {1: "0.1.0", 2: "0.2.0"}
+READERS = {1: "0.1.0"}
 # Whether a text can be the id of a save.
 is_save_id = ID.fullmatch
 
@@ -162,10 +162,7 @@ def encode_parts(index: Index) -> tuple[bytes, bytes, bytes]:
     """The bytes of an index in three: what is before its columns and after them changes
     with each save, the columns with the structure of the tree alone."""
     leaves, files, placement = index.leaves, index.files, index.placement
-    is_new = isinstance(placement, Packed) or bool(leaves.parts)
-    # The lowest version of the format that has all of it.
-    codecs = map(operator.attrgetter("codec"), leaves.templates)
-    version = 1 if not is_new and _blosc.CODECS.keys().isdisjoint(codecs) else 2
+    version = max(READERS)
     head = {
         "format": FORMAT,
         "save": index.save,

@@ -103,18 +103,22 @@ class Leaves:
     @ft.cached_property
     def tree(self) -> TreeRecord | None:
         """The record of the tree. **Raises:** `DamagedError`."""
+        found = self._tree_or_fault
+        if isinstance(found, str):
+            raise DamagedError(
+                f"The index of the checkpoint has a tree that is never saved: {found}."
+            )
+        return found
+
+    @ft.cached_property
+    def _tree_or_fault(self) -> TreeRecord | None | str:
         if self.recorded is None or isinstance(self.recorded, TreeRecord):
             return self.recorded
         names = self.names if self.origin is None else self.origin.names
         try:
-            made = _record.parse(self.recorded)
-            if made.counts[-1] != len(names):
-                raise ValueError("the tree has not as many leaves as there are")
+            return _record.parse(self.recorded, len(names))
         except ValueError as e:
-            raise DamagedError(
-                f"The index of the checkpoint has a tree that is never saved: {e}."
-            ) from e
-        return made
+            return str(e)
 
     @ft.cached_property
     def labels(self) -> Mapping[int, Label]:

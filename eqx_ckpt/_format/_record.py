@@ -227,6 +227,8 @@ class TreeRecord:
                 for whole, x in todo:
                     yield whole
                     some = _values.parts(x) or {}
+                    if len(whole) - len(name) - len(field) > _values.MAX_NAMED:
+                        some = {}
                     todo += [(f"{whole}.{part}", y) for part, y in some.items()]
 
     # ---- States.
@@ -242,13 +244,15 @@ class TreeRecord:
 
     def states(self, source: str = "") -> dict[str, list[Label]]:
         """The labels of the entries of each eqx.nn.State, by its name."""
-        indices: dict[str | int, list[str]] | None = None
+        labels: dict[str | int, Label] | None = None
         out: dict[str, list[Label]] = {}
         for name, row in self.nodes(self.has_labels, source):
             if self.kind(row).how == "state":
-                if indices is None:
-                    indices = self.index_names(source)
-                out[name] = [_label(x, indices.get(x, ())) for x in self._markers(row)]
+                if labels is None:  # States share them, and the names in them.
+                    indices = self.index_names(source).items()
+                    labels = {x: _label(x, names) for x, names in indices}
+                known = labels
+                out[name] = [known.get(x) or _label(x, ()) for x in self._markers(row)]
         return out
 
     def _markers(self, row: int) -> list[str | int]:
@@ -337,9 +341,12 @@ def _encode_kind(kind: Kind, width: int | None) -> list[Any]:
     return own
 
 
-# Children of all rows, and the cost of a tree, as `check` counts it.
+# The children of all rows, and the cost of a tree, as `check` counts it.
 _MOST_CHILDREN, _BASE, _PART = 2**22, 2**26, 3 * 128
 _NODE, _VALUE = 128, 4
+# The characters of one value, and how deep its JSON is: more than those of any that
+# `_tree/_codec.py` makes.
+_MOST_LONG, _MOST_DEEP = 2**16, 250
 _KIND = (
     *(str, str, str),
     lambda x: fits(x, range(_MOST_CHILDREN)) or fits(x, [str]),
@@ -350,81 +357,116 @@ _KIND = (
 _DEFAULTS = ["", "", "", 0, [], [], None]
 
 
-def parse(value: Any) -> TreeRecord:
+def parse(value: Any, leaves: int) -> TreeRecord:
     """The inverse of `encode`, but for the keys of dicts that the names of leaves tell.
+    `leaves`: how many are stored.
 
     **Raises:** `ValueError` for what is never recorded.
     """
     if type(value) is not dict:
         raise ValueError("the index has a malformed tree")
-    _json.check_depth(value, "a tree")
+    _json.check_depth(value, "a tree", _MOST_DEEP)
     kinds, values, rows = fields(
         value, {"kinds": [[Any]], "values": [Any], "rows": [[int]]}, "tree"
     )
-    known = list(map(_parse_kind, kinds))
-    widths = [x[3] if type(x[3]) is int else len(x[3]) for x in map(_whole, kinds)]
-    made: list[Row] = []
+    if not rows:
+        raise ValueError("the tree has no rows")
+    raw = list(map(_checked_kind, kinds))
+    counts = [1 + len(kind[4]) for kind in raw]
+    found: list[tuple[int, list[int], Runs]] = []
     total = 0
     for number, row in enumerate(rows):
-        if not row or not 0 <= row[0] < len(known):
+        if not row or not 0 <= row[0] < len(raw):
             raise ValueError("the tree has a row of no known kind")
-        count = 1 + len(known[row[0]].data)
-        own, children = row[1:count], row[count:]
-        width = sum(1 if x >= 0 else -x for x in children)
-        total += width
-        good = len(own) == count - 1 and all(0 <= x < len(values) for x in own)
-        good = good and width == widths[row[0]] and max(children, default=-1) < number
-        if not good or total > _MOST_CHILDREN or children and children[0] < 0:
+        own, children = row[1 : counts[row[0]]], row[counts[row[0]] :]
+        good = len(row) >= counts[row[0]] and all(0 <= x < len(values) for x in own)
+        good = good and max(children, default=-1) < number
+        if not good or children and children[0] < 0:
             raise ValueError("the tree has a malformed row")
-        made.append(Row(row[0], tuple(_unpacked(children)), tuple(own)))
-    if not made:
-        raise ValueError("the tree has no rows")
+        found.append((row[0], own, runs := _unpacked(children)))
+        total += (width := _width(runs))
+        if width != _width_of(raw[row[0]]) or total > _MOST_CHILDREN:
+            raise ValueError("the tree has a row of other children than its kind")
+    if len({row[0] for row in found}) != len(raw):
+        raise ValueError("the tree has a kind that no row is of")
+    # Before all children are there: few bytes stand for very many.
+    if _check_costs(raw, values, found, leaves) != leaves:
+        raise ValueError("the tree has not as many leaves as there are")
+    known = list(map(_kind_of, raw))
+    made = [Row(kind, _laid(runs), tuple(own)) for kind, own, runs in found]
     record = TreeRecord(known, values, made)
     _check_values(record)
-    check(record)
     return record
 
 
-def _unpacked(children: Iterable[int]) -> Iterator[int]:
-    """The inverse of `packed`."""
-    last = 0
+# The rows of children, and how often each follows itself.
+Runs = list[tuple[int, int]]
+
+
+def _unpacked(children: Sequence[int]) -> Runs:
+    """The inverse of `packed`, as runs."""
+    out: Runs = []
     for child in children:
         if child >= 0:
-            last = child
-            yield child
+            out.append((child, 1))
         else:
-            yield from it.repeat(last, -child)
+            out.append((out[-1][0], -child))
+    return out
 
 
-def _whole(kind: list[Any]) -> list[Any]:
+def _width(runs: Runs) -> int:
+    return sum(map(operator.itemgetter(1), runs))
+
+
+def _laid(runs: Runs) -> tuple[int, ...]:
+    return tuple(it.chain.from_iterable(it.starmap(it.repeat, runs)))
+
+
+def _checked_kind(kind: list[Any]) -> list[Any]:
     """A kind with what was left out at its end."""
-    return [*kind, *_DEFAULTS[len(kind) :]]
-
-
-def _parse_kind(kind: list[Any]) -> Kind:
-    if len(kind) > len(_DEFAULTS) or not fits(whole := _whole(kind), _KIND):
+    whole = [*kind, *_DEFAULTS[len(kind) :]]
+    if len(whole) > len(_DEFAULTS) or not fits(whole, _KIND):
         raise ValueError("the tree has a malformed kind")
-    how, module, name, parts, data, labels, keys = whole
+    how, _, _, parts, data, labels, keys = whole
     if how not in HOWS:
         raise ValueError("the tree has an unknown kind of node")
-    data = tuple(data or DATA.get(how, ()))
-    if type(parts) is int:
-        parts = () if how in DICTS else map(str, range(parts))
-    parts = tuple(parts)
-    good = len({*parts}) == len(parts) and len({*data}) == len(data)
-    good = good and all(map(_names.is_component, (*parts, *filter(None, data))))
-    good = good and len(labels) in (0, len(parts)) and DATA.get(how, data) == data
-    good = good and (keys is None or how in DICTS and len(keys) == len(parts))
-    good = good and (how not in ("partial", "index") or len(parts) == _WIDTHS[how])
-    good = good and not (how in _CHILDLESS and parts)
-    if not good:
+    whole[4] = data = tuple(data or DATA.get(how, ()))
+    width, names = _width_of(whole), parts if type(parts) is list else []
+    good = len({*names}) == len(names) and len({*data}) == len(data)
+    good = good and all(map(_names.is_component, (*names, *filter(None, data))))
+    good = good and DATA.get(how, data) == data and len(labels) in (0, width)
+    good = good and (how not in _FIELDS or {*names}.isdisjoint(data))
+    good = good and (keys is None or how in DICTS and len(keys) == len(names))
+    if not good or width != _WIDTHS.get(how, width):
         raise ValueError("the tree has a malformed kind")
+    return whole
+
+
+def _width_of(kind: Sequence[Any]) -> int:
+    return kind[3] if type(kind[3]) is int else len(kind[3])
+
+
+def _kind_of(kind: list[Any]) -> Kind:
+    how, module, name, parts, data, labels, keys = kind
+    if type(parts) is int:
+        parts = () if how in DICTS else _digits(parts)
     keys = "" if keys is None else json.dumps(keys)
-    return Kind(how, (module, name), parts, data, tuple(labels), keys)
+    return Kind(how, (module, name), tuple(parts), data, tuple(labels), keys)
 
 
-_CHILDLESS = "leaf", "value", "left", "none", "absent", "static"
+_counted: list[str] = []
+
+
+def _digits(count: int) -> list[str]:
+    """The first numbers as texts, which all kinds share."""
+    _counted.extend(map(str, range(len(_counted), count)))
+    return _counted[:count]
+
+
+# Kinds whose children and static values are fields of one class.
+_FIELDS = "module", "dataclass"
 _WIDTHS = {"partial": 2, "index": 1}
+_WIDTHS |= dict.fromkeys(("leaf", "value", "left", "none", "absent", "static"), 0)
 
 
 def _check_values(record: TreeRecord) -> None:
@@ -440,37 +482,63 @@ def _check_values(record: TreeRecord) -> None:
             for x in markers:
                 if not (type(x) is int or type(x) is str and x[:1] in ("=", "@")):
                     raise ValueError("the tree has a malformed marker")
+            if len({*markers}) != width:
+                raise ValueError("the tree has two entries of a State of one marker")
 
 
 def check(record: TreeRecord) -> None:
-    """Bounds a tree by what it would take to walk it, in time that grows with its rows.
+    """**Raises:** `ValueError` for a tree of so many nodes or values that none is read."""
+    rows = [(x.kind, x.values, _runs(x.children)) for x in record.rows]
+    _check_costs(record.kinds, record.values, rows, record.counts[-1])
 
-    **Raises:** `ValueError` for a tree of so many nodes or values that none is saved.
+
+def _runs(children: Sequence[int]) -> Runs:
+    return [(child, sum(1 for _ in some)) for child, some in it.groupby(children)]
+
+
+def _check_costs(
+    kinds: Sequence[Sequence[Any]],
+    encoded: Sequence[Any],
+    rows: Iterable[tuple[int, Sequence[int], Runs]],
+    most: int,
+) -> int:
+    """Bounds a tree of `most` leaves by what it would take to walk it, in time that
+    grows with its rows. Returns how many leaves it has.
     """
-    texts = [[*it.accumulate(map(len, kind.parts), initial=0)] for kind in record.kinds]
-    heads = [_VALUE * len(json.dumps(kind[:5])) for kind in record.kinds]
-    lengths = [_VALUE * len(text) for text in record.texts]
-    # Of each row the nodes at and below it, their cost, and how deep they are.
+    texts = [
+        None if type(kind[3]) is int else [*it.accumulate(map(len, kind[3]), initial=0)]
+        for kind in kinds
+    ]
+    heads = [_VALUE * len(json.dumps(kind[:5])) for kind in kinds]
+    lengths = [len(json.dumps(x)) for x in encoded]
+    # Of each row the leaves, the nodes and values, and their cost, at and below it.
+    leaves: list[int] = []
     sizes: list[int] = []
     costs: list[int] = []
-    depths: list[int] = []
-    leaves = record.counts
-    for row, (kind, children, values) in enumerate(record.rows):
-        size, depth = 1, 0
-        cost = _NODE + heads[kind] + sum(map(lengths.__getitem__, values))
+    for kind, values, runs in rows:
+        how = kinds[kind][0]
+        stored, size = int(how == "leaf"), 1 + len(values)
+        own = list(map(lengths.__getitem__, values))
+        if max(own, default=0) > _MOST_LONG and how not in ("state", "index"):
+            raise ValueError("the tree has a static value that is too long")
+        cost = _NODE + heads[kind] + _VALUE * sum(own)
         at, ends = 0, texts[kind]
-        for child, some in it.groupby(children):
-            count = sum(1 for _ in some)
+        for child, count in runs:
+            stored += count * leaves[child]
             size += count * sizes[child]
-            own = ends[at + count] - ends[at] if len(ends) > at + count else 4 * count
+            own = 4 * count
+            if ends is not None and len(ends) > at + count:
+                own = ends[at + count] - ends[at]
             # The part of a name is in the names of all nodes below.
             cost += count * (costs[child] + sizes[child]) + own * sizes[child]
-            depth = max(depth, depths[child] + 1)
             at += count
-        if record.kinds[kind].how == "leaf":
+        if how == "leaf":
             cost = _NODE
+        leaves.append(stored)
         sizes.append(size)
         costs.append(cost)
-        depths.append(depth)
-        if cost > _BASE + _PART * _names.MAX_DEPTH * leaves[row]:
+        if stored > most:
+            raise ValueError("the tree has not as many leaves as there are")
+        if cost > _BASE + _PART * _names.MAX_DEPTH * stored:
             raise ValueError("the tree has more nodes and static values than are read")
+    return leaves[-1]

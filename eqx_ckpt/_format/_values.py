@@ -61,7 +61,10 @@ def is_plain(x: Any) -> bool:
     return True
 
 
-_MALFORMED = ValueError, TypeError, IndexError, KeyError, OverflowError, AttributeError
+_MALFORMED = (
+    *(ValueError, TypeError, LookupError, OverflowError, AttributeError),
+    *(RecursionError, MemoryError),
+)
 
 
 # ---- Comparing.
@@ -222,6 +225,8 @@ def _bare(kind: str, value: Any) -> Any:
     return value if kind in ("", "dtype") else {kind: value}
 
 
+# How long the name of a part is that has parts with names of their own.
+MAX_NAMED = 1000
 # In the place of a part that only one side has.
 NOTHING: Any = {"nothing": None}
 
@@ -247,7 +252,7 @@ def changes(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
     for name, x, y in todo:
         old, new = parts(x), parts(y)
         some = []
-        if old is not None and new is not None:
+        if old is not None and new is not None and len(name) <= MAX_NAMED:
             for part in dict.fromkeys([*old, *new]):
                 both = old.get(part, NOTHING), new.get(part, NOTHING)
                 if not is_alike(*both):
@@ -286,13 +291,13 @@ def _shown(x: Any, depth: int) -> str:
         if kind == "scalar" and len(value) == 2:
             return f"{value[0]} {below(value[1])}"
         if kind == "array" and len(value) == 3:
-            digest = f", digest {value[2]:.8}" if value[2] else ""
+            digest = f", digest {value[2]!s:.8}" if value[2] else ""
             return f"an array, {value[0]} {below(value[1])}{digest}"
         if kind in ("range", "slice"):
             return f"{kind}({', '.join(map(below, value))})"
         return f"[{', '.join(map(below, value))}]"
     if kind == "repr":
-        return _RARE.get(value, str(value))
+        return _RARE.get(str(value), str(value))
     if kind in ("dtype", "module"):
         return str(value)
     if kind:

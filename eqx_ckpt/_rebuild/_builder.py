@@ -146,10 +146,10 @@ class Builder:
         self._at += self._counts[row]
 
     def _rows(self, row: int, name: str, owner: type | None = None) -> list[Any]:
-        return [
-            self._make(child, _names.child(name, part), owner)
-            for child, part, _ in self._children(row, name, self._at)
-        ]
+        out = []  # Without a list comprehension, which is a frame more on the stack.
+        for child, part, _ in self._children(row, name, self._at):
+            out.append(self._make(child, _names.child(name, part), owner))
+        return out
 
     def _leaf(self, row: int, name: str) -> Any:
         wanted = self._tree.kind(row).cls

@@ -37,7 +37,7 @@ def decode(value: Any, resolver: Any) -> Any:
 _WRONG = (
     ValueError,
     TypeError,
-    KeyError,
+    LookupError,
     AttributeError,
     OverflowError,
     AssertionError,

@@ -93,6 +93,12 @@ def rebuild(
             f"The structure in the index of the checkpoint at `{ckpt.path}` is never "
             f"saved: {_text.escape(str(e))}. Nothing was loaded."
         ) from e
+    except RecursionError as e:
+        raise RuntimeError(
+            f"The checkpoint at `{ckpt.path}` has nodes that are nested too deep to be "
+            "made again; nothing was loaded. Load it into a `like`, by "
+            "`tree_deserialise_leaves`, or a part of it with `source`."
+        ) from e
     if builder.problems.rows:
         raise RuntimeError(
             f"The checkpoint at `{ckpt.path}` cannot be rebuilt of what is given; "

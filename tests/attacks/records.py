@@ -103,8 +103,8 @@ MADE: dict[str, Callable[[pathlib.Path], None]] = {
     "zarr": _zarr,
     "in-columns": _in_columns,
     **{name: _copied(name) for name in ("1/ocdbt", "1/zarr", "1/zstd", "1/processes")},
-    **{name: _copied(name) for name in ("2/columns", "2/lz4-columns", "2/own")},
-    **{name: _copied(name) for name in ("2/part", "2/zarr-lz4", "1/functions-0.10.2")},
+    **{name: _copied(name) for name in ("1/columns", "1/lz4-columns", "1/own")},
+    **{name: _copied(name) for name in ("1/part", "1/zarr-lz4", "1/functions-0.10.2")},
 }
 
 

@@ -19,7 +19,7 @@ def read_checkpoint(path):
     digest = xxhash.xxh3_128_hexdigest(body)
     assert tail == f',"digest":"{digest}"}}'.encode(), "damaged"
     index = json.loads(data)
-    assert index["format"] == "eqx_ckpt" and index["version"] in (1, 2)
+    assert index["format"] == "eqx_ckpt" and index["version"] == 1
     ocdbt = index["layout"] == "ocdbt"
     save = path / "d" / index["save"]
     digests = (save / "digests" if ocdbt else path / "eqx_ckpt.digests").read_bytes()
