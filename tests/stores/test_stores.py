@@ -313,7 +313,7 @@ def test_the_answer_to_a_commit_is_lost(remote):
         assert _value_at(path) == value
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=_long)])
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=_long)])
 def test_every_request_of_a_save_fails(bucket, step):
     """Each in turn, for good; and each answer is lost. The path is old or new."""
     proxy, path = bucket
