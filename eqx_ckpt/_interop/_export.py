@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from .._format import _digests, _names, _record, _template, _text
+from .._format import _digests, _files, _names, _record, _template, _text
 from .._format._template import Template
 from .._formats import _foreign_index, _safetensors
 from .._load._checkpoint import Checkpoint
@@ -127,7 +127,8 @@ def export_safetensors(
                 _shards.write(root, files, headers, lines, durable)
         return
     found = _probe.look(root)
-    if found is None and root.entry() == "directory":
+    is_directory = root.entry() == "directory" or root.has(_files.INDEX)
+    if found is None and is_directory:
         raise FileExistsError(f"There is a directory at `{root}`. It is left as it is.")
     if found is not None and not overwrite:
         raise FileExistsError(f"There is something at `{root}`, and `overwrite=False`.")

@@ -336,7 +336,9 @@ def _open_custom(x: Any) -> _One:
             how = "custom" if labels else "dataclass"
             kind = Kind(how, own, parts, tuple(map(_names.quote, rest)), labels)
             return kind, letters, children, data
-    names, data = _custom_data(aux, keys, attributes)
+    own_ids = {*map(id, children)}
+    rest = {name: y for name, y in attributes.items() if id(y) not in own_ids}
+    names, data = _custom_data(aux, keys, rest)
     return Kind("custom", own, parts, names, labels), letters, children, data
 
 
@@ -354,12 +356,12 @@ def _custom_data(
 ) -> tuple[tuple[str, ...], list[Any]]:
     """The static values of a node, by names: those of its attributes where all are
     some of these, in whatever order the node gives them."""
-    if aux is None or _repeats(aux, keys):
+    if _repeats(aux, keys):
         return (), []
     items = [aux]
     if type(aux) in (dict, tuple, list):
         items = list(aux.values() if type(aux) is dict else aux)
-    ids = {id(y) for y in items if y is not None}
+    ids = {id(y) for y in items}
     named = {name: y for name, y in attributes.items() if id(y) in ids}
     if ids <= {*map(id, named.values())}:
         names = sorted(named)

@@ -76,6 +76,7 @@ def save(path: pathlib.Path, kind: str) -> None:
             compression=None if compression == "columns" else compression,
             chunks=lambda name, *_: (32, 128) if name == "net.weight" else None,
             durable=False,
+            orbax=True,
         )
 
 

@@ -214,7 +214,7 @@ def test_stale_files_are_deleted(tmp_path, before, layout):
 
 
 def test_files_for_orbax_in_a_store():
-    """They have fixed names: a path takes one save with them. One without is after it."""
+    """They have fixed names, so a path takes one save with them."""
     path = "memory://others-stale"
     ec.tree_serialise_leaves(path, _KEYS_AND_STRINGS, ALL, orbax=True)
     more = _ORBAX | {"_strings.json", "array_metadatas"}
