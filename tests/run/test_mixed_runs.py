@@ -91,7 +91,7 @@ def test_a_step_of_orbax_without_our_item(root):
 
 def test_our_step_without_its_index_is_none_of_orbax(root):
     """Orbax reads it, but nobody knows whether it is whole."""
-    with ec.CheckpointManager(root) as manager:
+    with ec.CheckpointManager(root, orbax=True) as manager:
         fill_run(manager, [10, 20])
     (root / "20" / "default" / "eqx_ckpt.json").unlink()
     manager = ec.CheckpointManager(root)
@@ -250,7 +250,7 @@ def test_a_save_in_place_of_orbax_that_was_killed_is_no_step(root):
 
 
 def test_orbax_sees_our_steps_where_it_writes_in_place(root, monkeypatch):
-    with ec.CheckpointManager(root, keep=2) as manager:
+    with ec.CheckpointManager(root, keep=2, orbax=True) as manager:
         fill_run(manager, [10, 20, 30])
         manager.wait()
         assert not (root / "10").exists()

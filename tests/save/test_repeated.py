@@ -431,7 +431,7 @@ def test_a_second_save_of_a_structure_makes_its_files_once(tmp_path):
     tree = {"a": jnp.zeros(3), "b": [jnp.zeros(3), 1.0]}
     for value in range(3):
         now = jax.tree.map(lambda x, v=value: x + v, tree)
-        ec.tree_serialise_leaves(tmp_path / str(value), now)
+        ec.tree_serialise_leaves(tmp_path / str(value), now, orbax=True)
     counts = inside.made()
     assert len(counts) == 3 and set(counts.values()) == {1}
     assert ec.open(tmp_path / "2")["b.1"].read() == 3.0
