@@ -2,8 +2,6 @@
 
 import collections
 import functools as ft
-import itertools as it
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -156,30 +154,6 @@ def check_size(name: str, depth: int) -> None:
             f"The leaf `{name[:60]}...` is {depth} nodes deep in the tree, and at "
             f"most {MAX_DEPTH} can be stored."
         )
-
-
-# How an entry of a key path is told from others of its type.
-_ENTRIES: dict[type, Callable[[Any], Any]] = {
-    jtu.DictKey: operator.attrgetter("key"),
-    jtu.SequenceKey: operator.attrgetter("idx"),
-    jtu.GetAttrKey: operator.attrgetter("name"),
-    jtu.FlattenedIndexKey: operator.attrgetter("key"),
-}
-
-
-def identity(paths: Sequence[tuple]) -> Any:
-    """Equal for key paths of the same names. It has strings and numbers only, and
-    nothing of the caller's that lives or changes. None where that cannot be."""
-    entries = list(it.chain.from_iterable(paths))
-    kinds = tuple(map(type, entries))
-    if not {*kinds} <= _ENTRIES.keys():
-        return None
-    entries = tuple([_ENTRIES[kind](x) for kind, x in zip(kinds, entries)])
-    # Equal entries may have other names: 1, 1.0 and True, or 0.0 and -0.0.
-    types = tuple(map(type, entries))
-    if not {*types} <= {str, int, bool}:
-        return None
-    return tuple(map(len, paths)), kinds, types, entries
 
 
 def twins(name: str, path: tuple, other: tuple) -> ValueError:

@@ -11,7 +11,7 @@ import functools as ft
 import math
 import struct
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -82,26 +82,6 @@ def key(value: Any, most: float = _MOST) -> Any:
             del above[id(x)]
 
     return walk(value, False)
-
-
-def plain_key(values: Sequence[Any]) -> Any:
-    """A key of static fields that are numbers, texts, None and tuples of these, as most
-    are; None if one is anything else. It takes far less time than `key`."""
-    kinds = tuple(map(type, values))
-    if _ATOMS.issuperset(kinds):
-        return kinds, *values
-    keys = []
-    for kind, x in zip(kinds, values):
-        if kind is tuple:
-            x = plain_key(x)
-            if x is None:
-                return None
-        elif kind is float:
-            x = struct.pack("d", x)
-        elif kind not in _ATOMS:
-            return None
-        keys.append(x)
-    return kinds, *keys
 
 
 def is_same(a: Any, b: Any) -> bool:
