@@ -487,7 +487,7 @@ def _check_values(record: TreeRecord) -> None:
 
 
 def check(record: TreeRecord) -> None:
-    """**Raises:** `ValueError` for a tree of so many nodes or values that none is read."""
+    """**Raises:** `ValueError` for a tree of more nodes or values than are read."""
     rows = [(x.kind, x.values, _runs(x.children)) for x in record.rows]
     _check_costs(record.kinds, record.values, rows, record.counts[-1])
 
