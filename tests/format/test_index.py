@@ -629,34 +629,6 @@ def test_metadata_as_deep_and_as_long_as_it_may_be(tmp_path):
     assert ec.open(tmp_path / "a").metadata == metadata
 
 
-@given(json_values)
-def test_static_fields_are_as_json_has_them(value):
-    assert _json.jsonable(value) == (True, value)
-    assert _json.jsonable((value, {"a": (value,)})) == (True, [value, {"a": [value]}])
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        jnp.float32,
-        print,
-        {1: 2},
-        {"a": {None: 1}},
-        (1, object()),
-        float("nan"),
-        np.float32(1),
-        10**5000,
-        nested(1000),
-        circular,
-        "\ud800",
-    ],
-    ids=lambda x: type(x).__name__,
-)
-def test_static_fields_that_json_cannot_hold(value):
-    assert _json.jsonable(value) == (False, None)
-    assert _json.jsonable({"a": [value]}) == (False, None)
-
-
 def test_the_tree_of_an_index(tmp_path):
     class Net(eqx.Module):
         w: float

@@ -29,7 +29,6 @@ LIMITS = {
     "chunks_for_other_readers": "_save._sidecars.MOST_CHUNKS",
     "digests_read_together": "_load._source._TOGETHER",
     "index_bytes": "_format._json.MAX_INDEX",
-    "formats_read": "_format._index.READERS",
     "files_synced_one_by_one": "_save._to_zarr._MANY",
     "bytes_that_wait": "_save._background._ROOM",
     "prng_kinds_of_orbax": "_save._sidecars._key_impls",
