@@ -10,6 +10,7 @@ well. Where these leave a choice, nothing is chosen.
 import collections
 import functools as ft
 import itertools as it
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -80,12 +81,41 @@ def numbered(name: str) -> list[str]:
     return re.split(r"(?<![^._])([0-9]+)(?![^._])", name)
 
 
-def share_words(a: str, b: str) -> bool:
-    return bool({*_words.words(a)} & {*_words.words(b)})
+def may_be(a: str, b: str) -> bool:
+    """Whether words of two names say that they are of one thing, or say nothing."""
+    some, others = ({*_words.words(x)} for x in (a, b))
+    shared = some & others or not some or not others
+    return bool(shared) and not _words.are_opposites(some - others, others - some)
 
 
-def is_embedding(name: str) -> bool:
-    return "embedding" in _words.words(name)
+def is_copy(name: str) -> bool:
+    return not _words.COPIES.isdisjoint(_words.words(name))
+
+
+def turn(saved: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """The adapter that orders the axes of the one shape as the other has them, if no
+    other one does; else what one has to think about."""
+    if [x for x in saved if x != 1] == [x for x in wanted if x != 1]:
+        return "unit_axes()"
+    leaf = lambda shape: ("", shape)
+    ways = [x for x in fits("kernel", leaf(saved), "w", leaf(wanted)) if x]
+    return ways[0] if len(ways) == 1 else "transpose(...)"
+
+
+def tied(saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> dict[str, str]:
+    """Weights that are wanted and are perhaps those of an embedding: of a head that is
+    tied to it, which libraries do not save."""
+    tables = {
+        kind: name
+        for name, kind in saved.items()
+        if len(kind[1]) == 2 and {"embedding", "token"} & {*_words.words(name)}
+    }
+    out = {}
+    for name, (what, shape) in wanted.items():
+        origin = tables.get((what, shape)) or tables.get((what, shape[::-1]))
+        if origin and _words.HEADS & {*_words.words(name)}:
+            out[name] = origin
+    return out
 
 
 # ---- How one leaf is made of another.
@@ -145,19 +175,22 @@ class _Layer(NamedTuple):
 class _Group:
     """Layers that differ only in some of the numbers in their names."""
 
-    def __init__(self, texts: tuple[str, ...], fixed: tuple[int | None, ...]):
+    def __init__(
+        self, texts: tuple[str, ...], fixed: tuple[int | None, ...], top: int
+    ):
         shown = ["*" if x is None else str(x) for x in fixed]
         self.form = "".join(x for y in zip(texts, [*shown, ""]) for x in y)
-        self.texts = texts
+        self._texts, self._top = texts, top
         self.words = collections.Counter(_words.words("".join(_apart(texts))))
         self.is_copy = not _words.COPIES.isdisjoint(self.words)
         self.folded = [i for i, x in enumerate(fixed) if x is None]
         self.fixed = [i for i, x in enumerate(fixed) if x is not None]
         self.members: list[tuple[tuple[_Number, ...], _Layer]] = []
 
-    def is_own(self, at: int) -> bool:
-        """Whether a number is that of the layer itself, and not of a node above."""
-        return "." not in self.texts[at + 1]
+    def place(self, at: int) -> tuple[int, bool]:
+        """Which of the numbers one is, but for those that all names begin with; and
+        whether it is that of the layer itself, and not of a node above."""
+        return at - self._top, "." not in self._texts[at + 1]
 
     def numbers(self, some: list[int]) -> list[tuple[_Number, ...]]:
         return [tuple(numbers[i] for i in some) for numbers, _ in self.members]
@@ -199,6 +232,17 @@ class _Side:
             if len(self._values[_before(layer.texts, layer.values, i)]) > 1
         }
 
+        # How many numbers all names begin with.
+        heads = [[*zip(x.texts, x.values)] for x in self.layers]
+        self._top = len(os.path.commonprefix(heads))
+
+    def is_in_block(self, layer: _Layer) -> bool:
+        """Whether a node above has a number, as blocks have."""
+        return any(
+            "." in layer.texts[i + 1] and not _words.words(_owner(layer.texts[i]))
+            for i in range(self._top, len(layer.values))
+        )
+
     def groups(self, left: Iterable[_Layer], level: int) -> list[_Group]:
         """Groups of layers: with all numbers that vary folded; with those along which
         all have one shape; with the first alone, that of the blocks."""
@@ -215,12 +259,10 @@ class _Side:
             elif level == 2:
                 some = some[:1]
             for layer in layers:
-                fixed = tuple(
-                    None if i in some else layer.values[i] for i in slots
-                )
-                key = texts, fixed
-                group = out.setdefault(key, _Group(texts, fixed)) if key not in out else out[key]
-                group.members.append((self._numbers(layer), layer))
+                fixed = tuple(None if i in some else layer.values[i] for i in slots)
+                if (texts, fixed) not in out:
+                    out[texts, fixed] = _Group(texts, fixed, self._top)
+                out[texts, fixed].members.append((self._numbers(layer), layer))
         return [*out.values()]
 
     def _numbers(self, layer: _Layer) -> tuple[_Number, ...]:
@@ -231,6 +273,11 @@ class _Side:
             start = some[0] if dense else None
             out.append(_Number(some.index(value), len(some), value, start))
         return tuple(out)
+
+
+def _owner(text: str) -> str:
+    """What a number is of: the word before it, or the node."""
+    return text.rstrip("._").rpartition(".")[2]
 
 
 def _node_and_role(name: str) -> tuple[str, str]:
@@ -275,11 +322,13 @@ def _is_same_along(layers: list[_Layer], at: int) -> bool:
 
 class _Pair(NamedTuple):
     """Groups that fit each other: layers of both, the likeness of their names, the ways
-    in which their weights fit, and whether words of both tell them apart."""
+    in which their weights fit, whether it is clear what their numbers count, and
+    whether words of both tell them apart."""
 
     layers: list[tuple[_Layer, _Layer]]
     likeness: float
     ways: frozenset[str]
+    is_clear: bool
     is_apart: bool
     is_same: bool  # Their names are, but for numbers.
     shared: bool
@@ -291,9 +340,10 @@ class _Matching:
         self._layers: dict[str, _Layer] = {}
         self._names: dict[str, str] = {}
         self._adapters: dict[str, str] = {}
-        self._squares: dict[str, tuple[str, str]] = {}
+        self._squares: dict[str, tuple[str, ...]] = {}
+        self._found: list[_Pair] = []
         # By the names that weights have: the ways in which they fit.
-        self._usual: dict[Any, set[str]] = collections.defaultdict(set)
+        self.usual: dict[Any, set[str]] = collections.defaultdict(set)
         self._done: tuple[set[str], set[str]] = set(), set()
         # Pairs of layers below each node, and below each two.
         self._below: collections.Counter[Any] = collections.Counter()
@@ -321,24 +371,27 @@ class _Matching:
         while again:
             again = False
             for bucket in compared:
-                for a, b in bucket.best(self._beside, self._usual):
+                for a, b in bucket.best(self):
                     self._add(bucket, a, b)
                     again = True
 
     def _add(self, bucket: "_Bucket", a: int, b: int) -> None:
         pair = bucket.take(a, b)
-        usual = {""}
-        for old, new in pair.layers:
-            for i, layer in enumerate((old, new)):
-                self._done[i].add(layer.name)
-            self._below_both(old, new)
-            usual = self._fit(old, new, pair.ways)
-        if len(pair.ways) == 1 and usual:
-            self._usual[usual].update(pair.ways)
+        self._found.append(pair)
+        for layers in pair.layers:
+            for done, layer in zip(self._done, layers):
+                done.add(layer.name)
+        for left, right in {
+            tuple(tuple(_nodes_above(x)) for x in layers) for layers in pair.layers
+        }:
+            self._below.update([*((0, x) for x in left), *((1, x) for x in right)])
+            self._below.update(it.product(left, right))
+        key = _weight_names(pair.layers[0])
+        if len(pair.ways) == 1 and len(pair.layers[0][0].main[1]) > 1:
+            self.usual[key].update(pair.ways)
 
-    def _fit(self, old: _Layer, new: _Layer, ways: frozenset[str]) -> Any:
+    def _fit(self, old: _Layer, new: _Layer, ways: frozenset[str]) -> None:
         saved, wanted = (side.kinds for side in self._sides)
-        key = None
         for role, name in old.leaves.items():
             other = new.leaves.get(role)
             if other is None:
@@ -347,33 +400,53 @@ class _Matching:
             if not some:
                 continue
             if role == "weight" and len(saved[name][1]) > 1:
-                key = tuple(x.rpartition(".")[2] for x in (name, other))
                 some = [x for x in some if x in ways] or some
                 if len(some) > 1:
-                    self._squares[other] = key
+                    self._squares[other] = _weight_names((old, new))
             self._names[name] = other
             if some[0]:
                 self._adapters[other] = some[0]
-        return key
 
-    def _below_both(self, old: _Layer, new: _Layer) -> None:
-        left, right = map(_nodes_above, (old, new))
-        self._below.update([*((0, x) for x in left), *((1, x) for x in right)])
-        self._below.update(it.product(left, right))
-
-    def _beside(self, a: str, b: str) -> float:
+    def beside(self, a: str, b: str) -> float:
         """The share of the layers below either of two nodes that are in both."""
         both = self._below[a, b]
         return both / (self._below[0, a] + self._below[1, b] - both) if both else 0.0
 
+    def is_elsewhere(self, old: _Layer, new: _Layer, own: int) -> bool:
+        """Whether other layers beside the one and beside the other stand for some, and
+        none of them for each other. `own`: how often the two themselves are counted."""
+        above = [_nodes_above(x) for x in (old, new)]
+        # The nearest node of each that is in a pair.
+        near = [
+            [x for x in nodes if self._below[i, x] > own] for i, nodes in enumerate(above)
+        ]
+        if not all(near):
+            return False
+        for i in range(2):
+            node, others = near[i][-1], near[1 - i]
+            # Not the block itself, if the other layer is in a part of it.
+            parts = [x for x in others if len(x) > len(_block(x))] or others[-1:]
+            both = ((node, x) if i == 0 else (x, node) for x in parts)
+            if any(self._below[x] > own for x in both):
+                return False
+        return True
+
     def found(self) -> Alike:
+        unclear: Unclear = []
+        for pair in self._found:
+            if self.is_elsewhere(*pair.layers[0], 1):
+                old, new = zip(*pair.layers)
+                both = [[y for x in side for y in _weight_first(x)] for side in (old, new)]
+                unclear.append((both[0], both[1]))
+                continue
+            for old, new in pair.layers:
+                self._fit(old, new, pair.ways)
         # Squares are as they are where all others of that name are.
         squares = [
             name
             for name, key in self._squares.items()
-            if key[0] != key[1] or self._usual[key] - {""}
+            if key[0] != key[1] or self.usual[key] - {""}
         ]
-        unclear: Unclear = []
         for old, new in self._rest:
             both = [
                 [
@@ -381,7 +454,7 @@ class _Matching:
                     for group in some
                     for _, layer in group.members
                     if layer.name not in done
-                    for name in layer.leaves.values()
+                    for name in _weight_first(layer)
                 ]
                 for some, done in zip((old, new), self._done)
             ]
@@ -401,7 +474,11 @@ class _Bucket:
         self._pairs: dict[tuple[int, int], _Pair] = {}
         self._apart: dict[tuple[int, int], tuple[set[str], set[str]]] = {}
         for (i, a), (j, b) in it.product(enumerate(old), enumerate(new)):
+            if len(a.folded) != len(b.folded):
+                continue
             layers = _aligned(a, b)
+            is_clear = bool(layers)
+            layers = layers or [(a.members[0][1], b.members[0][1])]
             ways = _ways(layers, saved.kinds, wanted.kinds)
             if not ways:
                 continue
@@ -415,8 +492,9 @@ class _Bucket:
                 theirs = right
             same = [_numbers.sub("", x.form.replace("*", "")) for x in (a, b)]
             self._apart[i, j] = mine, theirs
+            is_apart = bool(mine and theirs)
             self._pairs[i, j] = _Pair(
-                layers, likeness, ways, bool(mine and theirs), same[0] == same[1], False
+                layers, likeness, ways, is_clear, is_apart, same[0] == same[1], False
             )
         rows = collections.Counter(i for i, _ in self._pairs)
         columns = collections.Counter(j for _, j in self._pairs)
@@ -426,12 +504,17 @@ class _Bucket:
         }
         for (i, j), pair in [*self._pairs.items()]:
             order = _same_order(old[i], new[j])
+            first = pair.layers[0]
+            if saved.is_in_block(first[0]) != wanted.is_in_block(first[1]):
+                del self._pairs[i, j]
+                continue
             words = {*old[i].words} & {*new[j].words}
             empty = not old[i].words and not new[j].words
             if order is False and (i, j) not in self._alone:
                 del self._pairs[i, j]
             else:
-                shared = bool(words or empty or pair.likeness) or pair.is_same
+                is_last = _last(old[i].form) == _last(new[j].form)
+                shared = bool(words or empty or pair.likeness or is_last)
                 self._pairs[i, j] = pair._replace(shared=shared)
 
     def take(self, a: int, b: int) -> _Pair:
@@ -441,8 +524,9 @@ class _Bucket:
         }
         return pair
 
-    def best(self, beside: Any, usual: Any) -> list[tuple[int, int]]:
-        """The pairs that are better than all others of either."""
+    def best(self, matching: _Matching) -> list[tuple[int, int]]:
+        """The pair that is better than all others of either."""
+        beside, usual = matching.beside, matching.usual
         scores, apart = {}, {}
         for (i, j), pair in self._pairs.items():
             if not pair.shared:
@@ -468,13 +552,19 @@ class _Bucket:
         found = [
             pair
             for pair, score in scores.items()
-            if not apart.get(pair)
+            if self._pairs[pair].is_clear
+            and not apart.get(pair)
+            and not matching.is_elsewhere(*self._pairs[pair].layers[0], 0)
             and all(
                 sum(x > score - _MARGIN for x in rows[key]) == 1
                 for key in enumerate(pair)
             )
         ]
         return found[:1]
+
+
+def _weight_first(layer: _Layer) -> list[str]:
+    return [layer.leaves[x] for x in sorted(layer.leaves, reverse=True)]
 
 
 def _weight_names(layers: tuple[_Layer, _Layer]) -> tuple[str, ...]:
@@ -485,9 +575,7 @@ def _aligned(a: _Group, b: _Group) -> list[tuple[_Layer, _Layer]]:
     """The layers of two groups that stand for each other, if the groups do: the first
     for the first. Nothing if numbers of the one are of other things, or if it is not
     clear what they count."""
-    if len(a.folded) != len(b.folded):
-        return []
-    if any(a.is_own(i) != b.is_own(j) for i, j in zip(a.folded, b.folded)):
+    if any(a.place(i) != b.place(j) for i, j in zip(a.folded, b.folded)):
         return []
     both = [x.numbers(x.folded) for x in (a, b)]
     by_value = []
@@ -523,7 +611,7 @@ def _same_order(a: _Group, b: _Group) -> bool | None:
     out = None
     for i, j in zip(a.fixed, b.fixed):
         x, y = numbers[0][i], numbers[1][j]
-        if a.is_own(i) != b.is_own(j):
+        if a.place(i) != b.place(j):
             return None
         if x.count == y.count > 1:
             if x.rank != y.rank:
@@ -567,6 +655,10 @@ def _own(groups: list[_Group]) -> list[set[str]]:
     return [some - common for some in words]
 
 
+def _last(form: str) -> str:
+    return _numbers.sub("", form).rstrip("*._").rpartition(".")[2]
+
+
 @ft.lru_cache(2**16)
 def _likeness(a: str, b: str) -> float:
     """1 of the same words; less if the one is short for the other."""
@@ -601,6 +693,13 @@ def _nodes_above(layer: _Layer) -> list[str]:
     """The nodes that a layer is in, of any of the blocks."""
     name = re.sub("[0-9]+", "*", layer.name, count=1)
     return [*it.accumulate(name.split(".")[:-1], "{}.{}".format)]
+
+
+def _block(node: str) -> str:
+    """The node of one block, of all; without any, the topmost one."""
+    parts = node.split(".")
+    first = next((i for i, x in enumerate(parts) if "*" in x), 0)
+    return ".".join(parts[: first + 1])
 
 
 def _node_of(layer: _Layer, words: Iterable[str]) -> str:

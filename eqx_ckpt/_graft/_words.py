@@ -18,6 +18,7 @@ _PHRASES = [
         ("wpe(?![a-z])", "position_embedding"),
         ("tok(?![a-z])", "token"),
         ("token_type", "segment"),
+        ("lm_head|embed_out", "head"),
     )
 ]
 # Words for one thing, as libraries have them.
@@ -26,7 +27,7 @@ _groups = """
     layer layers block blocks h resblock resblocks stage stages unit units
     encoderblock decoderblock resnetblock sequential features,
     embedding emb embed embedder embeddings, query q wq, key k wk, value v wv,
-    output o wo out, mlp ff ffn ffw feedforward mlpblock, token word,
+    output o wo out, mlp ff ffn ffw feedforward mlpblock intermediate, token word,
     position pos positional posembed positions, attention attn att attentions sa,
     conv convolution convs conv_init, downsample downsamplers downsampler,
     projection proj, vision visual image, critic critics qf, experts expert
@@ -38,11 +39,13 @@ _opposites = """
     online target, teacher student, vision text audio, pre post, before after, in output,
     input output, weight bias, ih hh, mean var, std mean, std mu, mu nu,
     token position segment patch cls, norm linear conv deconv, forward backward,
-    attention mlp, generator discriminator, a b
+    attention mlp, generator discriminator
 """
 _OPPOSITES = [set(row.split()) for row in _opposites.split(",")]
 # Where a norm is: after the one part is before the next.
 ORDER = set("pre post input before after".split())
+# Of the layer whose weight is often that of the embedding of tokens.
+HEADS = set("head output decoder logits unembedding unembed lm cls predictions".split())
 # Whose leaves are copies of those of a model.
 COPIES = set("opt optim optimizer optimiser mu nu momentum ema average".split())
 # What names hold only because something has to be there.

@@ -382,7 +382,8 @@ def spelled(table, library, layers=3):
     for number, row in enumerate(x.strip() for x in rows.strip().splitlines()):
         kind, *names = (x.strip() for x in row.split("|"))
         name = names[library]
-        if re.search(r"\d", re.sub(r"{\w+}", "", name)):
+        plain = re.sub(r"{\w+}", "", name)
+        if re.search(r"\d", plain) or styles.split()[library] == "haiku":
             numbered.add(number)
         if name == "-":
             continue
@@ -422,7 +423,8 @@ def _renumbered(leaves, rng):
         new = list(parts)
         for at in range(1, len(parts), 2):
             key = fold("".join(parts[:at]))
-            several = len(max(seen[key], key=len)) > 1
+            # Haiku leaves out the first number.
+            several = len(max(seen[key], key=len)) > 1 and not key.endswith("_")
             number, way = int(parts[at]), ways[key]
             apart = key.endswith(".") and not parts[at + 1].startswith("_")
             if several and way == 7 and apart and min(map(min, seen[key])) == 0:
