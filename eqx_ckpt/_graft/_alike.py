@@ -27,6 +27,8 @@ _MAX_GROUPS, _MAX_PAIRS = 2**14, 2**15
 _MARGIN = 0.05
 # What it counts for that a weight is as most others are, transposed or not.
 _USUAL = 0.2
+# And that leaves beside it stand for leaves beside the other.
+_BESIDE = 0.15
 
 _numbers = re.compile("([0-9]+)")
 _roles = """
@@ -181,7 +183,7 @@ class _Group:
         shown = ["*" if x is None else str(x) for x in fixed]
         self.form = "".join(x for y in zip(texts, [*shown, ""]) for x in y)
         self._texts, self._top = texts, top
-        self.words = collections.Counter(_words.words("".join(_apart(texts))))
+        self.words = {*_words.words(_plain(self.form))}
         self.is_copy = not _words.COPIES.isdisjoint(self.words)
         self.folded = [i for i, x in enumerate(fixed) if x is None]
         self.fixed = [i for i, x in enumerate(fixed) if x is not None]
@@ -196,9 +198,9 @@ class _Group:
         return [tuple(numbers[i] for i in some) for numbers, _ in self.members]
 
 
-def _apart(texts: Iterable[str]) -> list[str]:
-    """Words on both sides of a number are not one."""
-    return [f"{x}." for x in texts]
+def _plain(name: str) -> str:
+    """A name in which words on both sides of a number are not one."""
+    return re.sub("[0-9*]+", ".", name)
 
 
 class _Side:
@@ -235,6 +237,12 @@ class _Side:
         # How many numbers all names begin with.
         heads = [[*zip(x.texts, x.values)] for x in self.layers]
         self._top = len(os.path.commonprefix(heads))
+
+        counts = collections.Counter(
+            word for x in self.layers for word in {*_words.words(_plain(x.name))}
+        )
+        # The words that most names have, which tell little.
+        self.usual = {x for x, n in counts.items() if 4 * n > 3 * len(self.layers)}
 
     def is_in_block(self, layer: _Layer) -> bool:
         """Whether a node above has a number, as blocks have."""
@@ -472,7 +480,9 @@ class _Bucket:
         self._old, self._new = old, new
         own = [_own(x) for x in (old, new)]
         self._pairs: dict[tuple[int, int], _Pair] = {}
+        # The words that the other lacks: those that tell apart, and all.
         self._apart: dict[tuple[int, int], tuple[set[str], set[str]]] = {}
+        self._left: dict[tuple[int, int], tuple[set[str], set[str]]] = {}
         for (i, a), (j, b) in it.product(enumerate(old), enumerate(new)):
             if len(a.folded) != len(b.folded):
                 continue
@@ -486,12 +496,13 @@ class _Bucket:
             if _words.are_opposites(left, right):
                 continue
             mine, theirs = own[0][i] & left, own[1][j] & right
-            if theirs and len(old) == 1:
+            if theirs and not any(own[0]):
                 mine = left
-            if mine and len(new) == 1:
+            if mine and not any(own[1]):
                 theirs = right
             same = [_numbers.sub("", x.form.replace("*", "")) for x in (a, b)]
             self._apart[i, j] = mine, theirs
+            self._left[i, j] = left, right
             is_apart = bool(mine and theirs)
             self._pairs[i, j] = _Pair(
                 layers, likeness, ways, is_clear, is_apart, same[0] == same[1], False
@@ -509,12 +520,14 @@ class _Bucket:
                 del self._pairs[i, j]
                 continue
             words = {*old[i].words} & {*new[j].words}
+            if all(self._left[i, j]):
+                words -= _words.KINDS | (saved.usual & wanted.usual)
             empty = not old[i].words and not new[j].words
             if order is False and (i, j) not in self._alone:
                 del self._pairs[i, j]
             else:
                 is_last = _last(old[i].form) == _last(new[j].form)
-                shared = bool(words or empty or pair.likeness or is_last)
+                shared = bool(words or empty or is_last)
                 self._pairs[i, j] = pair._replace(shared=shared)
 
     def take(self, a: int, b: int) -> _Pair:
@@ -529,13 +542,13 @@ class _Bucket:
         beside, usual = matching.beside, matching.usual
         scores, apart = {}, {}
         for (i, j), pair in self._pairs.items():
-            if not pair.shared:
-                continue
-            a, b = self._old[i], self._new[j]
             first = pair.layers[0]
-            paths = [_nodes_above(x) for x in first]
+            if not pair.shared:
+                nodes = [_node_of(x, y) for x, y in zip(first, self._left[i, j])]
+                if not pair.likeness or not beside(*nodes):
+                    continue
             score = pair.likeness + pair.is_same
-            score += max(it.starmap(beside, it.product(*paths)), default=0.0)
+            score += _BESIDE * beside(*(x[-1] if x else "" for x in map(_nodes_above, first)))
             key = _weight_names(first)
             if len(usual[key]) == 1 and not usual[key] & pair.ways:
                 score -= _USUAL
@@ -560,7 +573,7 @@ class _Bucket:
                 for key in enumerate(pair)
             )
         ]
-        return found[:1]
+        return sorted(found, key=lambda x: -scores[x])[:1]
 
 
 def _weight_first(layer: _Layer) -> list[str]:
@@ -675,8 +688,7 @@ def _likeness(a: str, b: str) -> float:
 def _compared(a: str, b: str) -> tuple[float, set[str], set[str]]:
     """The likeness of the words of two forms, and the words that the other lacks."""
     left, right = (
-        collections.Counter(_words.words(".".join(re.split("[0-9*]+", x))))
-        for x in (a, b)
+        collections.Counter(_words.words(_plain(x))) for x in (a, b)
     )
     total = left.total() + right.total()
     pairs = ((_likeness(x, y), x, y) for x in left for y in right)

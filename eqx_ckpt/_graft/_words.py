@@ -19,6 +19,7 @@ _PHRASES = [
         ("tok(?![a-z])", "token"),
         ("token_type", "segment"),
         ("lm_head|embed_out", "head"),
+        ("res_?net_?block", "block"),
     )
 ]
 # Words for one thing, as libraries have them.
@@ -42,6 +43,8 @@ _opposites = """
     attention mlp, generator discriminator
 """
 _OPPOSITES = [set(row.split()) for row in _opposites.split(",")]
+# What a layer is, and not which of them.
+KINDS = set("norm linear conv deconv".split())
 # Where a norm is: after the one part is before the next.
 ORDER = set("pre post input before after".split())
 # Of the layer whose weight is often that of the embedding of tokens.
