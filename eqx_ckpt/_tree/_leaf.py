@@ -370,6 +370,13 @@ def key_dtype(impl: str) -> Any:
         ) from e
 
 
+@ft.cache
+def key_shape(impl: str) -> tuple[int, ...]:
+    """The shape of the data of one key of a PRNG implementation."""
+    key = jax.ShapeDtypeStruct((), key_dtype(impl))
+    return jax.eval_shape(jr.key_data, key).shape
+
+
 def abstract(template: Template) -> jax.ShapeDtypeStruct:
     """A stored leaf as `jax.eval_shape` would have it."""
     dtype, shape = abstract_dtype(template), template.logical_shape

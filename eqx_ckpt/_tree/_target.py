@@ -58,16 +58,17 @@ def _target_of(like: Any) -> Target:
                 "`like` has a tracer there, which does not say where the leaf goes. "
                 "Load outside of `jit`, `grad` and `vmap`, or into a skeleton."
             )
-        sharding = like.sharding
-        if not isinstance(like, jax.Array):
-            sharding = _placed(sharding, like.shape)
+        sharding = None
+        if isinstance(like, jax.Array):
+            if like.committed:
+                sharding = like.sharding
+        else:
+            sharding = _placed(like.sharding, like.shape)
             if sharding is None and _processes.count() > 1:
                 raise TypeError(
                     "It has no sharding. In a run of many processes every abstract "
                     "leaf needs one, such as `ec.skeleton(..., sharding=)` gives it."
                 )
-        elif not like.committed:
-            sharding = None
         if sharding is not None:
             if axes := _sharding.unreduced(sharding):
                 raise TypeError(
@@ -75,9 +76,8 @@ def _target_of(like: Any) -> Target:
                     "one that is, as what is stored is whole."
                 )
             _sharding.check_here(sharding)
-        if _leaf.is_key_dtype(like.dtype):
-            return Target("key", None, like.shape, False, impl_of(like), sharding)
-        return _jax_target(like.dtype, like.shape, like.weak_type, sharding)
+        weak = getattr(like, "weak_type", False)  # Keys lack it.
+        return _jax_target(like.dtype, like.shape, weak, sharding)
     if isinstance(like, np.ndarray):
         return Target("numpy", like.dtype, like.shape)
     if isinstance(like, np.generic) and not isinstance(like, (np.str_, np.bytes_)):
@@ -94,8 +94,10 @@ def _target_of(like: Any) -> Target:
 
 @ft.lru_cache(maxsize=4096)
 def _jax_target(
-    dtype: np.dtype, shape: tuple[int, ...], weak: bool, sharding: Any
+    dtype: Any, shape: tuple[int, ...], weak: bool, sharding: Any
 ) -> Target:
+    if _leaf.is_key_dtype(dtype):
+        return Target("key", None, shape, False, impl_of(dtype), sharding)
     return Target("jax", dtype, shape, bool(weak), None, sharding)
 
 
@@ -123,12 +125,12 @@ def _placed(sharding: Any, shape: tuple[int, ...]) -> jax.sharding.Sharding | No
     return sharding
 
 
-def impl_of(key: Any) -> str:
-    """The PRNG implementation of typed keys, or of what stands for some."""
-    if isinstance(key, jax.Array):
-        return str(jr.key_impl(key))
+@ft.cache
+def impl_of(dtype: Any) -> str:
+    """The PRNG implementation of the keys of a dtype."""
     found = []
-    jax.eval_shape(lambda k: found.append(str(jr.key_impl(k))), key)
+    keys = jax.ShapeDtypeStruct((), dtype)
+    jax.eval_shape(lambda k: found.append(str(jr.key_impl(k))), keys)
     return found[0]
 
 
