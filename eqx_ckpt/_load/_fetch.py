@@ -244,7 +244,9 @@ class LeafBuilder:
             lines = [f"  {name}: {why}" for name, why in self._lost.items()]
             raise RuntimeError(
                 f"Values of {what} do not survive the conversion that is asked for; "
-                "nothing was loaded:\n" + "\n".join(lines)
+                "nothing was loaded:\n" + "\n".join(lines) + "\nAsk for dtypes that "
+                "hold them, or read them as they were saved and cast them yourself: "
+                "`astype` of JAX takes any value."
             )
         return self._out
 

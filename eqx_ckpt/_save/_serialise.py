@@ -30,6 +30,7 @@ from . import (
     _lazies,
     _notes,
     _options,
+    _payload,
     _plan,
     _publish,
     _reuse,
@@ -190,12 +191,13 @@ def write(
             count.bar = held.enter_context(bar)
         save = ""
         if not _open_files.is_archive(plan.root):
-            with processes.heard():
+            with processes.heard(), _payload.casts(plan.leaves, form):
                 save = _write_directory(plan, processes, base, count.advance, held)
         elif processes.count > 1:
             raise ValueError("Several processes cannot write one file: save to a path.")
         else:
-            _extensions.call("save_file", plan, count.advance)
+            with _payload.casts(plan.leaves, form):
+                _extensions.call("save_file", plan, count.advance)
     if _log.is_on(_log.INFO):
         metadata = options.metadata
         step = metadata.get("step") if isinstance(metadata, dict) else None

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.random as jr
-import ml_dtypes
 import numpy as np
 
 from .._format import _template
@@ -271,29 +270,16 @@ def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:
     return jax.device_put(array if owned else array.copy(), target.sharding)
 
 
-def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Floats as other floats, and ints as ints that hold every value.
-
-    **Raises:** `ValueError` for a value that they do not hold.
-    """
-    return _convert(array, Target("numpy", dtype, array.shape, cast=True), dtype)
-
-
 def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:
     if target.kind == "jax" and target.dtype != wanted and not target.cast:
         raise ValueError(
             f"JAX would narrow {target.dtype} to {wanted}: set `jax_enable_x64`, or "
             "read it into NumPy, as `np.asarray` does"
         )
-    kind = _template.number_type(wanted)
-    if kind == "int" and array.size:
-        low, high = int(array.min()), int(array.max())
-        info = ml_dtypes.iinfo(wanted)
-        if low < info.min or high > info.max:
-            value = low if low < info.min else high
-            raise ValueError(f"{value} does not fit into {wanted}")
+    if target.cast or _template.number_type(wanted) == "int":
+        return _leaf.cast(array, wanted)
     out = _leaf.astype(array, wanted)
-    if kind != "int" and not target.cast:
+    if array.size:
         # One scalar as another kind of scalar: it has to be the same number.
         value, back = complex(array.item()), complex(out.item())
         for x, y in ((value.real, back.real), (value.imag, back.imag)):

@@ -243,7 +243,7 @@ def _stored(array: np.ndarray, template: Template) -> np.ndarray:
     dtype = _template.dtype_of(name)
     if array.dtype != dtype:
         # Either the cast that was asked for, or big-endian numbers.
-        array = _leaf.astype(array, dtype)
+        array = _leaf.cast(array, dtype)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:

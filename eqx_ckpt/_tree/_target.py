@@ -79,6 +79,7 @@ def _target_of(like: Any) -> Target:
         weak = getattr(like, "weak_type", False)  # Keys lack it.
         return _jax_target(like.dtype, like.shape, weak, sharding)
     if isinstance(like, np.ndarray):
+        _leaf.check_plain(like)
         return Target("numpy", like.dtype, like.shape)
     if isinstance(like, np.generic) and not isinstance(like, (np.str_, np.bytes_)):
         return Target("generic", like.dtype, like.shape)
