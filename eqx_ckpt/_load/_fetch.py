@@ -245,8 +245,8 @@ class LeafBuilder:
             raise RuntimeError(
                 f"Values of {what} do not survive the conversion that is asked for; "
                 "nothing was loaded:\n" + "\n".join(lines) + "\nAsk for dtypes that "
-                "hold them, or read them as they were saved and cast them yourself: "
-                "`astype` of JAX takes any value."
+                "hold them, as a `like` of `ec.skeleton` does, or read them as they "
+                "were saved and cast them yourself: `astype` of JAX takes any value."
             )
         return self._out
 

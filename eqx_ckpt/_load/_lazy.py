@@ -67,7 +67,8 @@ class LazyArray(jax.ShapeDtypeStruct):
         if target.kind in ("jax", "numpy", "generic"):
             shape, dtype = target.shape, target.dtype
         elif target.kind == "key":
-            shape, dtype = target.shape, _leaf.abstract_dtype(template)
+            assert target.impl is not None
+            shape, dtype = target.shape, _leaf.key_dtype(target.impl)
         elif target.kind in ("str", "bytes"):
             shape, dtype = template.shape, np.dtype(np.uint8)
         else:

@@ -165,7 +165,11 @@ def misfit(template: Template, target: Target) -> tuple[str, str] | None:
     or "dtype", and a hint; or None."""
     kinds = {template.kind, target.kind}
     if len(kinds) > 1 and not _NOT_NUMBERS.isdisjoint(kinds):
-        return ("kind", "")
+        if not _is_of_keys(template, target):
+            return ("kind", "")
+        return (
+            None if target.cast else ("kind", "`cast=True` makes the one of the other.")
+        )
     if template.logical_shape != target.shape:
         return ("shape", "")
     if template.kind == "key":
@@ -180,7 +184,7 @@ def misfit(template: Template, target: Target) -> tuple[str, str] | None:
         if types[0] != types[1] or types[0] == "none":
             return ("dtype", "")
         if not (target.cast or _is_other_scalar(template, target)):
-            return ("dtype", "`cast=True` converts it.")
+            return ("dtype", _kept(template, target) or "`cast=True` converts it.")
     if target.kind == "jax" and not target.cast:
         if jax.dtypes.canonicalize_dtype(wanted) != wanted:
             hint = (
@@ -189,6 +193,39 @@ def misfit(template: Template, target: Target) -> tuple[str, str] | None:
             )
             return ("dtype", hint)
     return None
+
+
+def _is_of_keys(template: Template, target: Target) -> bool:
+    """Whether typed PRNG keys are asked for, and their data is stored as legacy keys
+    have it, or the other way round."""
+    if target.kind == "key":
+        assert target.impl is not None
+        is_data = template.kind in ("jax", "numpy") and template.dtype == "uint32"
+        return is_data and template.shape == target.shape + _leaf.key_shape(target.impl)
+    is_data = target.kind in ("jax", "numpy") and target.dtype == np.uint32
+    return template.kind == "key" and is_data and template.shape == target.shape
+
+
+def as_read(template: Template, target: Target) -> Template:
+    """The template of what is read: of data that is read as keys, that of keys."""
+    if target.kind != "key" or template.kind == "key":
+        return template
+    own = Template(template.keys, "key", "key", template.shape, "uint32", ())
+    return own._replace(impl=target.impl)
+
+
+def _kept(template: Template, target: Target) -> str:
+    """The way to load an array of NumPy as it is where `jax.eval_shape` has made a
+    narrower one of JAX of it."""
+    if (template.kind, target.kind) != ("numpy", "jax"):
+        return ""
+    saved = _leaf.saved_dtype(template)
+    if saved.itemsize < 8 or jax.dtypes.canonicalize_dtype(saved) != target.dtype:
+        return ""
+    return (
+        "it was a NumPy array, and a `like` of `ec.skeleton` keeps it as it is; "
+        "`cast=True` narrows it."
+    )
 
 
 _NOT_NUMBERS = frozenset(("key", "str", "bytes"))

@@ -15,7 +15,12 @@ import jax.tree_util as jtu
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
+from jax.sharding import (
+    AxisType,
+    NamedSharding,
+    PartitionSpec as P,
+    SingleDeviceSharding,
+)
 from support.helpers import (
     assert_alike,
     enable_x64,
@@ -645,6 +650,80 @@ def test_values_that_do_not_survive(layout, tmp_path):
         ec.tree_deserialise_leaves(ckpt, like, unexpected="ignore")
 
 
+class _Metres(np.ndarray):
+    """As arrays with a unit are, such as those of astropy."""
+
+
+def test_subclasses_of_arrays(tmp_path):
+    tree = {"x": np.arange(3.0)}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    for like in (
+        np.ones(3).view(_Metres),
+        np.ones((1, 2)).view(np.matrix),
+        np.ma.ones(3),
+    ):
+        with pytest.raises(TypeError, match=r"Leaf `x`: it is a `?\w+"):
+            ec.tree_deserialise_leaves(tmp_path / "a", {"x": like})
+        with pytest.raises(TypeError, match="leaf `x` cannot be saved: it is a"):
+            ec.tree_serialise_leaves(tmp_path / "b", {"x": like})
+    # What the error advises.
+    with ec.register_leaf(_Metres, np.asarray, lambda x: x.view(_Metres)):
+        metres = {"x": np.arange(3.0).view(_Metres)}
+        ec.tree_serialise_leaves(tmp_path / "c", metres)
+        assert_alike(ec.tree_deserialise_leaves(tmp_path / "c", metres), metres)
+    # An array whose memory is a file is an array.
+    np.save(tmp_path / "a.npy", tree["x"])
+    mapped = {"x": np.load(tmp_path / "a.npy", mmap_mode="r")}
+    ec.tree_serialise_leaves(tmp_path / "d", mapped)
+    assert_alike(ec.tree_deserialise_leaves(tmp_path / "d", mapped), tree)
+
+
+def test_advice_keeps_digits(tmp_path):
+    def make(key):
+        return {"w": jr.normal(key, (2,)), "mean": np.array([0.1234567890123])}
+
+    tree = make(jr.key(0))
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    with pytest.raises(RuntimeError, match="mean .*`ec.skeleton` keeps it as it is"):
+        ec.tree_deserialise_leaves(
+            tmp_path / "a", eqx.filter_eval_shape(make, jr.key(0))
+        )
+    like = ec.skeleton(make, jr.key(0))
+    assert_alike(ec.tree_deserialise_leaves(tmp_path / "a", like), tree)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_legacy_keys_and_typed_ones(impl, tmp_path):
+    one, many = jr.key(3, impl=impl), jr.split(jr.key(4, impl=impl), (5, 2))
+    mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,))
+    sharding = NamedSharding(mesh, P(None, "x"))
+    typed = {"a": one, "b": many, "c": jax.device_put(many, sharding), "d": one}
+    legacy = jax.tree.map(jr.key_data, typed)
+    legacy["d"] = np.asarray(legacy["d"])
+    for name, saved, other in (("typed", typed, legacy), ("legacy", legacy, typed)):
+        path = tmp_path / name
+        ec.tree_serialise_leaves(path, saved)
+        for like in (other, eqx.filter_eval_shape(lambda other=other: other)):
+            with pytest.raises(RuntimeError, match="(?s)kind.* b .*`cast=True`"):
+                ec.tree_deserialise_leaves(path, like)
+        # As the error advises.
+        made = ec.tree_deserialise_leaves(path, other, cast=True)
+        assert_alike(made, other)
+        lazy = ec.open(path).splice(other, cast=True)
+        assert_alike(ec.materialise(lazy), other)
+        ec.tree_serialise_leaves(tmp_path / "again", lazy)
+        kinds = [x.dtype for x in ec.open(tmp_path / "again").values()]
+        assert kinds == [other[k].dtype for k in sorted(other)]
+    wrong = {"a": jr.key(0, impl="rbg" if impl != "rbg" else "threefry2x32")}
+    with pytest.raises(RuntimeError, match="of another kind"):
+        ec.tree_deserialise_leaves(
+            tmp_path / "legacy", wrong, unexpected="ignore", cast=True
+        )
+    data = ec.open(tmp_path / "legacy")["a"]
+    with pytest.raises(TypeError, match="returns PRNG keys.*`cast=True`"):
+        ec.lazy(lambda x: jr.wrap_key_data(x, impl=impl))(data)
+
+
 _NARROW = [
     *("float16", "bfloat16", "float32", "complex64", "float8_e4m3fn", "float8_e8m0fnu"),
     *long("float8_e5m2", "float8_e4m3fnuz", "float8_e3m4", "float4_e2m1fn"),
@@ -886,6 +965,13 @@ def _refused():
         "string": (np.array(["a"], np.dtypes.StringDType()), TypeError, "cannot be"),
         "long_double": (np.zeros(2, np.longdouble), TypeError, "cannot be stored"),
         "masked": (np.ma.array([1, 2], mask=[True, False]), TypeError, "masked"),
+        "matrix": (
+            np.ones((1, 2)).view(np.matrix),
+            TypeError,
+            "is a `matrix`.*register_leaf",
+        ),
+        "metres": (np.ones(2).view(_Metres), TypeError, "is a `_Metres`.*register"),
+        "none": (np.ones(()).view(_Metres), TypeError, "is a `_Metres`"),
         "deleted": (_deleted(jnp.ones(3) + 1), ValueError, "deleted or donated"),
         "deleted_key": (
             _deleted(jr.split(jr.key(0))),
