@@ -190,7 +190,7 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     def astype(self, dtype: Any) -> "LazyArray":
         """A view whose numbers are cast as they are read: floats to floats, and ints
-        to ints that hold every value (a `RuntimeError` otherwise)."""
+        to ints. What does not hold every value is a `RuntimeError`."""
         wanted = np.dtype(dtype)
         if self._target.kind not in _template.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")

@@ -111,20 +111,18 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     return made
 
 
-_NO_STATE = (
-    "The tree that is saved has layers whose values are in an `eqx.nn.State`, such as "
-    "the averages of a BatchNorm, and no State: they are not saved. Save both in one "
-    "tree, as in `(model, state)`."
-)
-
-
 def _check_state(tree: PyTree) -> None:
     """Warns of layers whose values are in a State, in a tree that has none."""
     is_index = lambda x: isinstance(x, eqx.nn.StateIndex)
     indices = filter(is_index, jtu.tree_leaves(tree, is_leaf=is_index))
     # Before `make_with_state` has taken it out, each has its first value.
     if any(not any(map(_leaf.is_storable, jtu.tree_leaves(x.init))) for x in indices):
-        warnings.warn(_NO_STATE, stacklevel=2)
+        warnings.warn(
+            "The tree that is saved has layers whose values are in an `eqx.nn.State`, "
+            "such as the averages of a BatchNorm, and no State: they are not saved. "
+            "Save both in one tree, as in `(model, state)`.",
+            stacklevel=2,
+        )
 
 
 def _facts(

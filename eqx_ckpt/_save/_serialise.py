@@ -71,7 +71,8 @@ def tree_serialise_leaves(
         and of functions `leaf -> bool`. By default [`is_storable`][].
     - `is_leaf`: called on every node; if true, that node is treated as a leaf.
     - `where`: a function from the tree to the nodes to store; all of it by default.
-    - `dtype`: a floating dtype to cast floating arrays to as they are written.
+    - `dtype`: a floating dtype to cast floating arrays to as they are written. A number
+        that does not fit is a `ValueError`, which names all leaves that have some.
     - `metadata`: anything that JSON gives back exactly, such as hyperparameters.
     - `layout`: `"ocdbt"`, a few files however many leaves; or `"zarr"`, a Zarr v3 array
         of its own for each leaf, in a directory of its name.

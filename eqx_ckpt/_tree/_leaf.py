@@ -365,14 +365,14 @@ class UnheldError(ValueError):
     """Numbers of an array that a dtype does not hold: how many of how many, one of
     them, and the dtype."""
 
-    def __init__(self, count: int, total: int, example: Any, dtype: np.dtype):
-        self.facts = count, total, example, dtype
-        super().__init__(self.facts)
+    facts: tuple[int, int, Any, np.dtype]
 
-    def __str__(self) -> str:
-        count, total, example, dtype = self.facts
-        more = "" if total == 1 else f" ({count} of {total} numbers do not)"
-        return f"{example} does not fit into {dtype}{more}"
+
+def _unheld(count: int, total: int, example: Any, dtype: np.dtype) -> UnheldError:
+    more = "" if total == 1 else f" ({count} of {total} numbers do not)"
+    error = UnheldError(f"{example} does not fit into {dtype}{more}")
+    error.facts = count, total, example, dtype
+    return error
 
 
 def told(errors: Sequence[ValueError], total: int) -> str:
@@ -381,7 +381,7 @@ def told(errors: Sequence[ValueError], total: int) -> str:
     if len(parts) < len(errors) or not errors:
         return str(errors[0]) if errors else ""
     counts, _, examples, dtypes = zip(*(e.facts for e in parts))
-    return str(UnheldError(sum(counts), total, examples[0], dtypes[0]))
+    return str(_unheld(sum(counts), total, examples[0], dtypes[0]))
 
 
 def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -404,7 +404,7 @@ def _check(lost: Any, array: np.ndarray, dtype: np.dtype) -> None:
     count = np.count_nonzero(lost)
     if count:
         example = array.reshape(-1)[np.argmax(lost)]
-        raise UnheldError(count, array.size, example, dtype)
+        raise _unheld(count, array.size, example, dtype)
 
 
 def _outside(array: np.ndarray, dtype: np.dtype) -> Any:
