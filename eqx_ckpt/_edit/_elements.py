@@ -16,7 +16,15 @@ from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions
 from .._runtime import _progress
-from .._tree import _filters, _flatten, _host_copy, _leaf, _register, _states
+from .._tree import (
+    _filters,
+    _flatten,
+    _host_copy,
+    _leaf,
+    _register,
+    _states,
+    _target,
+)
 from .._tree._flatten import Flat
 from .._tree._target import Target
 
@@ -134,7 +142,7 @@ def template_of(lazy: LazyArray) -> Template:
     t, target = lazy._template, lazy._target
     if target.kind not in _template.ARRAY_KINDS:
         if target.kind in ("key", "str", "bytes") or t.dtype == "int":
-            return t
+            return _target.as_read(t, target)
         dtype = _template.SCALAR_KINDS[target.kind]
         return Template(t.keys, target.kind, dtype, (), dtype, ())
     made = _leaf.array_template("numpy", target.shape, target.dtype, None, False)

@@ -70,8 +70,9 @@ def tree_deserialise_leaves(
         are compared by package and qualified name, also where they are leaves of a
         Module. Not compared are functions without one, such as lambdas, arrays of JAX
         and objects of unknown classes; of what holds one of these, the rest is.
-    - `cast`: whether floats may become other floats, and ints other ints that hold
-        every value.
+    - `cast`: whether floats may become other floats, and ints other ints, that hold
+        every value, rounded; and the data of legacy PRNG keys typed ones, or the other
+        way round.
     - `verify`: whether to check the digests of all that is read.
     - `max_bytes`: how much host memory the call may take beyond the tree, 256 MiB by
         default, but at least a chunk. Leaves larger than it are read in parts. What

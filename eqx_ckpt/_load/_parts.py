@@ -13,6 +13,7 @@ from .._format._template import Template
 from .._format._view import View
 from .._storage import _arrays, _codecs, _store
 from .._storage._backend import Backend
+from .._tree import _leaf
 from . import _reader, _source
 from ._reader import Job, Reader, ReadResult, Results, StoredRead
 from ._source import Source
@@ -133,7 +134,7 @@ class _LargeLeaf:
         try:
             to[...] = part if conversion is None else conversion.convert(part)
         except ValueError as e:
-            self.lost.append(str(e))
+            self.lost.append(e)
 
     def _start(self, part: _Part) -> Callable[[], "_LargeLeaf | None"]:
         return ft.partial(self._finish, part, self._start_read(part))
@@ -206,7 +207,8 @@ class _LargeLeaf:
             view.arrange(array.reshape(view.picked))
             for view, array in zip(self.views, self.arrays)
         ]
-        return ReadResult(arrays, True, "".join(self.lost[:1]))
+        lost = _leaf.told(self.lost, sum(array.size for array in arrays))
+        return ReadResult(arrays, True, lost)
 
 
 def read_parts(reader: Reader, reads: list[StoredRead]) -> Results:

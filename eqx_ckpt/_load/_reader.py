@@ -15,6 +15,7 @@ from .._format._leaves import Record
 from .._format._view import View
 from .._storage import _backend
 from .._storage._backend import Backend
+from .._tree import _leaf
 from .._tree._from_host import Conversion
 from ._source import Digests, Source
 
@@ -119,10 +120,14 @@ def converted(
     conversion: Conversion, arrays: list[np.ndarray]
 ) -> tuple[list[np.ndarray], bool, str]:
     """The converted arrays, whether their memory is new, and why that failed."""
-    try:
-        return [conversion.convert(array) for array in arrays], True, ""
-    except ValueError as e:
-        return arrays, False, str(e)
+    out, errors = [], []
+    for array in arrays:
+        try:
+            out.append(conversion.convert(array))
+        except ValueError as e:
+            errors.append(e)
+    lost = _leaf.told(errors, sum(array.size for array in arrays))
+    return (arrays, False, lost) if errors else (out, True, "")
 
 
 def unreadable(root: Backend, error: Exception, missing: str = "it is missing") -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from .._format import _index, _record
 from .._runtime import _processes
 from .._runtime._processes import Processes
-from .._tree import _leaf, _sharding
+from .._tree import _host_copy, _leaf, _sharding
 from . import _payload
 from ._lazies import LazySource
 from ._payload import PlannedLeaf
@@ -83,7 +83,7 @@ def _count(value: Any) -> int | None:
         return None
     if len(_sharding.processes(value.sharding)) < _processes.count():
         return None
-    return int(np.asarray(value.addressable_data(0)))
+    return int(_host_copy.as_numpy(value.addressable_data(0)))
 
 
 def _digest(leaf: PlannedLeaf) -> str:

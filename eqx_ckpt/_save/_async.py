@@ -177,13 +177,14 @@ def stage(planned: Plan, held: Set[int]) -> Plan:
     leaves = planned.leaves
     # The bytes of an alias are those of another leaf.
     away = held | {place for place, _ in planned.form.aliases}
-    copies = _payload.copied_together(leaves, away)
-    for place in away:
-        copies[place] = None
-    values = [
-        copies[place] if place in copies else _stage_value(leaf)
-        for place, leaf in enumerate(leaves)
-    ]
+    with _payload.casts(leaves, planned.form):
+        copies = _payload.copied_together(leaves, away)
+        for place in away:
+            copies[place] = None
+        values = [
+            copies[place] if place in copies else _stage_value(leaf)
+            for place, leaf in enumerate(leaves)
+        ]
     names, _, *rest = zip(*leaves)
     return planned._replace(
         leaves=list(_payload.planned(zip(names, values, *rest, strict=True))),

@@ -1,8 +1,10 @@
 """The leaves of a save, and their bytes as they are stored, chunk by chunk."""
 
+import contextlib
 import dataclasses
 import functools as ft
 import itertools as it
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
@@ -10,13 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._format import _digests
+from .._format import _digests, _template
 from .._format._index import StoredFunction
 from .._format._template import Template
 from .._runtime._progress import Advance
 from .._storage import _codecs
-from .._tree import _host_copy
+from .._tree import _host_copy, _leaf
 from .._tree._host_copy import Payload
+from .._tree._leaf import UnheldError
 from ._assign import Owners
 from ._tree_spec import TreeSpec
 
@@ -236,6 +239,41 @@ class Data:
         data = leaf.value.data if isinstance(leaf.value, StagedBytes) else whole(leaf)
         self._digest(self._first[place], data)
         return data
+
+
+@contextlib.contextmanager
+def casts(leaves: Sequence[PlannedLeaf], form: TreeSpec) -> Iterator[None]:
+    """Around what casts leaves to the `dtype` of a save.
+
+    **Raises:** one `ValueError` for all leaves with numbers that it does not hold.
+    """
+    try:
+        yield
+    except UnheldError:
+        lines = [
+            f"  {leaf.name}: {_leaf.told(errors, math.prod(leaf.template.shape))}"
+            for leaf, grid in zip(leaves, form.grids)
+            if (errors := list(_unheld(leaf, grid.regions)))
+        ]
+        raise ValueError(
+            "Values of the tree do not survive the cast to `dtype`; nothing was saved:"
+            "\n" + "\n".join(lines) + "\nPass a `dtype` that holds them, or cast these "
+            "leaves yourself before: `astype` of JAX takes any value."
+        ) from None
+
+
+def _unheld(
+    leaf: PlannedLeaf, regions: Iterable[tuple[slice, ...]]
+) -> Iterator[UnheldError]:
+    """The errors of the regions that this process has of a leaf."""
+    is_cast = _template.is_floating(getattr(leaf.value, "dtype", None))
+    for region in regions if is_cast and leaf.alias is None else ():
+        try:
+            list(_host_copy.to_host_by_regions(leaf.value, leaf.template, [region]))
+        except UnheldError as e:
+            yield e
+        except ValueError:
+            pass  # Another process has this one.
 
 
 def whole(leaf: PlannedLeaf) -> Any:

@@ -5,9 +5,11 @@ import itertools as it
 import json
 import operator
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast, NamedTuple
 
+import equinox as eqx
 from jaxtyping import PyTree
 
 from .. import _extensions
@@ -19,6 +21,7 @@ from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
 from .._tree import _filters, _flatten, _leaf, _select, _states
 from .._tree._flatten import Flat
+from .._tree._node import Node
 from . import (
     _describe,
     _lazies,
@@ -118,10 +121,25 @@ def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeF
             raise ValueError(
                 f"Nothing was saved: {e}. Save it as several checkpoints with `where`."
             ) from None
+        _check_state(flat, record)
         holes = _sidecars.holes(flat, numbers, wholes) if wholes else []
         return TreeFacts(record, holes)
 
     return flat.walk.once(("facts", id(record), tuple(wholes)), record, make)
+
+
+def _check_state(flat: Flat, record: TreeRecord) -> None:
+    """Warns of layers whose values are in a State, in a tree that has none."""
+    if flat.walk.types.isdisjoint((eqx.nn.State, Node)):
+        rows = [row for row in record.rows if record.kinds[row.kind].how == "index"]
+        # Before `make_with_state` has taken it out, each has its first value.
+        if any(record.counts[row.children[0]] == 0 for row in rows):
+            warnings.warn(
+                "The tree that is saved has layers whose values are in an "
+                "`eqx.nn.State`, such as the averages of a BatchNorm, and no State: "
+                "they are not saved. Save both in one tree, as in `(model, state)`.",
+                stacklevel=2,
+            )
 
 
 def check_index(plan: Plan) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from .._format import _digests
+from . import _host_copy
 
 
 # Values that are looked at for a key.
@@ -139,7 +140,13 @@ def _of_array(x: jax.Array) -> Any:
     is_known = is_known and isinstance(x.dtype, np.dtype) and x.is_fully_addressable
     if not is_known or x.nbytes > _SMALL:
         return _Object(x)
-    return jax.Array, x.dtype, x.shape, bool(x.weak_type), np.asarray(x).tobytes()
+    return (
+        jax.Array,
+        x.dtype,
+        x.shape,
+        bool(x.weak_type),
+        _host_copy.as_numpy(x).tobytes(),
+    )
 
 
 def _closed_over(fn: types.FunctionType) -> Iterator[Any]:

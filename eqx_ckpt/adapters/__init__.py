@@ -529,7 +529,9 @@ def gates(saved: str, wanted: str = "ifgo", axis: int = 0) -> Adapter:
         raise ValueError(f"`saved` and `wanted` name other gates: {saved}, {wanted}.")
 
     def order(x: Lazy) -> np.ndarray:
-        return _layouts.gates(saved, wanted, _layouts.rows_of(x, len(saved), axis, "gates"))
+        return _layouts.gates(
+            saved, wanted, _layouts.rows_of(x, len(saved), axis, "gates")
+        )
 
     given = f"{saved!r}, {wanted!r}"
     undo = lambda: gates(wanted, saved, axis)

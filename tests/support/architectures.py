@@ -435,10 +435,31 @@ def _renumbered(leaves, rng):
     return named
 
 
-_WRAPS = ["", "", "model.", "module.", "net.", "state_dict.", "params.", "model.0.", "policy."]
-_LONGER = {"attn": "attention", "norm": "layernorm", "emb": "embedding", "conv": "convolution",
-           "mlp": "feed_forward", "proj": "projection", "embed": "embeddings", "fc": "linear",
-           "layers": "blocks", "blocks": "layers", "h": "layers", "out": "output"}
+_WRAPS = [
+    "",
+    "",
+    "model.",
+    "module.",
+    "net.",
+    "state_dict.",
+    "params.",
+    "model.0.",
+    "policy.",
+]
+_LONGER = {
+    "attn": "attention",
+    "norm": "layernorm",
+    "emb": "embedding",
+    "conv": "convolution",
+    "mlp": "feed_forward",
+    "proj": "projection",
+    "embed": "embeddings",
+    "fc": "linear",
+    "layers": "blocks",
+    "blocks": "layers",
+    "h": "layers",
+    "out": "output",
+}
 
 
 def _renamed(leaves, rng):
@@ -485,4 +506,8 @@ def case(seed):
     a, b = shapes
     truth = {name: b[what][0] for what, (name, _) in a.items() if what in b}
     label = f"{table} {both} seed {seed}"
-    return label, *({name: ("array of f", s) for name, s in x.values()} for x in (a, b)), truth
+    return (
+        label,
+        *({name: ("array of f", s) for name, s in x.values()} for x in (a, b)),
+        truth,
+    )
