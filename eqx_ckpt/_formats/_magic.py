@@ -13,8 +13,8 @@ OLD_TORCH = (
     "`torch.save` that again"
 )
 _TORCH = (
-    "a directory with files of PyTorch and no `pytorch_model.bin.index.json` that says "
-    "what is in which: give the path of one of them"
+    "a directory with files of PyTorch, and none that says which of them is a model, "
+    "such as `pytorch_model.bin.index.json`: give the path of one of them"
 )
 _NPZ = (
     "a zip with arrays of NumPy and other files: unpack it, and save `ec.nest` of a "
@@ -79,7 +79,13 @@ _patterns = [(re.compile(magic), text) for magic, text in _MAGIC]
 _NAMES = [
     (r"saved_model\.pb", f"a SavedModel {_TENSORFLOW}"),
     (r".*\.data-\d{5}-of-\d{5}", f"a checkpoint {_TENSORFLOW}"),
-    (r"pytorch_model.*\.bin(\.index\.json)?|consolidated.*\.pth", _TORCH),
+    (
+        r"model_index\.json",
+        "a pipeline of diffusers: its models are in directories of it, which "
+        "`model_index.json` names. Open one of them",
+    ),
+    (r".*\.bin(\.index\.json)?|.*\.(pt|pth|ckpt)", _TORCH),
+    (r".*\.msgpack", "a directory with files of flax: give the path of one of them"),
     (
         r".*\.distcp",
         "a checkpoint of `torch.distributed`: make one file of it with "

@@ -46,7 +46,7 @@ def read(probe: Probe, like: Any) -> Source | None:
     """The source of a directory that Orbax has written, or of a step of its manager."""
     if probe.key is not None:
         return None
-    if _METADATA not in probe.names and not _is_aggregate(probe.directory, _AGGREGATE):
+    if not _has_leaves(probe):
         if not probe.names & _MARKS and not any(map(_step.fullmatch, probe.names)):
             return None
         if _V1 in probe.names and _TOP not in probe.names:
@@ -80,12 +80,20 @@ def _is_aggregate(directory: Backend, key: str) -> bool:
     return _msgpack.is_map(head[:size].tobytes())
 
 
+def _has_leaves(probe: Probe) -> bool:
+    if _METADATA in probe.names:
+        return True
+    return _AGGREGATE in probe.names and _is_aggregate(probe.directory, _AGGREGATE)
+
+
 def _has_tree(directory: Backend, name: str) -> bool:
     """Whether there is a tree in a directory that may be there."""
     if not (directory.is_far or directory.is_directory(name)):
         return False
+    if directory.has(f"{name}/{_METADATA}"):
+        return True
     below = f"{name}/{_AGGREGATE}"
-    return directory.has(f"{name}/{_METADATA}") or _is_aggregate(directory, below)
+    return not directory.is_far and _is_aggregate(directory, below)
 
 
 def _item(probe: Probe) -> str | None:
@@ -148,7 +156,7 @@ def _tree(probe: Probe) -> Source | None:
         files.append(_METADATA)
     values: dict[tuple[str, ...], ForeignLeaf] = {}
     elsewhere: dict[tuple[str, ...], str] = {}
-    if _is_aggregate(directory, _AGGREGATE):
+    if _AGGREGATE in probe.names and _is_aggregate(directory, _AGGREGATE):
         values, elsewhere = _aggregated(directory, len(files))
         files.append(_AGGREGATE)
     if _METADATA in files:

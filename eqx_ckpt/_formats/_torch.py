@@ -27,7 +27,10 @@ from ._pickle import Global, Key
 from ._torch_globals import Storage, Tensor
 
 
-_FILE, _INDEX = "pytorch_model.bin", ".bin.index.json"
+_INDEX = ".bin.index.json"
+# The file of a model, or one of several: as transformers, PEFT and diffusers call it.
+_model = re.compile(r"(diffusion_)?(pytorch|adapter)_model.*\.bin")
+_shard = re.compile(r"-[0-9]+-of-[0-9]+\.bin$")
 _PICKLE = "data.pkl"
 _MAX_PICKLES = 4 * _json.MAX_INDEX  # Of several files.
 # So many items may be met again, in containers that are in more than one place: these,
@@ -43,11 +46,14 @@ def read(probe: Probe, like: Any) -> Source | None:
     """The source of an index, or of a directory with a file or an index in it."""
     if probe.key is not None:
         return _sharded(probe, probe.key) if probe.has_suffix(_INDEX) else None
-    if "pytorch_model" + _INDEX in probe.names:
-        return _sharded(probe, "pytorch_model" + _INDEX)
-    if _FILE not in probe.names:
+    files = sorted(filter(_model.fullmatch, probe.names))
+    for index in sorted(x for x in probe.names if x.endswith(_INDEX)):
+        return _sharded(probe, index, files)
+    if not files or any(map(_shard.search, files)):
         return None
-    return _source(probe, [_FILE], [_read_file(probe.directory, _FILE)])
+    if len(files) > 1:
+        raise _foreign_index.several(files[0], files[1])
+    return _source(probe, files, [_read_file(probe.directory, files[0])])
 
 
 def read_zip(probe: Probe, archive: Zip) -> Source | None:
@@ -123,7 +129,7 @@ def _member(archive: Zip, name: str, default: bytes | None = None) -> bytes:
     return _store.read_bytes(archive.directory, archive.key, start, stop)
 
 
-def _sharded(probe: Probe, key: str) -> Source:
+def _sharded(probe: Probe, key: str, beside: Sequence[str] = ()) -> Source:
     def read(files: list[str]) -> list[_File]:
         contents: list[_File] = []
         for file in files:
@@ -133,7 +139,8 @@ def _sharded(probe: Probe, key: str) -> Source:
         return contents
 
     names = lambda one: one.value if isinstance(one.value, dict) else ()
-    return _source(probe, *_foreign_index.weight_map(probe, key, _file, read, names))
+    found = _foreign_index.weight_map(probe, key, _file, read, names, beside)
+    return _source(probe, *found)
 
 
 # ---- From a value to leaves.
