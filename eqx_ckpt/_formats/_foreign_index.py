@@ -213,17 +213,19 @@ def weight_map(
     except FileNotFoundError as e:
         raise ValueError(f"a file that `{key}` names is missing: {e}") from e
     held: dict[str, str] = {}
-    for file, one in zip(files, contents):
+    for where, one in zip(files, contents):
         for name in names(one):
             if other := held.get(name):
                 raise ValueError(
-                    f"`{other}` and `{file}`, which `{key}` names, both have "
+                    f"`{other}` and `{where}`, which `{key}` names, both have "
                     f"{name!r:.100}"
                 )
-            held[name] = file
+            held[name] = where
     if held != of:
-        name = min(name for name, _ in held.items() ^ of.items())
-        here, there = (f"in `{x[name]}`" if name in x else "nowhere" for x in (of, held))
+        name = min((name for name, _ in held.items() ^ of.items()), key=str)
+        here, there = (
+            f"in `{x[name]}`" if name in x else "nowhere" for x in (of, held)
+        )
         raise ValueError(
             f"`{key}` and the files beside it do not agree on where {name!r:.100} is: "
             f"it says {here}, and it is {there}"

@@ -331,9 +331,7 @@ def _sharded(probe: Probe, key: str, beside: Collection[str] = ()) -> Source:
         return _headers(probe, files, f"the files that `{key}` names")
 
     names = lambda header: header.tensors
-    files, headers = _foreign_index.weight_map(
-        probe, key, _file, read, names, beside
-    )
+    files, headers = _foreign_index.weight_map(probe, key, _file, read, names, beside)
     for file, header in zip(files, headers):
         # An index leads to whole tensors alone.
         if any(map(any, _starts(file, header).values())):

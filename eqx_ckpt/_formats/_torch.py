@@ -108,9 +108,7 @@ def _read_archive(archive: Zip) -> _File | None:
             raise ValueError(f"its storage {made.key!r:.40} has two sizes")
         return made
 
-    value = _pickle.load(
-        data, _torch_globals.NAMES, _torch_globals.unknown, persistent
-    )
+    value = _pickle.load(data, _torch_globals.NAMES, _torch_globals.unknown, persistent)
     files = [f"{prefix}data/{key}" for key in stored]
     places = dict(zip(stored, _zip.places(archive, files)))
     for key, (start, stop) in places.items():

@@ -196,16 +196,17 @@ def _encode(text: str, encoding: str) -> bytes:
     raise _bad("a run of bytes")
 
 
-def _other(kind: str) -> Callable[[tuple], Any]:
-    def call(args: tuple) -> Unreadable:
-        return Unreadable(
-            f"{kind} tensor",
-            f"it is a tensor that is {kind}, which is not read here: make it a plain "
-            "one in PyTorch (`x.dequantize()`, `x.to_dense()`, `x.to('cpu')`)",
-            True,
-        )
+def _no_tensor(kind: str) -> Unreadable:
+    return Unreadable(
+        f"{kind} tensor",
+        f"it is a tensor that is {kind}, which is not read here: make it a plain one "
+        "in PyTorch (`x.dequantize()`, `x.to_dense()`, `x.to('cpu')`)",
+        True,
+    )
 
-    return call
+
+def _other(kind: str) -> Callable[[tuple], Any]:
+    return lambda args: _no_tensor(kind)
 
 
 _list = _call("a container", list, (list,), (tuple,))
@@ -306,6 +307,10 @@ NAMES: dict[str, Any] = {
     },
     **{f"torch {dtype}": Global("dtype", dtype) for dtype in _DTYPES},
     **{f"torch {x}Storage": Global("storage", y) for x, y in _STORAGES.items()},
+    **{
+        f"torch {x}Storage": _no_tensor("quantised")
+        for x in ("QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4")
+    },
     "torch UntypedStorage": Global("storage", "uint8"),
     "torch.storage UntypedStorage": Global("storage", "uint8"),
     "torch Tensor": _TENSOR,

@@ -11,6 +11,8 @@ import datetime
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 import tempfile
 
 import accelerate
@@ -18,6 +20,7 @@ import lightning
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import swa_utils
 
@@ -207,6 +210,7 @@ def write_distributed():
         mesh = torch.distributed.init_device_mesh("cpu", (1,))
         tensor = DTensor.from_local(torch.ones(2), mesh, [Replicate()])
         torch.save({"w": tensor, "step": 3}, here / "dtensor.pt")
+        save("cured/dtensor.pt", {"w": tensor.full_tensor(), "step": 3})
         torch.distributed.destroy_process_group()
 
 
@@ -220,8 +224,33 @@ def write_average():
     save("ema.pt", {"model": model.state_dict(), "ema": average.state_dict()})
 
 
+def write_cured():
+    """Does to each file that is refused, or has a tensor that is, what the error says."""
+    load = lambda name, **more: torch.load(here / name, **more)
+    save("cured/legacy.pt", load("legacy.pt", weights_only=True))
+    save("cured/module.pt", load("module.pt", weights_only=False).state_dict())
+    conjugated = load("conjugated.pt")
+    save("cured/conjugated.pt", conjugated.resolve_conj().resolve_neg())
+    save("cured/sparse.pt", load("sparse.pt").to_dense())
+    x = torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8)
+    torch.save(x, here / "quantised.pt")
+    save("cured/quantised.pt", load("quantised.pt").dequantize())
+    save("cured/expanded.pt", {"w": load("expanded.pt")["w"][:4].clone()})
+    save("cured/script.pt", torch.jit.load(here / "script.pt").state_dict())
+    odd = load("odd-2.pt", weights_only=False)
+    array, best = torch.from_numpy(odd["array"]), odd["best"].item()
+    save("cured/odd-2.pt", {"array": array, "best": best})
+    shutil.rmtree(here / "distcp", ignore_errors=True)
+    checkpoint.save({"w": torch.ones(2)}, checkpoint_id=here / "distcp", no_dist=True)
+    path = here / "cured" / "distcp.pt"
+    program = "-m torch.distributed.checkpoint.format_utils dcp_to_torch".split()
+    subprocess.run([sys.executable, *program, here / "distcp", path], check=True)
+    save("cured/distcp.pt", torch.load(path))
+
+
 def main():
     here.mkdir(exist_ok=True)
+    (here / "cured").mkdir(exist_ok=True)
     for protocol in (2, 3, 4, 5):
         torch.save(odd(), here / f"odd-{protocol}.pt", pickle_protocol=protocol)
     write_average()
@@ -253,6 +282,7 @@ def main():
     torch.save({"w": torch.ones(2)}, legacy, _use_new_zipfile_serialization=False)
     torch.jit.script(nn.Linear(2, 2)).save(here / "script.pt")
     torch.save({"w": torch.ones(1).expand(2**26)}, here / "expanded.pt")
+    write_cured()
 
 
 if __name__ == "__main__":

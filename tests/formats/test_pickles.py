@@ -136,7 +136,10 @@ def test_no_value_refuses_a_file(value, protocol):
         ({"a.b": 1, "a": {"b": 2, "c": 3}, "c.d": 4}, ["a.b", "a/b", "a/c", "c/d"]),
         ({"x.y": 1, "x": {"y": {"z.z": 2}, "y.z.z": 3}}, None),
         ({Colour.RED: 1, Colour.BLUE: 2}, [f"{__name__}.Colour {i}" for i in (0, 1)]),
-        ({"k" * 2000: 1, "k" * 2001: 2}, ["'" + "k" * 60 + "…" + q for q in ("'", "''")]),
+        (
+            {"k" * 2000: 1, "k" * 2001: 2},
+            ["'" + "k" * 60 + "…" + q for q in ("'", "''")],
+        ),
         ({"." * 300: 1}, ["." * 300]),
     ],
 )
