@@ -14,7 +14,7 @@ from .. import _extensions
 from .._errors import DamagedError, ReplacedError
 from .._format import _files, _index, _text
 from .._runtime import _log, _processes
-from .._storage import _context, _open_files, _root, _store
+from .._storage import _context, _open_files, _root
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._storage._open_files import Readable

@@ -225,7 +225,7 @@ def write_average():
 
 
 def write_cured():
-    """Does to each file that is refused, or has a tensor that is, what the error says."""
+    """Does to each file what the error about it says."""
     load = lambda name, **more: torch.load(here / name, **more)
     save("cured/legacy.pt", load("legacy.pt", weights_only=True))
     save("cured/module.pt", load("module.pt", weights_only=False).state_dict())

@@ -151,9 +151,7 @@ def _put(path, *names):
 
 def _index(path, stem, *files):
     of = {f"w{i}": file for i, file in enumerate(files)}
-    (path / f"{stem}.index.json").write_text(
-        json.dumps({"weight_map": of})
-    )
+    (path / f"{stem}.index.json").write_text(json.dumps({"weight_map": of}))
     for name, file in of.items():
         safetensors.numpy.save_file({name: np.ones(2)}, path / file)
 
@@ -270,9 +268,7 @@ def _sharded(path, metadata=({"format": "pt"}, {"format": "pt"}), names=("a", "b
     for file, name, more in zip(files, names, metadata):
         safetensors.numpy.save_file({name: np.ones(2)}, path / file, more)
     of = dict(zip(names, files))
-    (path / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": of})
-    )
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": of}))
 
 
 def test_shards_whose_metadata_differ(tmp_path):
