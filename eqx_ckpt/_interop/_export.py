@@ -275,7 +275,8 @@ def _tensors(
 
 def skipped_leaves(skip: Sequence[str], names: list[str]) -> set[int]:
     """Which leaves of these names a `skip` leaves out."""
-    if isinstance(skip, str) or not all(isinstance(x, str) for x in skip):
+    is_list = isinstance(skip, Sequence) and not isinstance(skip, str)
+    if not is_list or not all(isinstance(x, str) for x in skip):
         raise TypeError(f'`skip` must be a list of names, as ["step"], not {skip!r}.')
     out: set[int] = set()
     for pattern in skip:

@@ -73,10 +73,8 @@ def test_arrays_that_are_read_elsewhere(tmp_path, monkeypatch, head, word):
     pathlib.Path("theirs").write_bytes(head)
     with pytest.raises(ValueError, match=word) as info:
         ec.open("theirs")
-    nested = re.search(
-        r"save `(ec.nest\(.*?\))`.*`ec.tree_serialise_leaves`", str(info.value)
-    )
-    tree = eval(nested[1], {"ec": ec, "arrays": ARRAYS})
+    (nest,) = _found(r"save `(ec.nest\(.*?\))`.*`ec.tree_serialise_leaves`", info)
+    tree = eval(nest, {"ec": ec, "arrays": ARRAYS})
     ec.tree_serialise_leaves("saved", tree)
     assert "give that to `ec.graft`" in str(info.value)
     like = eqx.nn.Linear(3, 2, key=jnp.zeros(2, jnp.uint32), dtype=jnp.float32)
@@ -84,6 +82,12 @@ def test_arrays_that_are_read_elsewhere(tmp_path, monkeypatch, head, word):
     rules = ec.rename([(r"^net[.]", ""), (r"%3A0$", ""), (r"^weight$", cast)])
     got, _ = ec.graft(like, "saved", [(lambda m: m, lambda c: c, rules)])
     assert np.array_equal(got.weight, ARRAYS["net/weight:0"])
+
+
+def _found(pattern, error):
+    found = re.search(pattern, str(error.value))
+    assert found is not None, str(error.value)
+    return found.groups()
 
 
 def _tar(data):
@@ -97,7 +101,9 @@ def _tar(data):
 
 def _untar(data):
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        return archive.extractfile("a.safetensors").read()
+        file = archive.extractfile("a.safetensors")
+        assert file is not None
+        return file.read()
 
 
 @pytest.mark.parametrize(
@@ -201,7 +207,7 @@ def test_two_models_in_one_folder_are_named(tmp_path, name):
     make(tmp_path)
     with pytest.raises(ValueError, match="give the path of one of them") as info:
         ec.open(tmp_path)
-    named = re.search("such as `(.*)` and `(.*)`: give", str(info.value)).groups()
+    named = _found("such as `(.*)` and `(.*)`: give", info)
     assert one in named and all((tmp_path / x).exists() for x in named)
     assert len(ec.open(tmp_path / one)) > 0
 
