@@ -139,7 +139,7 @@ def _number(what: str, text: str) -> Callable[[Callable[..., Any]], Callable[...
     return click.option(what, callback=_numbers, metavar="NUMBER", help=text)
 
 
-_skip = _several("--skip", "PATTERN", "Leaves that .safetensors cannot hold.", **NODE)
+_skip = _several("--skip", "PATTERN", "Leaves to leave out: the error says.", **NODE)
 
 
 @_command("_look")

@@ -15,6 +15,7 @@ from .._format import _digests, _files, _names, _record, _template, _text
 from .._format._template import Template
 from .._formats import _foreign_index, _safetensors
 from .._load._checkpoint import Checkpoint
+from .._load._lazy import LazyArray
 from .._rename import _rename
 from .._runtime import _arguments, _processes, _progress
 from .._runtime._arguments import Who
@@ -219,7 +220,7 @@ def _tensors(
     if filter_spec is not _leaf.is_storable:
         shown = list(map(_lazies.stand_in, shown))
     chosen = _filters.selected(filter_spec, pytree, shown, None)
-    skipped = _skipped(skip, all_names)
+    skipped = skipped_leaves(skip, all_names)
     numbers = [i for i, good in enumerate(chosen) if good and i not in skipped]
     if not numbers:
         raise ValueError(
@@ -229,10 +230,21 @@ def _tensors(
     names, leaves = [all_names[i] for i in numbers], [flat.leaves[i] for i in numbers]
     entries = _states.state_entries(flat)
     _states.check_order(entries, flat, numbers)
-    described = [_describe(name, leaf) for name, leaf in zip(names, leaves)]
+    unread = unreadable_leaves(names, leaves)
+    known = {name for name, _ in unread}
+    described = [
+        _describe(name, leaf) for name, leaf in zip(names, leaves) if name not in known
+    ]
     bad = [(x.name, what) for x in described if (what := _refused(x.template))]
-    if bad:
-        raise TypeError(_cannot_hold(bad, names))
+    if bad or unread:
+        why = "`.safetensors` has only arrays, and not all dtypes. It cannot hold:"
+        holds = (
+            "; a checkpoint of ours (`ec.tree_serialise_leaves`, or `ec.convert` to a "
+            "directory or a `.zip`) holds them"
+        )
+        parts = [(why, bad), (UNREADABLE, unread)]
+        error = ValueError if unread else TypeError
+        raise error(skip_message(parts, names, "" if unread else holds))
     new = names
     if rename is not None:
         new = _rename.renamed_names(_rename.of(rename), names)
@@ -262,8 +274,10 @@ def _tensors(
     return sorted((leaf for _, leaf in out.values()), key=key), labels
 
 
-def _skipped(skip: Sequence[str], names: list[str]) -> set[int]:
-    if isinstance(skip, str) or not all(isinstance(x, str) for x in skip):
+def skipped_leaves(skip: Sequence[str], names: list[str]) -> set[int]:
+    """Which leaves of these names a `skip` leaves out."""
+    is_list = isinstance(skip, Sequence) and not isinstance(skip, str)
+    if not is_list or not all(isinstance(x, str) for x in skip):
         raise TypeError(f'`skip` must be a list of names, as ["step"], not {skip!r}.')
     out: set[int] = set()
     for pattern in skip:
@@ -274,12 +288,32 @@ def _skipped(skip: Sequence[str], names: list[str]) -> set[int]:
     return out
 
 
-def _cannot_hold(bad: list[tuple[str, str]], names: list[str]) -> str:
-    """The error for leaves of these names and dtypes, among those of all `names`."""
-    rows = _folding.fold_rows(bad)
-    lines = [f"  {name}  {what}" for name, what in rows[:_MOST]]
-    if len(rows) > _MOST:
-        lines.append(f"  ... and {len(rows) - _MOST} more")
+UNREADABLE = "These leaves of a file of another library cannot be read:"
+
+
+def unreadable_leaves(
+    names: Sequence[str], leaves: Sequence[Any]
+) -> list[tuple[str, str]]:
+    """Of leaves of these names those that cannot be read, and why."""
+    return [
+        (name, leaf._unreadable)
+        for name, leaf in zip(names, leaves)
+        if isinstance(leaf, LazyArray) and leaf._unreadable is not None
+    ]
+
+
+def skip_message(
+    parts: Sequence[tuple[str, list[tuple[str, str]]]], names: list[str], more: str = ""
+) -> str:
+    """The error for leaves of these names that are refused, each for a reason, among
+    those of all `names`."""
+    lines: list[str] = []
+    for why, bad in parts:
+        rows = _folding.fold_rows(bad)
+        lines += [why] * bool(rows) + [f"  {x}  {what}" for x, what in rows[:_MOST]]
+        if len(rows) > _MOST:
+            lines.append(f"  ... and {len(rows) - _MOST} more")
+    bad = [row for _, rows in parts for row in rows]
     refused = {name for name, _ in bad}
     last = lambda name: name.rpartition(".")[2]
     others = {last(name) for name in names if name not in refused}
@@ -287,13 +321,7 @@ def _cannot_hold(bad: list[tuple[str, str]], names: list[str]) -> str:
     skip = list(dict.fromkeys(skip))
     text = ", ".join(f'"{name}"' for name in skip[:_MOST])
     text += ", ..." if len(skip) > _MOST else ""
-    lines = [
-        "`.safetensors` has only arrays, and not all dtypes. It cannot hold:",
-        *lines,
-        f"Nothing was written. `skip=[{text}]` leaves them out; a checkpoint of ours "
-        "(`ec.tree_serialise_leaves`, or `ec.convert` to a directory or a `.zip`) "
-        "holds them.",
-    ]
+    lines.append(f"Nothing was written. `skip=[{text}]` leaves them out{more}.")
     return _text.message(lines)
 
 

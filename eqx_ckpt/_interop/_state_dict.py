@@ -11,7 +11,8 @@ from .._format._leaves import Leaves
 from .._format._record import Label
 from .._format._template import Template
 from .._load import _load_options, _match
-from .._load._load_options import LoadOptions
+from .._load._load_options import LoadOptions, Renaming
+from .._rename import _renamed
 from .._runtime import _arguments
 from .._tree import (
     _filters,
@@ -122,6 +123,7 @@ def from_state_dict(
     is_leaf: IsLeaf = None,
     *,
     where: Callable[[PyTree], Any] | None = None,
+    rename: Renaming = None,
     missing: str = "error",
     unexpected: str = "error",
     cast: bool = False,
@@ -136,9 +138,10 @@ def from_state_dict(
     **Arguments:**
 
     - `state_dict`: nested dicts as of [`to_state_dict`][]; keys may be joined with
-        dots, so that `{"layers.0.weight": ...}` will do.
-    - `like`, `filter_spec`, `is_leaf`, `where`, `missing`, `unexpected`, `cast`: as in
-        [`tree_deserialise_leaves`][]. `like` says how each leaf comes back. A jax.Array
+        dots, so that `{"layers.0.weight": ...}` will do. Other signs in them are
+        encoded, as in all names: `weight:0` is `weight%3A0`.
+    - `like`, `filter_spec`, `is_leaf`, `where`, `rename`, `missing`, `unexpected`,
+        `cast`: as in [`tree_deserialise_leaves`][]. `like` says how each leaf comes back. A jax.Array
         that is so already is taken as it is; anything else is copied.
 
     **Returns:** `like`, with the selected leaves of the dicts.
@@ -172,6 +175,8 @@ def from_state_dict(
         cast=cast,
     )
     given = _load_options.check(given)
+    if rename is not None:
+        saved, _ = _renamed.renamed(saved, rename)
     matched = _match.match(saved, like, given, thing="state dict")
     out = []
     for record, _, target, _ in matched.reads.values():
@@ -194,7 +199,7 @@ def _leaves(
     states = {entry.state for entry in entries.values()}
     positions, labels = _positions([name for name, _ in rows], states)
     for name, (_, value) in zip(positions, rows):
-        keys = _keys(name)
+        name, keys = _named(name)
         if name in values:
             raise ValueError(f"The state dict has two leaves of the name `{name}`.")
         value, template = _described(name, value)
@@ -206,18 +211,23 @@ def _leaves(
     return saved, list(values.values())
 
 
-def _keys(name: str) -> str:
-    """The kinds of the keys of a name."""
-    try:
-        keys = "".join("o" if x[:2] == "%=" else "k" for x in name.split("."))
-        keys = "" if name == _names.ROOT else keys
-        _names.keys_of(name, keys)
-    except ValueError as e:
-        raise ValueError(
-            f"The state dict has a leaf at {_names.shorten(name)}, which is no name of "
-            f"a leaf: {e}. `ec.leaf_names` shows those of a tree."
-        ) from None
-    return keys
+def _named(name: str) -> tuple[str, str]:
+    """A name of ours, of a key, and the kinds of its keys."""
+    quoted = ".".join(map(_names.quote, name.split(".")))
+    wrong: list[ValueError] = []
+    for one in (name, quoted):
+        try:
+            keys = "".join("o" if x[:2] == "%=" else "k" for x in one.split("."))
+            keys = "" if one == _names.ROOT else keys
+            _names.keys_of(one, keys)
+        except ValueError as e:
+            wrong.append(e)
+        else:
+            return one, keys
+    raise ValueError(
+        f"The state dict has a leaf at {_names.shorten(name)}, which is no name of a "
+        f"leaf: {wrong[0]}. `ec.leaf_names` shows those of a tree."
+    ) from None
 
 
 def _described(name: str, value: Any) -> tuple[Any, Template]:

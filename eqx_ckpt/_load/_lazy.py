@@ -89,7 +89,15 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     @property
     def _is_readable(self) -> bool:
-        return not isinstance(self._record.part, Unreadable)
+        return self._unreadable is None
+
+    @property
+    def _unreadable(self) -> str | None:
+        """What a leaf is that cannot be read, and why; None if it can."""
+        part = self._record.part
+        if not isinstance(part, Unreadable):
+            return None
+        return f"{part.what} (unreadable): {part.why}"
 
     def _check_whole(self) -> None:
         """**Raises:** `ValueError` if it is not all there."""
