@@ -332,7 +332,6 @@ class CheckpointManager:
         `tree_deserialise_leaves` raises.
         """
         self.wait()
-        self._saves.offered = None
         request = LoadRequest(like, own, options)
         tree, states, at = _restore.restore(self._saves, self._near, step, request)
         return (tree, at) if own is None else (tree, states, at)

@@ -216,7 +216,7 @@ def test_a_step_that_is_not_there(root):
     with ec.CheckpointManager(root) as manager:
         fill_run(manager, [1, 5, 9])
         manager.wait()
-        text = f"There is no step 7 in `{root}`: there are 1, 5, 9."
+        text = f"There is no step 7 in `{root}`: all steps are 1, 5, 9."
         for own in (None, "all"):
             with pytest.raises(FileNotFoundError, match=re.escape(text)):
                 manager.restore(tree_at(0), 7, own=own)

@@ -14,8 +14,9 @@ from support.helpers import tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._near import _attempts, _disk, _exchange
+from eqx_ckpt._near import _disk, _exchange
 from eqx_ckpt._near._exchange import Move
+from eqx_ckpt._run import _attempts
 from eqx_ckpt._storage import _root
 
 
@@ -307,11 +308,12 @@ def test_attempts(tmp_path):
     first = _attempts.begin(root, "")
     save = "0123456789abcdef"
     second = _attempts.begin(root, save)
-    assert _attempts.last(root) == second == (first.run, 2, save)
+    assert _attempts.last(root) == second == (first.run, 2, save, None, [])
     # One that was killed as it began.
     (tmp_path / "run/eqx_ckpt.run/3").touch()
     assert _attempts.last(root) == second
-    assert _attempts.begin(root, "") == (first.run, 4, "")
+    third = _attempts.begin(root, "", 5, [(6, save), (7, "")])
+    assert third == _attempts.last(root) == (first.run, 4, "", 5, [(6, save), (7, "")])
     assert ec.CheckpointManager(tmp_path / "run").steps() == []
 
 
