@@ -180,6 +180,7 @@ class Saves:
             return b""
         self.wait()
         if self.base is None:
+            self.steps.root.check_writable()
             self.steps.check_root()
             if self.steps.latest() is None:
                 self.steps.check_readable()

@@ -63,9 +63,12 @@ class Start:
         # One that was begun, and has saved nothing, has to count for nothing.
         is_void = [now.number if now else 0] != [*self._steps.attempts(listing), 0][:1]
         after, earlier = (now.after, now.earlier) if now else (None, [])
-        if newest is not None and step < newest:
-            restored = self._restored
-            after = restored if restored is not None and restored < step else None
+        # What is not older cannot have become this step.
+        restored = self._restored
+        from_ = restored if restored is not None and restored < step else None
+        is_other = from_ is not None and lineage.is_left(from_)
+        if newest is not None and (step < newest or is_other):
+            after = from_
             complete = self._steps.complete(listing)
             gone = _left(lineage, complete, after)
             earlier = [(s, self._steps.save_of(s, listing)) for s in gone]
@@ -80,12 +83,11 @@ class Start:
         passed, self._passed = self._passed, ()
         if not passed:
             return
-        from_ = "anew"
-        if self._restored is not None:
-            from_ = f"with what was restored of step {self._restored}"
+        what = self._restored
+        how = "anew" if what is None else f"with what was restored of step {what}"
         text = (
             f"Step {step} begins an attempt at the run in `{self._steps.root}`, "
-            f"{from_}. Newer {shown(passed)} of an earlier attempt, and a restart "
+            f"{how}. Newer {shown(passed)} of an earlier attempt, and a restart "
             "passes over them. They stay until this attempt has as many as `keep` says."
         )
         _log.say(_log.WARNING, text)
