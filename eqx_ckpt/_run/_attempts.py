@@ -15,7 +15,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._errors import DamagedError
 from .._format import _schema
@@ -112,7 +112,10 @@ def _read(root: Backend, number: int) -> Attempt | None:
         return None
     own = range(number, number + 1)
     form = ID, own, _SAVE, optional(COUNT), [(COUNT, _SAVE)]
-    found = Attempt(*_schema.read(value.data, f"`{key}`", form))
+    facts = _schema.read(value.data, f"`{key}`", [Any])
+    # Earlier releases write no more than three.
+    facts += [None, []] if len(facts) == 3 else []
+    found = Attempt(*_schema.checked(facts, f"`{key}`", form))
     return found._replace(earlier=[(step, save) for step, save in found.earlier])
 
 

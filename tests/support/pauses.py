@@ -94,6 +94,7 @@ class Other:
     """The other process."""
 
     def __init__(self, as_store: bool):
+        self.as_store = as_store
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.pauses", str(int(as_store))],
             stdin=subprocess.PIPE,
