@@ -225,8 +225,9 @@ class CheckpointManager:
         - `tree`: what to save.
         - `metrics`: numbers, or arrays of one number. They become part of the metadata;
             those that are not finite become strings. They are computed only for steps
-            that are saved; of many processes those of process 0 count. Until a step has the metric of `best`, metrics without it
-            are an error, and no step is deleted.
+            that are saved; of many processes those of process 0 count. Until a step has
+            the metric of `best`, metrics without it are an error, and no step is
+            deleted.
         - `metadata`: a dict, as in a save. `step` and `metrics` are put into it.
         - `force`: whether to save now, due or not, and to replace the step if it is
             there.

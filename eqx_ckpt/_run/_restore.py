@@ -264,7 +264,9 @@ def _agree(
 
 def _newest_at_root(search: _Search) -> tuple[int | None, dict[int, Skip]]:
     """The newest complete step that was not skipped, and all that are."""
-    steps, skipped = search.saves.steps, search.skipped
+    steps = search.saves.steps
+    # The others may be complete by now.
+    skipped = {step: skip for step, skip in search.skipped.items() if skip.is_lost}
     found = dict(skipped)
     for listing in steps.listings():
         found = dict(skipped)

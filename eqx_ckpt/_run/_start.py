@@ -85,13 +85,14 @@ class Start:
             return
         what = self._restored
         how = "anew" if what is None else f"with what was restored of step {what}"
-        text = (
-            f"Step {step} begins an attempt at the run in `{self._steps.root}`, "
-            f"{how}. Newer {shown(passed)} of an earlier attempt, and a restart "
-            "passes over them. They stay until this attempt has as many as `keep` says."
+        newer, root = shown(passed), self._steps.root
+        self._steps.say(_log.WARNING, "Began an attempt with", step, f"newer {newer}")
+        warnings.warn(
+            f"Step {step} begins an attempt at the run in `{root}`, {how}. Newer "
+            f"{newer} of an earlier attempt, and a restart passes over them. They stay "
+            "until this attempt has as many as `keep` says.",
+            stacklevel=stacklevel,
         )
-        _log.say(_log.WARNING, text)
-        warnings.warn(text, stacklevel=stacklevel)
 
 
 def _left(lineage: Lineage, steps: Collection[int], after: int | None) -> list[int]:

@@ -248,11 +248,13 @@ def _kills(tmp_path, choose):
     assert process.stdin is not None and process.stdout is not None
     outcomes = []
 
+    stdin, stdout = process.stdin, process.stdout
+
     def play(at):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         shutil.copytree(tmp_path / "pattern", tmp_path / "run")
-        print(at if at else "null", file=process.stdin, flush=True)
-        count = int(process.stdout.readline())
+        print(at if at else "null", file=stdin, flush=True)
+        count = int(stdout.readline())
         outcomes.append(_at(tmp_path / "run"))
         assert outcomes[-1] in [(30, 1), (10, 2)]
         # The run goes on from there, whatever the one that was killed has left.
@@ -268,7 +270,7 @@ def _kills(tmp_path, choose):
     with process:
         for at in choose(play(None)):
             play(at)
-        process.stdin.close()
+        stdin.close()
     assert {*outcomes} == {(30, 1), (10, 2)}
     return len(outcomes)
 

@@ -53,6 +53,7 @@ LIMITS = {
 }
 
 CALLS = {
+    "find the latest step": "_run._steps.Steps.latest",
     "write a save": "_save._serialise.write",
     "publish": "_save._publish.publish",
     "find where others write": "_save._publish.told",
