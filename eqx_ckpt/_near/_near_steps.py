@@ -174,6 +174,7 @@ class Near(NearSteps):
         processes = saves.processes("begin near steps", what, step)
         self._attempt = Attempt.decode(processes.decide(decide, self._disk.report))
         self._is_asked = False
+        start.tell(step, stacklevel=7)
 
     def _plan(self, offer: PendingState) -> Plan:
         assert self._attempt is not None
