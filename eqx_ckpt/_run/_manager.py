@@ -269,6 +269,8 @@ class CheckpointManager:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if self._saves.is_forked:
+            return
         try:
             with _cleanup.surely(self._signals.forget):
                 if error is None:

@@ -65,6 +65,7 @@ class Saves:
         self._has_metric = False
         # What was last given to `save`, until it is saved.
         self.offered: PendingState | None = None
+        self._pid = os.getpid()
         # Whether its save has failed, so that the caller knows that it is not saved.
         self._is_told = False
 
@@ -263,6 +264,11 @@ class Saves:
 
     # ---- The end of a run.
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a fork of the process of the run, which saves nothing."""
+        return os.getpid() != self._pid
+
     def end(self) -> None:
         """Saves what was last given to `save`, if it is not saved."""
         try:
@@ -322,7 +328,7 @@ class Saves:
 
     def forget(self) -> None:
         """Says what is lost, where a manager ends without the end of a `with`."""
-        if self.offered is not None and not self._is_told:
+        if self.offered is not None and not (self._is_told or self.is_forked):
             text = self._not_saved(self.offered, _NO_WITH)
             _log.say(_log.WARNING, text)
             # Python shows no `ResourceWarning` unless it is asked to.

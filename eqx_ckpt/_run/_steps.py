@@ -39,8 +39,6 @@ _PINS = "eqx_ckpt.pins"
 _ORBAX = "_METADATA"
 _MAX_METRICS = 2**20
 _MOST_FINISHED = 1024
-# In the file that says to Orbax that a step is whole.
-MARK = b"by eqx_ckpt"
 # So many are named in an error.
 _SHOWN = 20
 # Seconds that a deletion takes from its look for a pin, at most, in an object store.
@@ -492,7 +490,7 @@ class Steps:
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             with self._at(step).lock(wait=True):
                 if self._is_ours(step):
-                    self.root.write(f"{step}/{_published.DONE}", [MARK])
+                    self.root.write(f"{step}/{_published.DONE}", [_published.OURS])
                     # Where there are no locks, another may have deleted it.
                     if not self.cleans and not self._is_ours(step):
                         _transaction.discard(self.root, f"{step}/{_published.DONE}")
@@ -515,7 +513,7 @@ class Steps:
             if not _numbered.has(self.root, _PINS, step):
                 return True
             with contextlib.suppress(FileExistsError):
-                self.root.write(mark, [MARK])
+                self.root.write(mark, [_published.OURS])
             return False
 
         with _log.timed("delete") as timer:

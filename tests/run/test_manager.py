@@ -657,6 +657,23 @@ def test_there_always_is_a_step(tmp_path):
             seen.add(ec.open(root).metadata["step"])
 
 
+def test_a_fork_saves_nothing(root):
+    code = f"""
+    import os, sys, warnings
+    import numpy as np, eqx_ckpt as ec
+    warnings.simplefilter("ignore")
+    with ec.CheckpointManager({str(root)!r}, every=10) as manager:
+        manager.save(5, {{"x": np.ones(2)}})
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
+        assert manager.steps() == []
+    assert manager.steps() == [5]
+    """
+    run_python(textwrap.dedent(code))
+
+
 def test_a_metric_that_no_step_has(root):
     with ec.CheckpointManager(root) as manager:
         assert ec.CheckpointManager(root, best=("vall", "min")).best() is None
