@@ -112,7 +112,7 @@ def _clean_mark(step: Backend, tops: Mapping[str, bool], remove: bool) -> set[st
     mark = _published.DONE
     if set(tops) - {"default"} != {mark} or step.below("default").list_top():
         return set()
-    found = step.read(mark, limit=len(_published.OURS))
+    found = step.read(mark, stop=len(_published.OURS) + 1)
     if found is None or found.data != _published.OURS:
         return set()
     if remove:

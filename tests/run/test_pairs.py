@@ -22,14 +22,18 @@ PAIRS = [
     *((a, b) for a in CHANGES for b in CHANGES if a != b),
     *((a, b) for a in LOOKS for b in ("save", "delete", "replace")),
     *(("clean", b) for b in ("save", "delete")),
+    *(("save a zip", "delete a zip"), ("delete a zip", "save a zip")),
     *(("save the damaged one", b) for b in ("put a good one there", "delete")),
 ]
 _SAVED = {"save": 4, "save another": 5, "begin anew": 0}
+# Those that an object store knows not, or refuses beside others.
+_LOCAL = "clean", "save a zip", "delete a zip"
 # Of a step that another process has deleted or saved meanwhile; and of writers to one
 # path, of which one has lost.
 _TOLD = {
     "pin": "There is no step 2",
     "delete": "pinned|There is no (checkpoint|step)",
+    "delete a zip": "There is no checkpoint",
     "replace": "was (replaced|deleted)",
     "save the damaged one": "is whole now|exists already|by another|There is no",
 }
@@ -40,6 +44,7 @@ def _run(directory: pathlib.Path, is_damaged: bool) -> pathlib.Path:
     with ec.CheckpointManager(root, reuse=False) as manager:
         for step in (1, 2, 3):
             manager.save(step, tree(step), {"loss": -step})
+    ec.tree_serialise_leaves(root / "a.zip", tree(0))
     if is_damaged:
         (file,) = root.glob("3/default/d/*/0")
         file.write_bytes(bytes(file.stat().st_size))
@@ -117,8 +122,8 @@ def other(request):
 
 
 def _play(tmp_path, other, one, two, count=None):
-    if one == "clean" and other.as_store:
-        return 0  # There it does nothing beside others.
+    if one in _LOCAL and other.as_store:
+        return 0
     pair = _Pair(tmp_path, other, one, two)
     points = pair.play(0)
     rng = random.Random(f"{one}{two}")

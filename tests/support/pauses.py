@@ -68,6 +68,8 @@ CALLS: dict[str, Callable[[pathlib.Path], Any]] = {
     "put a good one there": lambda root: ec.tree_serialise_leaves(
         root / "3/default", tree(3), metadata={"step": 3}
     ),
+    "save a zip": lambda root: ec.tree_serialise_leaves(root / "a.zip", tree(1)),
+    "delete a zip": lambda root: ec.delete(root / "a.zip"),
     "pin": lambda root: CheckpointManager(root).pin(2),
     "delete": lambda root: CheckpointManager(root).delete(2),
     "latest": lambda root: CheckpointManager(root).latest(),
