@@ -42,10 +42,14 @@ def opened(
             stands_for = _extensions.find("stands_for")
             if stands_for is None or isinstance(e, (DamagedError, _index.Newer)):
                 raise
-            meant = stands_for(path, is_empty=isinstance(e, FileNotFoundError))
-            if meant is None:
-                raise
-        return open_at(meant, like, follow_symlinks)
+            is_empty, meant = isinstance(e, FileNotFoundError), None
+            while (other := stands_for(path, is_empty=is_empty)) not in (None, meant):
+                try:
+                    return open_at(other, like, follow_symlinks)
+                except FileNotFoundError:
+                    # Its run may have deleted it since, for a newer one.
+                    meant = other
+            raise
     root = _open_files.root_of(path)
     try:
         source = open_source(root, like)

@@ -71,6 +71,8 @@ def read_json(directory: Backend, key: str) -> tuple[bytes, dict[str, Any]]:
 # In a step of Orbax: its metadata, the file that says that it is finished, and what is
 # None in the metadata before.
 TOP, DONE = "_CHECKPOINT_METADATA", "commit_success.txt"
+# What that file says of a step of ours.
+OURS = b"by eqx_ckpt"
 _TIME = "commit_timestamp_nsecs"
 
 

@@ -262,3 +262,15 @@ def test_what_a_commit_leaves_behind_is_deleted(tmp_path, monkeypatch, orbax, by
     assert ec.verify(path) == [] and _value(path) == 2
     assert {x.name for x in path.iterdir()} == {"eqx_ckpt.json", "d"}
     assert len(os.listdir(path / "d")) == 1
+
+
+def test_the_mark_of_a_step_that_is_gone(tmp_path):
+    """It tells Orbax that a step is whole."""
+    for step, said in ((1, b"by eqx_ckpt"), (2, b"by eqx_ckpt"), (3, b"")):
+        (tmp_path / f"{step}").mkdir()
+        (tmp_path / f"{step}/commit_success.txt").write_bytes(said)
+    ec.tree_serialise_leaves(tmp_path / "2/default", {"x": np.ones(2)})
+    mark = str(tmp_path / "1/commit_success.txt")
+    assert ec.clean(tmp_path, remove=False) == [mark] == ec.clean(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["2", "3"]
+    assert (tmp_path / "2/commit_success.txt").exists()

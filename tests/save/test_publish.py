@@ -484,3 +484,18 @@ def test_paths_with_two_slashes_and_localhost(tmp_path):
         ec.tree_serialise_leaves(path, {"w": np.ones(3)})
         assert ec.open(path)["w"].read().tolist() == [1, 1, 1]
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_directory_that_another_has_put_in_place(tmp_path, monkeypatch):
+    """Its name is made durable, although one of that name was."""
+    above = tmp_path / "above"
+    ec.tree_serialise_leaves(above / "a", {"x": 1})
+    above.rename(tmp_path / "away")
+    above.mkdir()
+    synced = []
+    inside.watch(monkeypatch, "sync a directory", synced.append)
+    ec.tree_serialise_leaves(above / "a", {"x": 1})
+    assert str(tmp_path) in synced
+    synced.clear()
+    ec.tree_serialise_leaves(above / "b", {"x": 1})
+    assert str(above) in synced and str(tmp_path) not in synced

@@ -50,6 +50,7 @@ LIMITS = {
 }
 
 CALLS = {
+    "find the latest step": "_run._steps.Steps.latest",
     "write a save": "_save._serialise.write",
     "publish": "_save._publish.publish",
     "find where others write": "_save._publish.told",
@@ -73,6 +74,7 @@ CALLS = {
     "read the head of an index": "_format._journal.summarise",
     "exchange": "_storage._local_files.exchange",
     "lock": "_storage._descriptor.Lock",
+    "sync a directory": "_storage._local_files.sync_directory",
     "sync a file system": "_storage._local_files.syncfs",
     "sync together": "_storage._local.LocalDirectory.synced_together",
     "syncs report errors": "_storage._local_files._reports_all",
