@@ -45,7 +45,7 @@ def stage(leaf: Any, template: Template) -> Any:
 
 
 def is_own(array: np.ndarray) -> bool:
-    """Whether nobody writes to the memory of an array any more, as of what was staged."""
+    """Whether nobody writes to the memory of an array any more: it was staged."""
     return array.flags.owndata and not array.flags.writeable
 
 

@@ -3,6 +3,7 @@
 import itertools as it
 import threading
 import weakref
+from typing import Any
 
 import jax
 import jax.dlpack
@@ -192,7 +193,7 @@ _FORMS = {
 @pytest.mark.parametrize("form", _FORMS)
 def test_what_a_thread_writes_to_meanwhile_can_be_loaded(tmp_path, form):
     """As a replay buffer: its values may be torn, and its checkpoint may not."""
-    options = dict(_FORMS[form])
+    options: dict[str, Any] = dict(_FORMS[form])
     path = f"{options.pop('root', tmp_path)}/{options.pop('name', 'c')}"
     memory = np.zeros((150, 1000, 10), np.float32)
     tree = {
