@@ -96,7 +96,7 @@ def convert(
     if isinstance(root, HubBackend):
         with tempfile.TemporaryDirectory() as above:
             here = os.path.join(above, root.split()[1] or "checkpoint")
-            same: Any = dict(skip=skip, metadata=metadata, verify=verify)
+            same: Any = dict(skip=skip, metadata=metadata, verify=verify, base=base)
             convert(ckpt, here, functions=functions, **same, **options)
             root.upload(here, overwrite)
         return
@@ -108,13 +108,11 @@ def convert(
                 f"{len(ckpt.functions)}: nothing was written. Leave them out, with "
                 '`functions="drop"`, or write a checkpoint.'
             )
-        if base is not None:
-            raise ValueError(
-                f"`base` is for a checkpoint, and `{root}` is to be a `.safetensors` "
-                "file: leave it out."
-            )
         of_checkpoints = {"chunks", "compression", "layout", "orbax"}
-        if useless := sorted(options.keys() & of_checkpoints):
+        useless = sorted(options.keys() & of_checkpoints)
+        useless += ["base"] if base is not None else []
+        useless += ["functions"] if functions not in (None, "drop") else []
+        if useless:
             raise ValueError(
                 f"`{useless[0]}` is for a checkpoint, and `{root}` is to be a "
                 "`.safetensors` file: leave it out."

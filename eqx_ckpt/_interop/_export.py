@@ -18,7 +18,7 @@ from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._rename import _rename
 from .._runtime import _arguments, _processes, _progress
-from .._runtime._arguments import Who
+from .._runtime._arguments import Together, Who
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._save import _lazies
@@ -127,6 +127,11 @@ def export_safetensors(
             with _lines(tensors, room, progress) as lines:
                 _shards.write(root, files, headers, lines, durable)
         return
+    if isinstance(processes, Together):
+        raise ValueError(
+            "`processes` is for an export to several files, which many processes make "
+            "together: pass `shard_bytes` too, or leave it out."
+        )
     found = _probe.look(root)
     is_directory = root.entry() == "directory" or root.has(_files.INDEX)
     if found is None and is_directory:
@@ -245,9 +250,7 @@ def _tensors(
         parts = [(why, bad), (UNREADABLE, unread)]
         error = ValueError if unread else TypeError
         raise error(skip_message(parts, names, "" if unread else holds))
-    new = names
-    if rename is not None:
-        new = _rename.renamed_names(_rename.of(rename), names)
+    new = names if rename is None else _renamed(rename, names, all_names)
     out: dict[str, tuple[str, PlannedLeaf]] = {}
     labels: dict[str, str] = {}
     for i, to, leaf in zip(numbers, new, described):
@@ -272,6 +275,17 @@ def _tensors(
     order = {ours: -number for number, ours in enumerate(_safetensors.DTYPES.values())}
     key = lambda leaf: (order[leaf.template.dtype], leaf.name.encode())
     return sorted((leaf for _, leaf in out.values()), key=key), labels
+
+
+def _renamed(rename: Any, names: list[str], all_names: list[str]) -> list[str]:
+    """The names in the file. A rule may be for leaves that are not written."""
+    how = _rename.of_names(rename)
+    used: set[int] = set()
+    new = [_rename.apply(how, name, used, "rename=")[0] for name in names]
+    for name in all_names if how.all_rules else ():
+        _rename.apply(how, name, used, "rename=")
+    _rename.check_used(how, used, names, "tree")
+    return new
 
 
 def skipped_leaves(skip: Sequence[str], names: list[str]) -> set[int]:

@@ -214,7 +214,7 @@ class _LargeLeaf:
 def read_parts(reader: Reader, reads: list[StoredRead]) -> Results:
     """Reads leaves, the first of them first, and gives those without problems."""
     jobs = (job for leaf in _leaves(reader, reads) for job in leaf.jobs())
-    for leaf in _reader.in_order(reader.pool, jobs, reader.budget):
+    for leaf in _reader.in_order(reader.crew, jobs, reader.budget):
         if leaf is not None and leaf.read.record.name not in reader.problems:
             yield leaf.read, leaf.result()
 

@@ -13,6 +13,7 @@ import numpy as np
 from .._format import _text
 from .._format._leaves import Record
 from .._format._view import View
+from .._runtime._threads import Crew
 from .._storage import _backend
 from .._storage._backend import Backend
 from .._tree import _leaf
@@ -79,7 +80,7 @@ class Reader:
     digests: Digests | None
     budget: int
     problems: dict[str, str]
-    pool: cf.Executor
+    crew: Crew
     # Of each thread, for what is read and then decoded.
     own: Any = dataclasses.field(default_factory=threading.local, init=False)
 
@@ -97,7 +98,7 @@ Job = tuple[int, Callable[[], Callable[[], T]]]
 
 
 def in_order(
-    pool: cf.Executor, jobs: Iterable[Job[T]], budget: int, most: int = 2**16
+    crew: Crew, jobs: Iterable[Job[T]], budget: int, most: int = 2**16
 ) -> Iterator[T]:
     """The results of jobs in their order, of which `most` are under way, with no more
     bytes than the `budget`, or one."""
@@ -109,11 +110,11 @@ def in_order(
         while waiting and (is_done or used + nbytes > budget or len(waiting) >= most):
             size, future = waiting.popleft()
             used, is_done = used - size, False
-            yield future.result()
-        waiting.append((nbytes, pool.submit(start())))
+            yield crew.result(future)
+        waiting.append((nbytes, crew.submit(start())))
         used += nbytes
     while waiting:
-        yield waiting.popleft()[1].result()
+        yield crew.result(waiting.popleft()[1])
 
 
 def converted(

@@ -26,12 +26,7 @@ def renamed(leaves: Leaves, given: Any) -> tuple[Leaves, Callable[[str], list[st
     **Raises:** `ValueError` for two leaves of one name, rules that change nothing, and
     those with adapters.
     """
-    how = _rename.of(given)
-    if how.has_adapters:
-        raise ValueError(
-            "`rename` has a rule with an adapter. A load takes leaves as they are: use "
-            "the rename in a pair of `ec.graft`."
-        )
+    how = _rename.of_names(given)
     used: set[int] = set()
     names = [record.name for record in leaves.records()]  # This checks them.
     new = [_rename.apply(how, name, used, "rename=")[0] for name in names]
@@ -44,7 +39,7 @@ def renamed(leaves: Leaves, given: Any) -> tuple[Leaves, Callable[[str], list[st
         for to in moves.node(name, field):
             nodes.setdefault(to, []).append(name)
     labels = _labels(leaves, moves)
-    _check_used(how, used, names)
+    _rename.check_used(how, used, names, "checkpoint")
     return leaves.renamed(new, labels, nodes), moves.node
 
 
@@ -73,15 +68,6 @@ def _check_collisions(old: list[str], new: list[str]) -> None:
         "loaded. Narrow the patterns, or take those that are in the way elsewhere:\n"
         + "\n".join([*lines[:20], *more])
     )
-
-
-def _check_used(how: Rename, used: set[int], names: list[str]) -> None:
-    if unused := _rename.unused(how, used):
-        raise ValueError(
-            f"`rename` has rules that change no name of the checkpoint: "
-            f"{', '.join(unused)}. A rule is given whole names, as the rules before it "
-            f"have left them: at first, such as `{''.join(names[:1])}`."
-        )
 
 
 class _Moves:

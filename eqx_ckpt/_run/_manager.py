@@ -107,6 +107,8 @@ class CheckpointManager:
         `processes` (a [`Together`][] with a `timeout`), as in
         [`async_tree_serialise_leaves`][].
 
+    Several threads may use one manager: `save` is called by one after the other.
+
     Use it as a context manager. At the end of the `with` it saves the last state that
     you gave to [`save`][], if that was not due; it waits; and it raises what went
     wrong. So a run ends with its last state saved, whatever ends it: its last step, a

@@ -1,5 +1,6 @@
 """The saves of a run: one goes on at a time, and older steps are deleted after it."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,12 +12,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._format import _schema
-from .._runtime import _log, _processes
+from .._runtime import _log, _processes, _threads
 from .._runtime._processes import Processes
 from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
-from .._storage import _root
+from .._storage import _context, _root
 from . import _own, _policy, _steps
 from ._pending import PendingState
 from ._policy import Policy
@@ -53,7 +54,7 @@ class Saves:
         self._retention = Retention(steps, policy)
         # When the last save began.
         self.last = time.monotonic()
-        self.going: Saving | None = None
+        self.going: list[Saving] = []
         # The step whose save has begun, until it is the one that goes on.
         self._begun: int | None = None
         self._undeleted: list[str] = []
@@ -68,6 +69,8 @@ class Saves:
         self._pid = os.getpid()
         # Whether its save has failed, so that the caller knows that it is not saved.
         self._is_told = False
+        # Threads give their states one after the other. They wait at any time.
+        self._turn = _threads.Turn()
 
     def processes(self, kind: str, what: str, tag: Any = None) -> Processes:
         """The processes of the run, for one call that all of them make."""
@@ -87,6 +90,10 @@ class Saves:
 
     def offer(self, offer: PendingState) -> bool:
         """Saves a state if it is due, and keeps it for the end of the run if not."""
+        with self._turn.taken(_context.check_fork):
+            return self._offer(offer)
+
+    def _offer(self, offer: PendingState) -> bool:
         saves = False
         if offer.force or self.policy.may_be_due(offer.step):
             try:
@@ -161,12 +168,12 @@ class Saves:
             lambda _: self._follow_up(going, retain, processes.leads)
         )
         # Last: whoever waits for it waits for both.
-        self.going = going
+        self.going.append(going)
         self._begun = None
         try:
             handle.staged()
         except Exception:
-            self.going = None  # It is over, and this says why.
+            self._forget(going)  # It is over, and this says why.
             raise
         self.start.tell(step, stacklevel=5)
         if wrong and processes.leads:
@@ -238,7 +245,7 @@ class Saves:
                 self.base = going.handle
                 if leads and retain:
                     left = self._retention.retain(going.step, self.damaged)
-                    self._undeleted += left
+                    self._undeleted.extend(left)
                     self.steps.journal.saved(going.step)
         except Exception as e:
             self._undeleted.append(f"{type(e).__name__}: {e}")
@@ -247,20 +254,25 @@ class Saves:
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted."""
-        if self.going is None:
-            return
-        try:
-            self.going.handle.result()
-            if not self.going.handle._reaches(self.going.over):
-                self._undeleted.append("The thread of the save has ended.")
-        except Exception:
-            self.going = None
-            raise
-        self.going = None  # But not after Ctrl-C: it goes on.
+        for going in self.going.copy():
+            try:
+                going.handle.result()
+                if not going.handle._reaches(going.over):
+                    self._undeleted.append("The thread of the save has ended.")
+            except Exception:
+                self._forget(going)
+                raise
+            self._forget(going)  # But not after Ctrl-C: it goes on.
         if self._undeleted:
-            text, self._undeleted = "\n  ".join(self._undeleted), []
+            undeleted, self._undeleted = self._undeleted, []
+            text = "\n  ".join(undeleted)
             _log.say(_log.WARNING, f"Older steps were not deleted:\n  {text}")
             warnings.warn(f"Older steps were not deleted:\n  {text}", stacklevel=3)
+
+    def _forget(self, going: Saving) -> None:
+        # Another thread may have waited for it too.
+        with contextlib.suppress(ValueError):
+            self.going.remove(going)
 
     # ---- The end of a run.
 
@@ -271,6 +283,10 @@ class Saves:
 
     def end(self) -> None:
         """Saves what was last given to `save`, if it is not saved."""
+        with self._turn.taken(_context.check_fork):
+            self._end()
+
+    def _end(self) -> None:
         try:
             self.wait()
             offer = self.offered
@@ -287,6 +303,10 @@ class Saves:
 
     def end_after(self, error: BaseException) -> None:
         """Saves it after an error, which has notes on what cannot be done."""
+        with self._turn.taken(_context.check_fork):
+            self._end_after(error)
+
+    def _end_after(self, error: BaseException) -> None:
         offer, self.offered = self.offered, None
         is_saved = False
         try:
@@ -318,7 +338,7 @@ class Saves:
 
     def _is_under_way(self, offer: PendingState) -> bool:
         """Whether the state is being saved, or is saved."""
-        if self.going is not None and self.going.step == offer.step:
+        if any(going.step == offer.step for going in self.going.copy()):
             return True
         if self._begun != offer.step:
             return False

@@ -34,12 +34,19 @@ def stage(leaf: Any, template: Template) -> Any:
     caller's: arrays in memory that it is computed of are `owned` since it was made.
     """
     if isinstance(leaf, np.ndarray):
-        return owned(leaf)
+        copy = owned(leaf)
+        copy.flags.writeable = False
+        return copy
     if isinstance(leaf, Shards):
         return leaf._replace(parts=list(map(_stage_part, leaf.parts)))
     if not isinstance(leaf, jax.Array):
         return leaf
     return stage(_in_parts(leaf, template), template)
+
+
+def is_own(array: np.ndarray) -> bool:
+    """Whether nobody writes to the memory of an array any more: it was staged."""
+    return array.flags.owndata and not array.flags.writeable
 
 
 @_guards.lifted()

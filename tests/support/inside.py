@@ -303,12 +303,12 @@ def made() -> dict[str, int]:
 def registered_types_forgotten() -> Iterator[None]:
     """Types that are registered meanwhile are not, afterwards."""
     module = importlib.import_module("eqx_ckpt._tree._register")
-    before = set(module._codecs)
+    before = set(module._registered)
     try:
         yield
     finally:
-        for cls in set(module._codecs) - before:
-            module._set(cls, None)
+        for block in set(module._registered) - before:
+            module._take_back(block)
 
 
 # ---- Single steps of a call.
