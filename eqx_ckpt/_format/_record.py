@@ -449,18 +449,9 @@ def _width_of(kind: Sequence[Any]) -> int:
 def _kind_of(kind: list[Any]) -> Kind:
     how, module, name, parts, data, labels, keys = kind
     if type(parts) is int:
-        parts = () if how in DICTS else _digits(parts)
+        parts = () if how in DICTS else list(map(str, range(parts)))
     keys = "" if keys is None else json.dumps(keys)
     return Kind(how, (module, name), tuple(parts), data, tuple(labels), keys)
-
-
-_counted: list[str] = []
-
-
-def _digits(count: int) -> list[str]:
-    """The first numbers as texts, which all kinds share."""
-    _counted.extend(map(str, range(len(_counted), count)))
-    return _counted[:count]
 
 
 # Kinds whose children and static values are fields of one class.
