@@ -306,7 +306,8 @@ def _unheld(
     leaf: PlannedLeaf, regions: Iterable[tuple[slice, ...]]
 ) -> Iterator[UnheldError]:
     """The errors of the regions that this process has of a leaf."""
-    is_cast = _template.is_floating(getattr(leaf.value, "dtype", None))
+    dtype: Any = getattr(leaf.value, "dtype", None)
+    is_cast = _template.is_floating(dtype)
     for region in regions if is_cast and leaf.alias is None else ():
         try:
             list(_host_copy.to_host_by_regions(leaf.value, leaf.template, [region]))

@@ -209,7 +209,9 @@ def plain_kind(target: Target) -> Kind | None:
         assert target.impl is not None
         return np.dtype(np.uint32), target.shape + _leaf.key_shape(target.impl)
     dtype = target.dtype
-    if target.kind != "jax" or dtype != jax.dtypes.canonicalize_dtype(dtype):
+    if target.kind != "jax" or dtype is None:
+        return None
+    if dtype != jax.dtypes.canonicalize_dtype(dtype):
         return None
     return dtype, target.shape
 

@@ -385,7 +385,7 @@ def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _check(lost: Any, array: np.ndarray, dtype: np.dtype) -> None:
-    count = np.count_nonzero(lost)
+    count = int(np.count_nonzero(lost))
     if count:
         example = array.reshape(-1)[np.argmax(lost)]
         raise _unheld(count, array.size, example, dtype)
@@ -403,11 +403,8 @@ def _outside(array: np.ndarray, dtype: np.dtype) -> Any:
 def _overflowing(array: np.ndarray, out: np.ndarray) -> Any:
     """Which finite numbers have become something else that is far from them."""
     if out.dtype.kind == "c":
-        real, imag = (
-            _overflowing(array.real, out.real),
-            _overflowing(array.imag, out.imag),
-        )
-        return real | imag
+        real = _overflowing(np.real(array), np.real(out))
+        return real | _overflowing(np.imag(array), np.imag(out))
     low, high = _range(out.dtype)
     with np.errstate(invalid="ignore"):
         # Nearly always this is all that is looked at. It is false of NaN.
@@ -443,7 +440,7 @@ def _range(dtype: np.dtype) -> tuple[Any, Any]:
         whole = ml_dtypes.iinfo(dtype)
         return int(whole.min), int(whole.max)
     if dtype.kind == "c":
-        dtype = np.zeros((), dtype).real.dtype
+        dtype = np.finfo(dtype).dtype
     info = ml_dtypes.finfo(dtype)
     return float(info.min), float(info.max)
 
