@@ -171,7 +171,9 @@ class Node(NamedTuple):
     weight: float = 1
 
 
+# Children without keys are called by their places, or by what they are of the node.
 _PLACES = ["(0|a)", "(1|b)"]
+_ARGS = [r"(0|args)\.0", r"(1|keywords)\.k"]
 _NODES = {
     "Module": Node(Layer, "ab", "xy", weight=3),
     "Module with a function": Node(Bare, "a", "x", _FUNCTIONS, 2),
@@ -184,9 +186,7 @@ _NODES = {
     "with keys": Node(Keyed, "ab", [""]),
     "without keys": Node(_releases[0], _PLACES, [""]),
     "without keys, in another order": Node(_releases[1], _PLACES, [""], weight=0),
-    "Partial": Node(
-        lambda a, b, f: jtu.Partial(f, a, k=b), ["0.0", "1.k"], [""], _FUNCTIONS, 2
-    ),
+    "Partial": Node(lambda a, b, f: jtu.Partial(f, a, k=b), _ARGS, [""], _FUNCTIONS, 2),
     "BCOO": Node(lambda a, b, shape: BCOO((a, b), shape=shape), "ab", [""], [*_SHAPE]),
     "tuple": Node(lambda *x: x, "01"),
     "list": Node(lambda *x: [*x], "01"),
@@ -285,6 +285,8 @@ def _changed(value: Value) -> Iterator[tuple[Value, str]]:
     """Each value that differs from one in one part, and the kind of that part."""
     if value.kind not in _CONTAINERS:
         yield value._replace(is_altered=True), value.kind
+    elif len(value.parts) == 1:
+        yield value._replace(parts=(*value.parts, Value("int"))), "one part more"
     for i, part in enumerate(value.parts):
         for changed, kind in _changed(part):
             parts = (*value.parts[:i], changed, *value.parts[i + 1 :])
