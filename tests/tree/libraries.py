@@ -62,12 +62,11 @@ def _load(path: pathlib.Path, make: factories.Factory, calls: Sequence[str]) -> 
         return "not saved"
     expected = jtu.tree_leaves(_with_numbers(make, 0))
     like = _with_numbers(make, 1)
-    names = jtu.tree_leaves(ec.leaf_names(like))
     for call in calls:
-        loaded = jtu.tree_leaves(BY_PATH[call](path, like))
-        for leaf, was, name in zip(loaded, expected, names, strict=True):
+        loaded, _ = jtu.tree_flatten_with_path(BY_PATH[call](path, like))
+        for (keys, leaf), was in zip(loaded, expected, strict=True):
             if ec.is_storable(was) and facts(leaf) != facts(was):
-                return f"exchanged: {call}: `{name}` is not as it was"
+                return f"exchanged: {call}: {jtu.keystr(keys)} is not as it was"
     return "as it was"
 
 
@@ -83,7 +82,8 @@ def _each(
             what, _, text = text.partition(": ")
         except Exception as e:
             refused = deed is _load and isinstance(e, RuntimeError)
-            what, text = "refused" if refused else "error", f"{type(e).__name__}: {e}"
+            what = "refused" if refused else "error"
+            text = f"{', '.join(turn)}: {type(e).__name__}: {e}"
         yield Outcome(library, name, what, text)
 
 
