@@ -21,6 +21,7 @@ def init(path: Any, like: Any, **options: Any) -> Any:
 
 
 def graft(path: Any, like: Any, **options: Any) -> Any:
+    options = {"scalars": "load", **options}
     return ec.graft(like, path, [(lambda m: m, lambda c: c)], **options)[0]
 
 

@@ -20,9 +20,13 @@ import numpy as np
 
 Factory = Callable[[jax.Array], Any]
 LIBRARIES: dict[str, Callable[[], dict[str, Factory]]] = {}
-# Of these a package may sort children by the hashes of their names. Then a load in
-# another process may be refused, in so many words; it never exchanges them.
-UNSTEADY = ("numpyro",)
+# Calls that may refuse what a process saved, in so many words. They never exchange it.
+MAY_REFUSE = {
+    # It sorts children by the hashes of their names.
+    "numpyro": ("load", "splice", "init", "graft"),
+    # How a class is flattened hangs on which of its leaves are arrays.
+    "distrax": ("graft",),
+}
 
 
 def _library(of: Callable[[], dict[str, Factory]]) -> Callable[[], dict[str, Factory]]:

@@ -106,6 +106,21 @@ def _release(*order: str) -> type:
 _releases = _release("a", "b"), _release("b", "a")
 
 
+class Flagged:
+    """A node whose leaf may be one object with its static data: small ints and bools
+    are one in all of a process."""
+
+    def __init__(self, a: Any, x: Any, y: Any):
+        self.a, self.x, self.y = a, x, y
+
+
+jtu.register_pytree_node(
+    Flagged,
+    lambda node: ((node.a,), (node.x, node.y)),
+    lambda data, children: Flagged(*children, *data),
+)
+
+
 class Norms(eqx.Module):
     """A layer that has entries of a State."""
 
@@ -146,9 +161,13 @@ _CONTAINERS: dict[str, Callable[..., Any]] = {
     "a dataclass with slots": Slots,
     "a class of attrs": Attrs,
 }
-_SHAPE = {"a shape": (lambda: (2, 3), lambda: (2, 4))}
-_VALUES = {**KINDS, **UNCOMPARED, **_SHAPE}
+_OWN = {
+    "a shape": (lambda: (2, 3), lambda: (2, 4)),
+    "no": (lambda: False, lambda: True),
+}
+_VALUES = {**KINDS, **UNCOMPARED, **_OWN}
 # Functions, and leaves that no save stores.
+_FLAGS = ["bool", "no", "None", "ellipsis", "empty text"]
 _FUNCTIONS = [
     *("function", "relu", "gelu", "tanh", "ufunc of JAX", "builtin", "custom_jvp"),
     *("jitted function", "closure", "lambda", "bound method", "partial"),
@@ -171,7 +190,9 @@ class Node(NamedTuple):
     weight: float = 1
 
 
+# Children without keys are called by their places, or by what they are of the node.
 _PLACES = ["(0|a)", "(1|b)"]
+_ARGS = [r"(0|args)\.0", r"(1|keywords)\.k"]
 _NODES = {
     "Module": Node(Layer, "ab", "xy", weight=3),
     "Module with a function": Node(Bare, "a", "x", _FUNCTIONS, 2),
@@ -184,10 +205,10 @@ _NODES = {
     "with keys": Node(Keyed, "ab", [""]),
     "without keys": Node(_releases[0], _PLACES, [""]),
     "without keys, in another order": Node(_releases[1], _PLACES, [""], weight=0),
-    "Partial": Node(
-        lambda a, b, f: jtu.Partial(f, a, k=b), ["0.0", "1.k"], [""], _FUNCTIONS, 2
+    "Partial": Node(lambda a, b, f: jtu.Partial(f, a, k=b), _ARGS, [""], _FUNCTIONS, 2),
+    "BCOO": Node(
+        lambda a, b, shape: BCOO((a, b), shape=shape), "ab", [""], ["a shape"]
     ),
-    "BCOO": Node(lambda a, b, shape: BCOO((a, b), shape=shape), "ab", [""], [*_SHAPE]),
     "tuple": Node(lambda *x: x, "01"),
     "list": Node(lambda *x: [*x], "01"),
     "dict": Node(lambda *x: dict(zip("pq", x)), "pq"),
@@ -195,6 +216,7 @@ _NODES = {
     "FrozenDict": Node(lambda *x: FrozenDict(zip("pq", x)), "pq"),
     "namedtuple": Node(Point, "xy"),
     "leaf": Node(lambda x: x, (), [""], _LEAVES, 2),
+    "flags": Node(Flagged, [""], ["", ""], _FLAGS, 2),
     "numbers": Node(lambda: None, weight=0),
 }
 
@@ -212,8 +234,8 @@ def _plan(rng: random.Random, depth: int = 0) -> Plan:
         return Plan("numbers")
     kind = rng.choices([*_NODES], [x.weight for x in _NODES.values()])[0]
     node = _NODES[kind]
-    if kind == "BCOO":
-        children = Plan("numbers"), Plan("numbers")
+    if kind in ("BCOO", "flags"):
+        children = tuple(Plan("numbers") for _ in node.children)
     else:
         children = tuple(_plan(rng, depth + 1) for _ in node.children)
     pick = lambda: Value(rng.choice(node.kinds)) if node.kinds else _value(rng)
@@ -229,7 +251,9 @@ def _of(value: Value) -> Any:
 def _build(plan: Plan, numbers: Iterator[float]) -> Any:
     if plan.kind == "numbers":
         return np.full(2, next(numbers))
-    if plan.kind == "BCOO":
+    if plan.kind == "flags":
+        below = [next(numbers) < 1000]
+    elif plan.kind == "BCOO":
         below = [np.full(2, next(numbers)), np.full((2, 2), int(next(numbers)))]
     else:
         below = [_build(child, numbers) for child in plan.children]
@@ -285,6 +309,8 @@ def _changed(value: Value) -> Iterator[tuple[Value, str]]:
     """Each value that differs from one in one part, and the kind of that part."""
     if value.kind not in _CONTAINERS:
         yield value._replace(is_altered=True), value.kind
+    elif len(value.parts) == 1:
+        yield value._replace(parts=(*value.parts, Value("int"))), "one part more"
     for i, part in enumerate(value.parts):
         for changed, kind in _changed(part):
             parts = (*value.parts[:i], changed, *value.parts[i + 1 :])
@@ -345,7 +371,7 @@ def _numbers(tree: Any) -> Iterator[Any]:
     for leaf in jtu.tree_leaves(tree, is_leaf=one):
         if leaf is not tree and not jtu.all_leaves([leaf]):
             yield from _numbers(leaf)
-        elif isinstance(leaf, (np.ndarray, jax.Array)):
+        elif isinstance(leaf, (bool, np.ndarray, jax.Array)):
             yield leaf
 
 
