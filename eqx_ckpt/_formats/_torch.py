@@ -268,7 +268,8 @@ def _parts(value: dict) -> list[list[str]]:
         for number, key in enumerate(value):
             text = texts[number]
             if counts[text] > 1 and type(key) is not int:
-                text = f"'{text}'" if type(key) is str else f"{text} {number}"
+                is_whole = type(key) is str and len(key) <= _MAX_KEY
+                text = f"'{text}'" if is_whole else f"{text} {number}"
                 while text in counts:
                     text += "'"
                 counts[text] += 1

@@ -140,9 +140,10 @@ def from_state_dict(
     - `state_dict`: nested dicts as of [`to_state_dict`][]; keys may be joined with
         dots, so that `{"layers.0.weight": ...}` will do. Other signs in them are
         encoded, as in all names: `weight:0` is `weight%3A0`.
-    - `like`, `filter_spec`, `is_leaf`, `where`, `rename`, `missing`, `unexpected`,
-        `cast`: as in [`tree_deserialise_leaves`][]. `like` says how each leaf comes back. A jax.Array
-        that is so already is taken as it is; anything else is copied.
+    - `like`, `filter_spec`, `is_leaf`, `where`: as in [`tree_deserialise_leaves`][].
+        `like` says how each leaf comes back. A jax.Array that is so already is taken
+        as it is; anything else is copied.
+    - `rename`, `missing`, `unexpected`, `cast`: as in [`tree_deserialise_leaves`][].
 
     **Returns:** `like`, with the selected leaves of the dicts.
 

@@ -102,7 +102,8 @@ def _whose(root: Backend) -> str:
             return f"{lacks}. A save may have been interrupted there"
     names = [] if root.is_far else sorted(root.list_top() or ())
     if not names:
-        return "" if root.is_far else ": the directory is empty"
+        where = f": it has no `{_files.INDEX}`, and the directory is empty"
+        return "" if root.is_far else where
     some = _text.bounded(", ".join(f"`{name}`" for name in names[:3]), 200)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
