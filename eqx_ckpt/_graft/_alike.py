@@ -177,9 +177,7 @@ class _Layer(NamedTuple):
 class _Group:
     """Layers that differ only in some of the numbers in their names."""
 
-    def __init__(
-        self, texts: tuple[str, ...], fixed: tuple[int | None, ...], top: int
-    ):
+    def __init__(self, texts: tuple[str, ...], fixed: tuple[int | None, ...], top: int):
         shown = ["*" if x is None else str(x) for x in fixed]
         self.form = "".join(x for y in zip(texts, [*shown, ""]) for x in y)
         self._texts, self._top = texts, top
@@ -426,7 +424,8 @@ class _Matching:
         above = [_nodes_above(x) for x in (old, new)]
         # The nearest node of each that is in a pair.
         near = [
-            [x for x in nodes if self._below[i, x] > own] for i, nodes in enumerate(above)
+            [x for x in nodes if self._below[i, x] > own]
+            for i, nodes in enumerate(above)
         ]
         if not all(near):
             return False
@@ -444,7 +443,9 @@ class _Matching:
         for pair in self._found:
             if self.is_elsewhere(*pair.layers[0], 1):
                 old, new = zip(*pair.layers)
-                both = [[y for x in side for y in _weight_first(x)] for side in (old, new)]
+                both = [
+                    [y for x in side for y in _weight_first(x)] for side in (old, new)
+                ]
                 unclear.append((both[0], both[1]))
                 continue
             for old, new in pair.layers:
@@ -532,9 +533,7 @@ class _Bucket:
 
     def take(self, a: int, b: int) -> _Pair:
         pair = self._pairs[a, b]
-        self._pairs = {
-            x: y for x, y in self._pairs.items() if x[0] != a and x[1] != b
-        }
+        self._pairs = {x: y for x, y in self._pairs.items() if x[0] != a and x[1] != b}
         return pair
 
     def best(self, matching: _Matching) -> list[tuple[int, int]]:
@@ -548,15 +547,15 @@ class _Bucket:
                 if not pair.likeness or not beside(*nodes):
                     continue
             score = pair.likeness + pair.is_same
-            score += _BESIDE * beside(*(x[-1] if x else "" for x in map(_nodes_above, first)))
+            score += _BESIDE * beside(
+                *(x[-1] if x else "" for x in map(_nodes_above, first))
+            )
             key = _weight_names(first)
             if len(usual[key]) == 1 and not usual[key] & pair.ways:
                 score -= _USUAL
             scores[i, j] = score
             if pair.is_apart and (i, j) not in self._alone:
-                nodes = [
-                    _node_of(x, y) for x, y in zip(first, self._apart[i, j])
-                ]
+                nodes = [_node_of(x, y) for x, y in zip(first, self._apart[i, j])]
                 apart[i, j] = not beside(*nodes)
         rows: dict[tuple[int, int], list[float]] = collections.defaultdict(list)
         for pair, score in scores.items():
@@ -687,9 +686,7 @@ def _likeness(a: str, b: str) -> float:
 @ft.lru_cache(2**16)
 def _compared(a: str, b: str) -> tuple[float, set[str], set[str]]:
     """The likeness of the words of two forms, and the words that the other lacks."""
-    left, right = (
-        collections.Counter(_words.words(_plain(x))) for x in (a, b)
-    )
+    left, right = (collections.Counter(_words.words(_plain(x))) for x in (a, b))
     total = left.total() + right.total()
     pairs = ((_likeness(x, y), x, y) for x in left for y in right)
     common = 0.0

@@ -41,7 +41,9 @@ def test_what_a_graft_says_to_paste(seed, tmp_path):
     """Pairs are right, and nothing that could be in one is in `fresh` or `drop`."""
     _, saved, wanted, truth = architectures.case(seed)
     zeros = lambda kinds: {x: np.zeros(s, "float32") for x, (_, s) in kinds.items()}
-    ec.tree_serialise_leaves(tmp_path / "x", ec.nest({**zeros(saved), "z": np.ones(77)}))
+    ec.tree_serialise_leaves(
+        tmp_path / "x", ec.nest({**zeros(saved), "z": np.ones(77)})
+    )
     model = {"ours": ec.nest(zeros(wanted)), "new": np.zeros(77)}
     with pytest.raises(RuntimeError) as caught:
         ec.graft(model, tmp_path / "x", [(lambda m: m["new"], lambda c: c.z[:5])])
