@@ -38,8 +38,8 @@ _SYNONYMS = {x: y for y, *some in map(str.split, _groups.split(",")) for x in so
 _opposites = """
     query key value output qkv, up down gate, encoder decoder, cross self,
     actor critic,
-    online target, teacher student, vision text audio, pre post, before after, in output,
-    input output, weight bias, ih hh, mean var, std mean, std mu, mu nu,
+    online target, teacher student, vision text audio, pre post, before after,
+    in output, input output, weight bias, ih hh, mean var, std mean, std mu, mu nu,
     token position segment patch cls, norm linear conv deconv, forward backward,
     attention mlp, generator discriminator
 """
