@@ -515,7 +515,6 @@ class _Bucket:
             (i, j) for i, j in self._pairs if rows[i] == 1 and columns[j] == 1
         }
         for (i, j), pair in [*self._pairs.items()]:
-            order = _same_order(old[i], new[j])
             first = pair.layers[0]
             if saved.is_in_block(first[0]) != wanted.is_in_block(first[1]):
                 del self._pairs[i, j]
@@ -524,7 +523,7 @@ class _Bucket:
             if all(self._left[i, j]):
                 words -= _words.KINDS | (saved.usual & wanted.usual)
             empty = not old[i].words and not new[j].words
-            if order is False and (i, j) not in self._alone:
+            if (i, j) not in self._alone and _is_other(old[i], new[j]):
                 del self._pairs[i, j]
             else:
                 is_last = _last(old[i].form) == _last(new[j].form)
@@ -614,24 +613,19 @@ def _aligned(a: _Group, b: _Group) -> list[tuple[_Layer, _Layer]]:
     return [(keyed[0][x], keyed[1][x]) for x in keyed[0] if x in keyed[1]]
 
 
-def _same_order(a: _Group, b: _Group) -> bool | None:
-    """Whether the numbers that are not folded are the same ones of as many; None if
-    they do not count the same things."""
-    if len(a.fixed) != len(b.fixed) or not a.fixed:
-        return None
-    numbers = [x.members[0][0] for x in (a, b)]
-    out = None
-    for i, j in zip(a.fixed, b.fixed):
-        x, y = numbers[0][i], numbers[1][j]
-        if a.place(i) != b.place(j):
-            return None
-        if x.count == y.count > 1:
-            if x.rank != y.rank:
-                return False
-            out = True
-        elif x.count == y.count and x.value != y.value and {x.value, y.value} != {0, 1}:
-            return False
-    return out
+def _is_other(a: _Group, b: _Group) -> bool:
+    """Whether the numbers that are not folded are of other layers, or whether it is not
+    clear that they count the same things."""
+    both = [[(x.place(i), x.members[0][0][i]) for i in x.fixed] for x in (a, b)]
+    if [place for place, _ in both[0]] != [place for place, _ in both[1]]:
+        return all(any(x.count > 1 for _, x in side) for side in both)
+    for (_, x), (_, y) in zip(*both):
+        if x.count == y.count > 1 and x.rank != y.rank:
+            return True
+        is_one = x.count == y.count == 1
+        if is_one and x.value != y.value and {x.value, y.value} != {0, 1}:
+            return True
+    return False
 
 
 def _ways(

@@ -23,7 +23,7 @@ from .._storage import _store
 from .._tree import _from_host, _host_copy, _leaf, _leaked_tracers, _target
 from .._tree._compare import Static
 from ..adapters import _deferred
-from . import _graft_plan, _init
+from . import _graft_plan, _init, _layouts
 from ._adapting import Placed
 from ._matching import Matching
 from ._report import Report, ReportRow
@@ -89,6 +89,10 @@ def graft(
     - `verify`, `max_bytes`, `progress`, `reshard`, `processes`: as in
         [`tree_deserialise_leaves`][]. Slices, and what adapters take, are read by each
         process that needs them, and never move between devices.
+
+    A weight that has the right shape may be stored in another order. Where libraries
+    have several for a layer of Equinox that is square, and no adapter says which, that
+    is a warning: see docs/layouts.md.
 
     If the model has arrays that are sharded over several processes, all processes of
     the run have to make the call. If it fails in one of them, it raises in all.
@@ -165,6 +169,7 @@ def graft(
     tree = jtu.tree_unflatten(ours.flat.structure, leaves)
     if init is not None:
         tree = _init.initialise(tree, init)
+    _layouts.warn(matching, placed, stacklevel=5)
     report = Report(
         stored.ckpt.path,
         tuple(_rows(matching, placed)),

@@ -393,7 +393,7 @@ def _how(
     if saved == wanted:
         return []
     if sorted(x for x in saved if x != 1) == sorted(x for x in wanted if x != 1):
-        return [_alike.turn(saved, wanted)]
+        return [_alike.turn(tuple(saved), tuple(wanted))]
     if len(wanted) - len(saved) == 1 and 1 < wanted[0] <= count:
         rest = _how(saved, count // wanted[0], wanted[1:], 0)
         return None if rest is None else [*rest, "stack()"]

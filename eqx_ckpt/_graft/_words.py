@@ -36,9 +36,10 @@ _groups = """
 _SYNONYMS = {x: y for y, *some in map(str.split, _groups.split(",")) for x in some}
 # Of each row a name has one, and what has another one is something else.
 _opposites = """
-    query key value output qkv, up down gate, encoder decoder, cross self, actor critic,
-    online target, teacher student, vision text audio, pre post, before after, in output,
-    input output, weight bias, ih hh, mean var, std mean, std mu, mu nu,
+    query key value output qkv, up down gate, encoder decoder, cross self,
+    actor critic,
+    online target, teacher student, vision text audio, pre post, before after,
+    in output, input output, weight bias, ih hh, mean var, std mean, std mu, mu nu,
     token position segment patch cls, norm linear conv deconv, forward backward,
     attention mlp, generator discriminator
 """
@@ -68,7 +69,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def are_opposites(some: set[str], others: set[str]) -> bool:
-    """Whether names with these words, which the other lacks, are of different things."""
+    """Whether names with these words, which the other lacks, are of other things."""
     return any(
         a != b for row in _OPPOSITES for a in some & row for b in others & row
     ) or bool((some ^ others) & ORDER)

@@ -336,9 +336,7 @@ def _open_custom(x: Any) -> _One:
             how = "custom" if labels else "dataclass"
             kind = Kind(how, own, parts, tuple(map(_names.quote, rest)), labels)
             return kind, letters, children, data
-    own_ids = {*map(id, children)}
-    rest = {name: y for name, y in attributes.items() if id(y) not in own_ids}
-    names, data = _custom_data(aux, keys, rest)
+    names, data = _custom_data(aux, keys, _static_attributes(attributes, keys, labels))
     return Kind("custom", own, parts, names, labels), letters, children, data
 
 
@@ -349,6 +347,14 @@ def _with_keys(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
         return list(pairs), aux
     flat, structure = jtu.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
     return [(path[0], y) for path, y in flat], structure.node_data()[1]
+
+
+def _static_attributes(
+    attributes: dict[str, Any], keys: Sequence[Any], labels: Sequence[str | None]
+) -> dict[str, Any]:
+    """The attributes of an object that are no children of it."""
+    own = {key.name for key in keys if type(key) is jtu.GetAttrKey}
+    return {name: x for name, x in attributes.items() if name not in own.union(labels)}
 
 
 def _custom_data(

@@ -257,9 +257,9 @@ def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
 
 
 def channels_first() -> Adapter:
-    """Kernels whose channels are the last axes, as those of flax, Haiku and Keras: of a
-    convolution `[height, width, in, out]` to `[out, in, height, width]`, with any number
-    of axes; of a dense layer `[in, out]` to `[out, in]`. A bias stays as it is.
+    """Kernels whose channels are the last axes, as in flax, Haiku and Keras: of a
+    convolution `[height, width, in, out]` to `[out, in, height, width]`, with any
+    number of axes; of a dense layer `[in, out]` to `[out, in]`. A bias stays as it is.
 
     !!! example
 
@@ -342,17 +342,15 @@ def conv_transpose(groups: int = 1) -> Adapter:
     )
 
 
-_HEADS = {
-    "heads": _arguments.integer(1),
-    "kv_heads": _arguments.optional(_arguments.integer(1)),
-}
+_HEADS = _arguments.integer(1)
+_KV_HEADS = _arguments.optional(_HEADS)
 
 
-@_arguments.checked(**_HEADS)
+@_arguments.checked(heads=_HEADS, kv_heads=_KV_HEADS)
 def qkv_blocks(heads: int, kv_heads: int | None = None, axis: int = 0) -> Adapter:
     """A fused projection in which each head has its query, its key and its value by
-    turns, as in GPT-NeoX, BLOOM and Megatron, to one of all queries, then all keys, then
-    all values. [`split`][] may come after it. It is for the weight and the bias.
+    turns, as in GPT-NeoX, BLOOM and Megatron, to one of all queries, then all keys,
+    then all values. [`split`][] may come after it. It is for the weight and the bias.
 
     **Arguments:**
 
@@ -375,7 +373,7 @@ def qkv_blocks(heads: int, kv_heads: int | None = None, axis: int = 0) -> Adapte
     return _qkv(False, heads, kv_heads, axis)
 
 
-@_arguments.checked(**_HEADS)
+@_arguments.checked(heads=_HEADS, kv_heads=_KV_HEADS)
 def qkv_interleaved(heads: int, kv_heads: int | None = None, axis: int = 0) -> Adapter:
     """The inverse of [`qkv_blocks`][].
 
@@ -428,17 +426,14 @@ def _reordering(
     return Adapter(f"{name}({shown})", apply, undo=undo)
 
 
-_ROTARY = {
-    "heads": _arguments.integer(1),
-    "size": _arguments.optional(_arguments.integer(2)),
-}
+_SIZE = _arguments.optional(_arguments.integer(2))
 
 
-@_arguments.checked(**_ROTARY)
+@_arguments.checked(heads=_HEADS, size=_SIZE)
 def rotary_halves(heads: int, size: int | None = None, axis: int = 0) -> Adapter:
     """A projection to queries or keys, made for rotary positions that turn pairs of
-    neighbours (Llama as Meta has it, GPT-J, RoFormer), for ones that turn the first half
-    with the second (`eqx.nn.RotaryPositionalEmbedding`, Hugging Face's Llama).
+    neighbours (Llama as Meta has it, GPT-J), for ones that turn the first half with
+    the second (`eqx.nn.RotaryPositionalEmbedding`, Hugging Face's Llama).
 
     **Arguments:**
 
@@ -460,7 +455,7 @@ def rotary_halves(heads: int, size: int | None = None, axis: int = 0) -> Adapter
     return _rotary(False, heads, size, axis)
 
 
-@_arguments.checked(**_ROTARY)
+@_arguments.checked(heads=_HEADS, size=_SIZE)
 def rotary_pairs(heads: int, size: int | None = None, axis: int = 0) -> Adapter:
     """The inverse of [`rotary_halves`][].
 

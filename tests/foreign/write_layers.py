@@ -1,5 +1,5 @@
-"""Writes `layers/torch.npz`: `python write_layers.py`, where PyTorch and transformers are
-installed.
+"""Writes `layers/torch.npz`: `python write_layers.py`, where PyTorch and transformers
+are installed.
 
 Layers with what they make of an input, as PyTorch computes it.
 """
