@@ -202,6 +202,11 @@ class Steps:
                     return lineage
         return Lineage(None, is_save)
 
+    def left(self) -> set[int]:
+        """The steps that an earlier attempt has left."""
+        listing = self.listing()
+        return self.lineage(listing).left(listing.steps)
+
     def _attempt(self, number: int) -> Attempt | None:
         if number not in self._attempts:
             found = _attempts.read(self.root, number)

@@ -217,7 +217,7 @@ def _marks(x: Summary, is_best: bool) -> Span:
     said = ["best"] * is_best + ["pinned"] * x.is_pinned
     said += ["by Orbax"] * (not x.is_ours)
     if x.state == "complete":
-        return Span(", ".join(said), "good")
+        return Span(", ".join([*said, *[x.why] * bool(x.why)]), "good")
     why = _text.bounded(" ".join(x.why.split()), 120)
     text = ", ".join([*said, f"{x.state}: {why}"])
     return Span(text, "odd" if x.state == "incomplete" else "bad")

@@ -12,7 +12,8 @@ from .._storage._backend import Usage
 
 class Summary(NamedTuple):
     """A step of a run. `state` is "complete", "incomplete" (its save was killed, or
-    goes on), "damaged", or "unread" if nobody can tell now; `why` says more.
+    goes on), "damaged", or "unread" if nobody can tell now; `why` says more, such as
+    that a step is of an earlier attempt.
 
     `nbytes` are those of its arrays in memory; `data` is what its data files take, and
     `time` when it was saved, if it is on a disk.
@@ -38,8 +39,15 @@ def summaries(steps: Steps, newest: int = 0) -> list[Summary]:
     """
     there = sorted(steps.directories())[-newest:]
     pins = steps.pinned() if there else set()
-    found = steps.each(ft.partial(_summary, steps), there)
-    return [x._replace(is_pinned=True) if x.step in pins else x for x in found]
+    left = steps.left() if there else set()
+    found: list[Summary] = steps.each(ft.partial(_summary, steps), there)
+    return [
+        x._replace(is_pinned=x.step in pins, why=x.why or _LEFT * (x.step in left))
+        for x in found
+    ]
+
+
+_LEFT = "of an earlier attempt"
 
 
 def _summary(steps: Steps, step: int) -> Summary:

@@ -12,6 +12,7 @@ import warnings
 import numpy as np
 import pytest
 from support import inside
+from support.command import main
 from support.helpers import fill_run, long
 from support.stores import StoredFiles
 
@@ -51,7 +52,7 @@ def _attempt_of(root, step):
     return int(ec.open(f"{root}/{step}/default")["at"].read()[1])
 
 
-def test_a_run_that_begins_anew(root):
+def test_a_run_that_begins_anew(root, capsys):
     with ec.CheckpointManager(root, keep=3) as manager:
         _save(manager, range(100, 151, 10), 1)
     manager = ec.CheckpointManager(root, keep=3)
@@ -66,6 +67,10 @@ def test_a_run_that_begins_anew(root):
     assert ec.open(root).metadata["step"] == 10
     _save(manager, [20], 2)
     assert manager.steps() == [10, 20, 130, 140, 150]
+    assert main(["steps", str(root)]) == 0
+    assert capsys.readouterr().out.count("of an earlier attempt") == 3
+    assert main(["average", "--last", "3", str(root), "--to", f"{root}-mean"]) == 2
+    assert "has only 2 complete steps" in capsys.readouterr().err
     _save(manager, [30], 2)
     assert manager.steps() == [10, 20, 30]
     _save(manager, [40], 2)

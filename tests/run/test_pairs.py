@@ -134,7 +134,8 @@ def _play(tmp_path, other, one, two, count=None):
 
 
 def test_pairs_of_calls(tmp_path, other):
-    for number, (one, two) in enumerate(PAIRS):
+    some = random.Random(other.as_store).sample(PAIRS, 16)
+    for number, (one, two) in enumerate(some):
         _play(tmp_path / str(number), other, one, two, 2)
 
 
