@@ -48,7 +48,7 @@ def _other(matching: Matching, x: Placed) -> str | None:
     shape = tuple(made.shape)
     source = x.job.sources[0]
     node, _, last = source.rpartition(".")
-    if layer is None or any(matching.stored.saved.statics.row(node)):
+    if layer is None or node in matching.stored.saved.node_names:
         return None  # Of a Module that was saved as one.
     if isinstance(layer, eqx.nn.ConvTranspose) and len(shape) > 2:
         if shape[0] == shape[1]:

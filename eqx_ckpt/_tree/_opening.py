@@ -336,7 +336,8 @@ def _open_custom(x: Any) -> _One:
             how = "custom" if labels else "dataclass"
             kind = Kind(how, own, parts, tuple(map(_names.quote, rest)), labels)
             return kind, letters, children, data
-    names, data = _custom_data(aux, keys, _static_attributes(attributes, keys, labels))
+    static = _static_attributes(attributes, keys, children, labels)
+    names, data = _custom_data(aux, keys, static)
     return Kind("custom", own, parts, names, labels), letters, children, data
 
 
@@ -350,11 +351,21 @@ def _with_keys(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
 
 
 def _static_attributes(
-    attributes: dict[str, Any], keys: Sequence[Any], labels: Sequence[str | None]
+    attributes: dict[str, Any],
+    keys: Sequence[Any],
+    children: Sequence[Any],
+    labels: Sequence[str | None],
 ) -> dict[str, Any]:
-    """The attributes of an object that are no children of it."""
-    own = {key.name for key in keys if type(key) is jtu.GetAttrKey}
-    return {name: x for name, x in attributes.items() if name not in own.union(labels)}
+    """The attributes of an object that are no children of it: by the names of these,
+    where they have some, and else by what they are."""
+    keyed = [key.name if type(key) is jtu.GetAttrKey else None for key in keys]
+    names = list(labels) or keyed
+    rest = {id(x) for name, x in zip(names, children) if name is None}
+    return {
+        name: x
+        for name, x in attributes.items()
+        if name not in names and id(x) not in rest
+    }
 
 
 def _custom_data(
@@ -411,7 +422,9 @@ def _labels(
 ) -> tuple[str | None, ...]:
     """The one attribute that each child of a node is; None where that is none."""
     labels = _find_each(attributes, children)
-    if None in labels and len({*map(id, children)}) < len(children):
+    ids = [*map(id, attributes.values())]
+    shared = any(ids.count(id(x)) > 1 for x in children)
+    if None in labels and (shared or len({*map(id, children)}) < len(children)):
         # Some are one object: only others in their places tell them apart.
         probes = [object() for _ in children]
         structure = jtu.tree_structure(x, is_leaf=lambda y: y is not x)

@@ -133,6 +133,7 @@ def test_a_node_that_is_saved_alone(ckpt, tmp_path, read):
         }
 
 
+@pytest.mark.filterwarnings("ignore:The tree that is saved has layers")
 def test_pruned_without_the_class_and_loaded_with_another(ckpt, tmp_path):
     """The static fields of the Module in `like` are compared with those saved."""
     ec.tree_serialise_leaves(tmp_path / "pruned", _read(ckpt.tree.model))
