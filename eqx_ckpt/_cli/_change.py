@@ -134,10 +134,11 @@ def _newest(sources: tuple[str, ...], count: int) -> tuple[str, ...]:
     found = _paths.open_any(sources[0]) if len(sources) == 1 else None
     if not isinstance(found, Steps):
         raise ValueError("`--last` takes one SOURCE, the directory of a run.")
-    steps = found.complete()[-count:]
+    left = found.left()
+    steps = [step for step in found.complete() if step not in left][-count:]
     if len(steps) < count:
         raise ValueError(f"The run has only {len(steps)} complete steps.")
-    return tuple(f"{found.root.url}/{step}/default" for step in steps)
+    return tuple(str(found.path(step)) for step in steps)
 
 
 def merge(

@@ -147,7 +147,7 @@ def _number(what: str, text: str) -> Callable[[Callable[..., Any]], Callable[...
     return click.option(what, callback=_numbers, metavar="NUMBER", help=text)
 
 
-_skip = _several("--skip", "PATTERN", "Leaves that .safetensors cannot hold.", **NODE)
+_skip = _several("--skip", "PATTERN", "Leaves to leave out: the error says.", **NODE)
 
 
 @_command("_contents", is_light=True)
@@ -342,6 +342,9 @@ def merge() -> None:
 )
 @click.option(
     "--chunks", type=click.IntRange(1), metavar="BYTES", help="The size of chunks."
+)
+@click.option(
+    "--orbax", is_flag=True, default=None, help="With the files that Orbax reads."
 )
 @_skip
 @_drop_functions

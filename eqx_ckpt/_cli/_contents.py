@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .._format import _files, _leaves, _text
+from .._format import _files, _text
 from .._format._leaves import Record, Unreadable
 from .._load import _published, _wording
 from .._load._source import Source
@@ -59,8 +59,8 @@ def ls(
     else:
         rows = _rows(records, depth, leaves.aliases)
         if static and not pattern:
-            modules = [x for x in leaves.statics.of if not name or is_wanted(x)]
-            texts = [(x, _leaves.fields_text(leaves.statics, x)) for x in modules]
+            nodes = [x for x in leaves.node_names if not name or is_wanted(x)]
+            texts = [(x, leaves.fields_text(x)) for x in nodes]
             fields = _lines.of_fields(texts)
             rows += (x for x in fields if depth is None or x.name.count(".") < depth)
         lines = _terminal.tree(rows)

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._edit import _diff, _stats
 from .._edit._difference import Diff
-from .._format import _leaves
+from .._format import _values
 from .._functions import _signature
 from .._functions._stored_function import Function
 from .._graft import _alike, _rules
@@ -65,9 +65,7 @@ def cat(path: str, name: str, whole: bool) -> CommandResult:
     ckpt = _checkpoint.open(path)
     name, index = _paths.split_slice(name)
     parent, _, last = name.rpartition(".")
-    statics = ckpt._source.index.leaves.statics
-    fields = _leaves.fields_text(statics, parent)
-    plain = json.loads(fields)[0] if fields else {}
+    plain = _values.plain_fields(ckpt._source.index.leaves.fields_text(parent))
     if name not in ckpt and last in plain:
         return CommandResult(plain[last], [json.dumps(plain[last])])
     lazy = ckpt[name]
@@ -161,20 +159,23 @@ def suggest(a: str, b: str) -> CommandResult:
     sides = [_checkpoint.open(x)._source.index.leaves for x in (a, b)]
     shown = [{r.name: _wording.show(r) for r in x.records()} for x in sides]
     kinds = [{r.name: _alike.kind(r.whole) for r in x.records()} for x in sides]
-    found, turned, unclear = _alike.alike(*kinds)
-    rules = _rules.rules(found, *kinds)
-    names = {x: y for x, y in found.items() if x == y or rules}
-    asked = {name for both in unclear for side in both for name in side}
+    alike = _alike.alike(*kinds)
+    rules = _rules.rules(alike.names, *kinds)
+    names = {x: y for x, y in alike.names.items() if x == y or rules}
+    asked = {name for both in alike.unclear for side in both for name in side}
     left, missing = (
         [x for x in side if x not in done and x not in asked]
         for side, done in zip(kinds, (names, set(names.values())))
     )
-    turned = [names[x] for x in turned if x in names]
+    given = set(names.values())
+    adapters = {x: how for x, how in alike.adapters.items() if x in given}
+    squares = [x for x in alike.squares if x in given]
     data = {
         "rules": rules,
         "names": names,
-        "turned": turned,
-        "unclear": [dict(zip("ab", x)) for x in unclear],
+        "adapters": adapters,
+        "squares": squares,
+        "unclear": [dict(zip("ab", x)) for x in alike.unclear],
         "left": left,
         "missing": missing,
     }
@@ -190,17 +191,18 @@ def suggest(a: str, b: str) -> CommandResult:
             "left": f"of {a}, and like none of {b}",
         },
     )
-    if unclear:
-        more.append("  alike, and names do not tell which is which:")
-    for both in unclear:
+    if alike.unclear:
+        more.append("  alike, and names do not tell for sure which is which:")
+    for both in alike.unclear:
         some, others = (", ".join(_folding.fold(x)[:_MOST]) for x in both)
         more.append(f"    {some}  {shown[0][both[0][0]]}, of {others}")
-    if turned:
-        squares = [y for y in names.values() if _alike.is_square(kinds[1][y])]
-        more.append(
-            "  transposed, which is for a pair of `graft`; of squares nobody knows:"
-        )
+    if squares:
+        more.append("  squares, which nobody knows to be transposed or not:")
         more += [f"    {x}" for x in _folding.fold(squares)]
-    lines: list[Line] = [*_rules.lines(rules, turned)]
+    tied = _alike.tied(kinds[0], {x: kinds[1][x] for x in missing})
+    if tied:
+        more.append("  perhaps tied, with no array of its own there:")
+        more += [f"    {x}  as `{y}`" for x, y in tied.items()]
+    lines: list[Line] = [*_rules.lines(rules, adapters)]
     lines += [[Span(f"# {line}", "quiet")] for line in more]
     return CommandResult(data, lines, int(len(more) > 1))

@@ -1,8 +1,9 @@
 """`diff`: in what two checkpoints or trees differ."""
 
+import collections
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from .._load import _open
 from .._load._checkpoint import Checkpoint
 from .._load._load_options import LoadOptions
 from .._runtime import _arguments, _gc
-from .._tree import _identity, _leaf, _static
+from .._tree import _compare, _identity, _leaf, _states
+from .._tree._compare import Comparison, Passes
 from . import _elements, _numbers
 from ._difference import Change, Diff
 from ._elements import Leaf, Side
@@ -106,7 +108,7 @@ def diff(
 
 def paired(one: Side, two: Side) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
     """The leaves of both, where those of one name stand for each other."""
-    moved = entries(one, two)
+    names = moved(one, two)
     out: list[dict[str, Leaf]] = []
     for side, other in ((one, two), (two, one)):
         texts = {
@@ -115,48 +117,39 @@ def paired(one: Side, two: Side) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
             if name in other.leaves or name in other.texts
         }
         out.append({**side.leaves, **texts})
-    return out[0], {moved.get(name, name): leaf for name, leaf in out[1].items()}
+    return out[0], {names.get(name, name): leaf for name, leaf in out[1].items()}
 
 
-def entries(one: Side, two: Side) -> dict[str, str]:
-    """The names in `one` of leaves of `two` that are in an eqx.nn.State, where the
-    labels of the entries tell: names go by position, which the class may change."""
-    labels: list[dict[str, dict[str, int]]] = []
-    for side in (one, two):
-        found: dict[str, dict[str, int]] = {}
-        for state, position, label in side.entries.values():
-            found.setdefault(state, {})[label or f"%{position}"] = position
-        labels.append(found)
-    out = {}
-    for name, (state, position, label) in two.entries.items():
-        old, new = labels[0].get(state, {}), labels[1][state]
-        if label is None or old.keys() != new.keys() or old[label] == position:
-            continue
-        rest = _names.below(name, state).partition(".")[2]
-        out[name] = _names.joined(state, str(old[label]), rest)
-    return out
+def moved(one: Side, two: Side) -> dict[str, str]:
+    """The names in `one` of leaves of `two` whose names are positions, where the labels
+    of entries of States tell, and the attributes that children without keys are."""
+    nodes = list(_compare.moved_nodes(one.record, two.record, [("", "")], ""))
+    for state, labels in two.states.items():
+        old, new = dict(enumerate(one.states.get(state, ()))), dict(enumerate(labels))
+        places = _states.match_entries(state, new, old, {}) if old else {}
+        if None not in places.values():
+            parts: dict[str, str | None] = {str(a): str(b) for a, b in places.items()}
+            nodes.append(_compare.MovedNode(state, state, parts))
+    names = [*two.leaves, *two.texts]
+    found = _compare.moved_names(names, nodes)
+    return {names[i]: name for i, name in found.items() if name is not None}
 
 
-def static(
-    one: Side, two: Side, passes: Callable[[str], bool]
-) -> dict[str, tuple[str, str]]:
-    """The static fields that have changed of Modules that both have, and that `passes`
-    does not let differ. Where there are very many, how many each Module has."""
+def static(one: Side, two: Side, passes: Passes) -> dict[str, tuple[str, str]]:
+    """The static values that differ, of nodes that both have, without those that
+    `passes` lets differ. Where there are very many, how many each node has."""
     out: dict[str, tuple[str, str]] = {}
-    # Many Modules may have the same two rows.
-    counts: dict[tuple[int, int], int] = {}
-    for name in filter(one.statics.of.__contains__, two.statics.of):
-        pair = one.statics.of[name], two.statics.of[name]
-        if counts.get(pair) == 0:
+    counts: collections.Counter[str] = collections.Counter()
+    both = Comparison(one.record, two.record)
+    for x in both.differences([("", "")], passes):
+        if x.may_differ:
             continue
-        if len(out) >= _MOST and pair in counts:
-            here = f"{name}.*" if name else "*"
-            out[here] = f"{counts[pair]} static fields", "others"
-            continue
-        found = list(_static.changes(one.statics, name, two.statics, name, passes))
-        counts[pair] = len(found)
-        out |= {x.name: (x.saved, x.here) for x in found if not x.may_differ}
-    return out
+        if len(out) < _MOST:
+            out[x.name] = x.saved, x.here
+        else:
+            counts[_names.joined(x.name.rpartition(".")[0], "*")] += 1
+    more = {name: (f"{n} static fields", "others") for name, n in counts.items()}
+    return out | more
 
 
 # So many static fields that have changed are told one by one.

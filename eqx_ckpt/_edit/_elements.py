@@ -2,23 +2,30 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from .._format import _grid, _template
-from .._format._leaves import Statics
+from .._format._record import Label, TreeRecord
 from .._format._template import Template
 from .._load import _checkpoint, _lazy
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions
 from .._runtime import _progress
-from .._tree import _filters, _flatten, _host_copy, _leaf, _register, _states, _static
+from .._tree import (
+    _filters,
+    _flatten,
+    _host_copy,
+    _leaf,
+    _register,
+    _states,
+    _target,
+)
 from .._tree._flatten import Flat
-from .._tree._states import Entry
 from .._tree._target import Target
 
 
@@ -58,8 +65,8 @@ class Side(NamedTuple):
     flat: Flat
     leaves: dict[str, Leaf]
     texts: dict[str, Leaf]
-    entries: dict[str, Entry]
-    statics: Statics
+    states: Mapping[str, Sequence[Label]]  # The labels of the entries of each State.
+    record: TreeRecord
     metadata: tuple[Any, ...]  # That of a checkpoint. A tree has none.
 
 
@@ -69,10 +76,11 @@ def look(x: Any) -> Side:
     **Raises:** `ValueError` or `TypeError` that names a leaf that has no value, or two
     leaves of one name.
     """
-    shown, metadata, tree = "a tree", (), x
+    shown, metadata, tree, saved = "a tree", (), x, None
     if isinstance(x, (str, os.PathLike, Checkpoint)):
         ckpt = _checkpoint.open(x)
         shown, metadata, tree = f"`{ckpt.path}`", (ckpt.metadata,), ckpt.tree
+        saved = ckpt._source.index.leaves
     flat = _flatten.flatten(tree, None)
     names, chosen = flat.names(), list(map(_filters.by_default, flat.leaves))
     leaves: dict[str, Leaf] = {}
@@ -84,10 +92,10 @@ def look(x: Any) -> Side:
         if name in leaves or name in texts:
             raise ValueError(f"Two leaves of {shown} are called `{name}`.")
         (leaves if is_stored else texts)[name] = _leaf_of(name, value, alike)
-    found = _states.state_entries(tree, flat, "")
-    entries = {names[number]: entry for number, entry in found.items()}
-    statics = _static.record(tree, None, flat, chosen)
-    return Side(shown, flat, leaves, texts, entries, statics, metadata)
+    record, states = flat.record(chosen), _states.states_of(flat)
+    if saved is not None and saved.tree is not None:
+        record, states = saved.tree, saved.tree.states()
+    return Side(shown, flat, leaves, texts, states, record, metadata)
 
 
 # By what a lazy leaf is stored as and read as, which are here so that they live on.
@@ -134,7 +142,7 @@ def template_of(lazy: LazyArray) -> Template:
     t, target = lazy._template, lazy._target
     if target.kind not in _template.ARRAY_KINDS:
         if target.kind in ("key", "str", "bytes") or t.dtype == "int":
-            return t
+            return _target.as_read(t, target)
         dtype = _template.SCALAR_KINDS[target.kind]
         return Template(t.keys, target.kind, dtype, (), dtype, ())
     made = _leaf.array_template("numpy", target.shape, target.dtype, None, False)

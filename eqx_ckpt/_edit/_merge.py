@@ -17,10 +17,18 @@ from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions
 from .._runtime import _arguments, _gc
 from .._runtime._arguments import Rule
-from .._tree import _filters, _flatten, _folding, _host_copy, _select, _static, _target
+from .._tree import (
+    _compare,
+    _filters,
+    _flatten,
+    _folding,
+    _host_copy,
+    _select,
+    _target,
+)
+from .._tree._compare import Static
 from .._tree._flatten import Flat
 from .._tree._folding import Problems
-from .._tree._static import Static
 from ..merging import _methods
 from ..merging._methods import MergedLeaf, Method
 from . import _diff, _elements
@@ -91,7 +99,7 @@ def merge(
         raise ValueError(f"`{method.name}` {wants}.")
     if not trees:
         raise ValueError("There are no trees to merge.")
-    _static.check(static)
+    _compare.check(static)
     every = trees if base is None else [*trees, base]
     sides = [_elements.look(x) for x in every]
     shown = [f"tree {i}" for i in range(len(trees))] + ["the base"]
@@ -212,12 +220,12 @@ def _rows(
             what = " and ".join(change.what)
             problems.add("kept", leaf.name, f"{change.a}, in {who} another {what}")
     for other, who in zip(others, shown[1:]):
-        passes = _static.passing(static, first.statics, "first tree")
+        passes = _compare.passing(static, [(first.record, "")], "first tree")
         for name, pair in _diff.static(first, other, passes).items():
             if is_chosen(name):
                 problems.add("static", name, f"{pair[0]}, in {who} {pair[1]}")
     if problems.rows:
-        passes = _static.how_to_pass(problems.names("static"))
+        passes = _compare.how_to_pass(problems.names("static"))
         titles = {kind: title.replace("{}", passes) for kind, title in _titles.items()}
         lines = ["The trees do not fit each other; nothing was merged:"]
         lines += _paths(sides, shown) + _folding.sections(problems.rows, titles)

@@ -15,6 +15,8 @@ SIZE = 16
 
 # The digest of one block.
 block_digest: Callable[[Any], bytes] = xxhash.xxh3_128_digest
+# The same of a block that comes in pieces.
+Stream = xxhash.xxh3_128
 
 
 def block_digests(data: Any) -> list[bytes]:

@@ -17,16 +17,17 @@ import xxhash
 
 from .._errors import DamagedError
 from .._version import __version__
-from . import _blosc, _columns, _extents, _files, _json, _leaves, _packed
+from . import _columns, _extents, _files, _json, _leaves, _packed, _record
 from ._extents import Extents, Placement
 from ._leaves import Leaves
 from ._packed import Packed
+from ._record import TreeRecord
 from ._schema import DIGEST, fields, ID, NUMBER, POSITIVE
 
 
 FORMAT = "eqx_ckpt"
 # The versions that are read, and the first release that reads each.
-READERS = {1: "0.1.0", 2: "0.2.0"}
+READERS = {1: "0.1.0"}
 # Whether a text can be the id of a save.
 is_save_id = ID.fullmatch
 
@@ -115,6 +116,7 @@ class Index:
         """**Raises:** `ValueError` unless all leaves can be read, as far as the columns
         tell, and those that functions use are arrays."""
         self.leaves.check_templates()
+        _ = self.leaves.tree
         for function in self.functions.values():
             for record in map(self.leaves.record, function.leaves):
                 if record.template.kind not in ("jax", "key"):
@@ -160,10 +162,7 @@ def encode_parts(index: Index) -> tuple[bytes, bytes, bytes]:
     """The bytes of an index in three: what is before its columns and after them changes
     with each save, the columns with the structure of the tree alone."""
     leaves, files, placement = index.leaves, index.files, index.placement
-    is_new = isinstance(placement, Packed) or bool(leaves.parts)
-    # The lowest version of the format that has all of it.
-    codecs = map(operator.attrgetter("codec"), leaves.templates)
-    version = 1 if not is_new and _blosc.CODECS.keys().isdisjoint(codecs) else 2
+    version = max(READERS)
     head = {
         "format": FORMAT,
         "save": index.save,
@@ -193,7 +192,9 @@ def encode_columns(
     leaves: Leaves, files: list[str], placement: Placement | Packed
 ) -> bytes:
     """The fields with an entry for each leaf, template, data file or node."""
-    statics, structure = leaves.statics, leaves.structure
+    tree = leaves.recorded
+    if isinstance(tree, TreeRecord):
+        tree = _record.encode(tree)
     if isinstance(placement, Packed):
         columns = {**_leaves.encode(leaves), **_packed.encode(placement)}
         own = {"files": files, "columns": columns}
@@ -210,12 +211,8 @@ def encode_columns(
             "templates": leaves.templates,
             **own,
             "aliases": sorted(leaves.aliases.items()),
-            "markers": sorted(leaves.markers.items()),
-            "statics": statics.values,
-            "static": statics.of,
             **(_leaves.encode_parts(leaves.parts) if leaves.parts else {}),
-            **({} if statics.encoded is None else {"encoded": statics.encoded}),
-            **({} if structure is None else {"structure": structure._asdict()}),
+            **({} if tree is None else {"tree": tree}),
         }
     )
 

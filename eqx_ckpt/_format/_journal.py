@@ -82,7 +82,7 @@ def summarise(data: bytes, known: dict[tuple[str, str], Summary]) -> Summary:
         # numbers: the first is the key.
         middle = text.index('"files":', end)
         first = text.index('"aliases":', middle)
-        key = text[end:middle], text[first : text.index('"markers":', first)]
+        key = text[end:middle], text[first : text.index('"', first + len('"aliases"'))]
     except ValueError:
         return _summary_of(_index.decode(data))
     if key not in known:

@@ -209,23 +209,3 @@ def _where(path: tuple[Any, ...]) -> str:
 def is_unicode(text: str) -> bool:
     """Whether a text can be written as UTF-8: a lone surrogate cannot."""
     return re.search("[\ud800-\udfff]", text) is None
-
-
-def jsonable(value: Any) -> tuple[bool, Any]:
-    """A static field as JSON has it, tuples as lists: `(True, value)` if it can be."""
-    try:
-        out = _listed(value, 0)
-        check_json(out, ("",))
-    except ValueError:
-        return False, None
-    return True, out
-
-
-def _listed(value: Any, depth: int) -> Any:
-    if depth > _MAX_DEPTH:
-        raise ValueError("nested too deeply")
-    if isinstance(value, (list, tuple)):
-        return [_listed(item, depth + 1) for item in value]
-    if type(value) is dict:
-        return {key: _listed(item, depth + 1) for key, item in value.items()}
-    return value

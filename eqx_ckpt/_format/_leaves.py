@@ -1,4 +1,4 @@
-"""The tree of a checkpoint: its leaves by name, and its static fields.
+"""The leaves of a checkpoint by name, and the record of its tree.
 
 Columns rather than an object a leaf: an index of 10,000 leaves parses in milliseconds.
 They are checked when they are read, the template and the name of a leaf when it is
@@ -8,17 +8,16 @@ touched: both are data from a file, and whoever made the file may mean harm.
 import contextlib
 import dataclasses
 import functools as ft
-import itertools as it
 import json
 import operator
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._errors import DamagedError
-from . import _columns, _json, _names, _template
+from . import _columns, _names, _record, _template
+from ._record import Label, TreeRecord
 from ._schema import fields, NUMBER
 from ._template import Template
 
@@ -73,99 +72,106 @@ class Record(NamedTuple):
         return self.template._replace(shape=self.part.shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class Statics:
-    """The static fields of Modules, and leaves that are not stored: `values[of[name]]`
-    for the node at `name`. Those that JSON does not hold are in the same row of
-    `encoded`, if they were recorded."""
+class Origin(NamedTuple):
+    """The stored names of leaves that were renamed; and for the name of a node now,
+    those of the stored nodes that stand for it."""
 
-    values: list[dict[str, Any]]
-    of: dict[str, int]
-    encoded: list[dict[str, Any]] | None = None
-
-    def row(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Fields of one node: as JSON has them, and encoded."""
-        row = self.of.get(name)
-        if row is None:
-            return {}, {}
-        return self.values[row], {} if self.encoded is None else self.encoded[row]
-
-    def fields(self, name: str) -> Iterator[str]:
-        """The names of those of one node."""
-        return it.chain(*self.row(name))
-
-    @ft.cached_property
-    def texts(self) -> dict[int, str]:
-        """The JSON of rows that were asked for. Many nodes may have one row, which is
-        made a text once."""
-        return {}
-
-
-@ft.lru_cache(maxsize=16)
-def parsed(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The static fields of a `fields_text` that JSON holds, and the others, encoded: as
-    in `Statics`. For nodes that have one text they are one object."""
-    plain, encoded = json.loads(text) if text else ({}, {})
-    return plain, encoded
-
-
-def fields_text(statics: "Statics", name: str) -> str:
-    """The static fields of the Module at `name`, as a node has them: in an order that
-    the class does not change."""
-    row = statics.of.get(name)
-    if row is None:
-        return ""
-    if row not in statics.texts:
-        both = [{key: x[key] for key in sorted(x)} for x in statics.row(name)]
-        statics.texts[row] = json.dumps(both)
-    return statics.texts[row]
-
-
-class Structure(NamedTuple):
-    """The nodes of the tree that was saved, of which a tree is made again without its
-    code. The rows of `nodes` are `[kind, children, ...]`; each comes after those of its
-    children, and the last is the tree. `types` are the classes that they name. See
-    FORMAT.md."""
-
-    types: list[list[Any]]
-    nodes: list[list[Any]]
+    names: Sequence[str]
+    nodes: Mapping[str, list[str]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leaves:
     """The leaves of a tree: `names[i]` has the template `templates[template[i]]`.
 
-    A leaf of `aliases` is the same array as the earlier one that it leads to. `markers`
-    has the labels of the entries of States. `structure` has the nodes of the tree, if
-    they were recorded. Leaves that were renamed have an `origin`: the names that they
-    are stored under, and for the name of a node those of the stored Modules that stand
-    for it. Their names, and those in labels, are not stored. `parts` has the leaves
-    that are not all there: those of which one process has saved a part, and those of
-    another format that cannot be read.
+    A leaf of `aliases` is the same array as the earlier one that it leads to. `parts`
+    has the leaves that are not all there: those of which one process has saved a part,
+    and those of another format that cannot be read. `recorded` is the record of the
+    tree, or its JSON; other formats have none. `given_labels` are those of leaves of
+    entries of States, where they are not those of the record. Leaves that were renamed
+    have an `origin`.
     """
 
     names: Sequence[str]
     templates: list[Template]
     template: list[int] | np.ndarray
     aliases: dict[int, int] = dataclasses.field(default_factory=dict)
-    markers: dict[int, str] = dataclasses.field(default_factory=dict)
-    statics: Statics = Statics([], {})
-    structure: Structure | None = None
-    origin: tuple[Sequence[str], dict[str, list[str]]] | None = None
     parts: Mapping[int, Part | Unreadable] = dataclasses.field(default_factory=dict)
+    recorded: TreeRecord | dict[str, Any] | None = None
+    given_labels: Mapping[int, Label] | None = None
+    origin: Origin | None = None
+
+    @ft.cached_property
+    def tree(self) -> TreeRecord | None:
+        """The record of the tree. **Raises:** `DamagedError`."""
+        found = self._tree_or_fault
+        if isinstance(found, str):
+            raise DamagedError(
+                f"The index of the checkpoint has a tree that is never saved: {found}."
+            )
+        return found
+
+    @ft.cached_property
+    def _tree_or_fault(self) -> TreeRecord | None | str:
+        if self.recorded is None or isinstance(self.recorded, TreeRecord):
+            return self.recorded
+        names = self.names if self.origin is None else self.origin.names
+        try:
+            return _record.parse(self.recorded, len(names))
+        except ValueError as e:
+            return str(e)
+
+    @ft.cached_property
+    def labels(self) -> Mapping[int, Label]:
+        """The label of the entry of an eqx.nn.State that a leaf is in, by its place."""
+        if self.given_labels is not None:
+            return self.given_labels
+        states = {} if self.tree is None else self.tree.states()
+        nearest = _names.within(states)
+        out: dict[int, Label] = {}
+        for place, name in enumerate(self.names if states else ()):
+            state = nearest(name)
+            if state is not None:
+                part = _names.below(name, state).partition(".")[0]
+                if part.isdecimal() and int(part) < len(states[state]):
+                    out[place] = states[state][int(part)]
+        return out
 
     def renamed(
-        self, names: list[str], markers: dict[int, str], modules: dict[str, list[str]]
+        self,
+        names: list[str],
+        labels: Mapping[int, Label],
+        nodes: Mapping[str, list[str]],
     ) -> "Leaves":
         """The same leaves under other names. A record has the name that is stored."""
-        origin = self.names, modules
-        return dataclasses.replace(self, names=names, markers=markers, origin=origin)
+        origin = Origin(self.names, nodes)
+        return dataclasses.replace(
+            self, names=names, given_labels=labels, origin=origin
+        )
 
-    def modules(self, name: str) -> list[str]:
-        """The stored Modules with static fields that stand for the node of a name."""
-        if self.origin is not None:
-            return self.origin[1].get(name, [])
-        return [name] if name in self.statics.of else []
+    def stored_nodes(self, name: str) -> list[str]:
+        """The stored nodes with static values that stand for the node of a name."""
+        return [name] if self.origin is None else self.origin.nodes.get(name, [])
+
+    @ft.cached_property
+    def node_names(self) -> dict[str, int]:
+        """The names of nodes that have static values, and their rows of the record."""
+        return {} if self.tree is None else dict(self.tree.nodes_with_fields())
+
+    @ft.cached_property
+    def _texts(self) -> dict[int, str]:
+        return {}
+
+    def fields_text(self, name: str) -> str:
+        """The JSON of the encoded static values of a node, by their names below it;
+        "" if it has none."""
+        row = self.node_names.get(name)
+        if row is None or self.tree is None:
+            return ""
+        if row not in self._texts:
+            fields = self.tree.fields_at(name)
+            self._texts[row] = json.dumps(fields, sort_keys=True)
+        return self._texts[row]
 
     @ft.cached_property
     def places(self) -> Mapping[str, int]:
@@ -198,7 +204,7 @@ class Leaves:
 
         **Raises:** `DamagedError` when what the index says of it cannot be.
         """
-        names = self.names if self.origin is None else self.origin[0]
+        names = self.names if self.origin is None else self.origin.names
         name, number = names[place], self.template[place]
         template = self.templates[number]
         try:
@@ -257,8 +263,7 @@ def by_place(pairs: list[Any], name: str) -> dict[int, Any]:
 
 # Of a template, the fields that are looked at before a leaf of it is.
 _TEMPLATE = Any, Any, Any, [Any], Any, [Any], Any, Any, Any
-_LABEL = re.compile("[=@].*", re.DOTALL)
-_FIELDS = {"templates": [_TEMPLATE], "statics": [dict], "static": {...: NUMBER}}
+_FIELDS = {"templates": [_TEMPLATE]}
 
 
 def parse(value: dict[str, Any]) -> Leaves:
@@ -266,7 +271,7 @@ def parse(value: dict[str, Any]) -> Leaves:
 
     **Raises:** `ValueError` for columns of other types, or that do not fit together.
     """
-    rows, values, static = fields(value, _FIELDS)
+    (rows,) = fields(value, _FIELDS)
     templates = [
         Template(*row)._replace(shape=tuple(row[3]), chunk=tuple(row[5]))
         for row in rows
@@ -274,9 +279,8 @@ def parse(value: dict[str, Any]) -> Leaves:
     names, template = _columns_of(value, len(templates))
     if len(template) != len(names):
         raise ValueError("the columns of the index differ in length")
-    place = range(len(names))
-    kinds = {"aliases": [(place, NUMBER)], "markers": [(place, _LABEL)]}
-    aliases, markers = map(by_place, fields(value, kinds), kinds)
+    (pairs,) = fields(value, {"aliases": [(range(len(names)), NUMBER)]})
+    aliases = by_place(pairs, "aliases")
     parts = _parts(value, templates, template) if "parts" in value else {}
     for alias, origin in aliases.items():
         if (
@@ -286,11 +290,7 @@ def parse(value: dict[str, Any]) -> Leaves:
             or parts.get(alias) != parts.get(origin)
         ):
             raise ValueError("the index has an impossible alias")
-    structure = _structure(value["structure"]) if "structure" in value else None
-    statics = _statics(value, values, static)
-    return Leaves(
-        names, templates, template, aliases, markers, statics, structure, parts=parts
-    )
+    return Leaves(names, templates, template, aliases, parts, value.get("tree"))
 
 
 def encode_parts(parts: Mapping[int, Part | Unreadable]) -> dict[str, Any]:
@@ -352,30 +352,3 @@ def encode(leaves: Leaves) -> dict[str, str]:
         "order": _columns.encode(sorted(range(len(names)), key=names.__getitem__)),
         "template": _columns.encode(leaves.template),
     }
-
-
-# Of a class: its module and its name, and three kinds of fields.
-_TYPE = str, str, [str], [str], [str]
-
-
-def _structure(value: Any) -> Structure:
-    """**Raises:** `ValueError` for what is no structure at all."""
-    if type(value) is not dict:
-        raise ValueError("the index has a malformed structure")
-    _json.check_depth(value, "a structure")
-    kinds = {"types": [_TYPE], "nodes": [[Any]]}
-    return Structure(*fields(value, kinds, "structure"))
-
-
-def _statics(
-    value: dict[str, Any], values: list[dict[str, Any]], of: dict[str, int]
-) -> Statics:
-    encoded = None
-    if "encoded" in value:
-        (encoded,) = fields(value, {"encoded": [dict]})
-    is_short = max(of.values(), default=-1) >= len(values)
-    if is_short or encoded is not None and len(encoded) != len(values):
-        raise ValueError("the index names static fields that it does not have")
-    for row in (*values, *(encoded or [])):
-        _json.check_depth(row, "a static field")
-    return Statics(values, of, encoded)

@@ -2,8 +2,6 @@
 
 import collections
 import functools as ft
-import itertools as it
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -85,6 +83,18 @@ def component(key: Any) -> tuple[str, str]:
     return "o", "%=" + ("" if text == "" else quote(text))
 
 
+def is_component(text: str) -> bool:
+    """Whether a text can be a component of a name."""
+    return text != "" and _component.fullmatch(text) is not None
+
+
+def is_plain(name: str, depth: int) -> bool:
+    """Whether the name of a leaf or a node below the top can be stored, and has nothing
+    in it that is encoded."""
+    good = len(name) <= MAX_NAME and depth <= MAX_DEPTH
+    return good and re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
+
+
 def child(name: str, part: str) -> str:
     """The dotted name of the child `part` of the node called `name` ("": the top)."""
     if name:
@@ -152,34 +162,6 @@ def _jtu() -> Any:
     return jtu
 
 
-@ft.cache
-def _entries() -> dict[type, Callable[[Any], Any]]:
-    """How an entry of a key path is told from others of its type."""
-    jtu = _jtu()
-    return {
-        jtu.DictKey: operator.attrgetter("key"),
-        jtu.SequenceKey: operator.attrgetter("idx"),
-        jtu.GetAttrKey: operator.attrgetter("name"),
-        jtu.FlattenedIndexKey: operator.attrgetter("key"),
-    }
-
-
-def identity(paths: Sequence[tuple]) -> Any:
-    """Equal for key paths of the same names. It has strings and numbers only, and
-    nothing of the caller's that lives or changes. None where that cannot be."""
-    entries = list(it.chain.from_iterable(paths))
-    kinds = tuple(map(type, entries))
-    own = _entries()
-    if not {*kinds} <= own.keys():
-        return None
-    entries = tuple([own[kind](x) for kind, x in zip(kinds, entries)])
-    # Equal entries may have other names: 1, 1.0 and True, or 0.0 and -0.0.
-    types = tuple(map(type, entries))
-    if not {*types} <= {str, int, bool}:
-        return None
-    return tuple(map(len, paths)), kinds, types, entries
-
-
 def twins(name: str, path: tuple, other: tuple) -> ValueError:
     """The error of two leaves that have one name."""
     return ValueError(
@@ -238,7 +220,7 @@ def key_of(kind: str, text: str, first: bool) -> str | int:
         if kind != "i" and number >= _INDICES:
             raise ValueError(f"{shorten(text)} is beyond the largest index")
         return number
-    if kind not in tuple("ako") or text == "" or not _component.fullmatch(text):
+    if kind not in tuple("ako") or not is_component(text):
         raise ValueError(f"{shorten(text)} is not a component of a name")
     try:
         key = unquote(text.removeprefix("%=")) if kind == "o" else unquote(text)

@@ -25,8 +25,7 @@ MAX_BYTES = 2**60
 MAX_CHUNKS = 2**16  # Of one array.
 # What a codec makes of one byte at most.
 _MAX_RATIO = 2**15
-# `zstd` is what checkpoints of version 1 have.
-_CODECS = (None, "zstd", *_blosc.CODECS)
+_CODECS = (None, *_blosc.CODECS)
 # What TensorStore's zarr3 driver holds. Other dtypes are stored as bytes.
 STORED = frozenset(
     "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float4_e2m1fn "

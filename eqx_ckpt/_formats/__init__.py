@@ -21,9 +21,9 @@ def _read(probe: Probe, like: Any) -> Source | None:
 # What tells a format in an object store. There a list would be of all below a path, and
 # not all servers give one.
 _TELLING = (
-    "model.safetensors model.safetensors.index.json _METADATA _CHECKPOINT_METADATA "
-    "manifest.ocdbt _strings.json array_metadatas/process_0 orbax.checkpoint "
-    "default/_METADATA state/_METADATA pytree/_METADATA metadata.json "
+    "model.safetensors model.safetensors.index.json _METADATA checkpoint "
+    "_CHECKPOINT_METADATA manifest.ocdbt _strings.json array_metadatas/process_0 "
+    "orbax.checkpoint default/_METADATA state/_METADATA pytree/_METADATA metadata.json "
     "tensorstore_index.json pytorch_model.bin pytorch_model.bin.index.json".split()
 )
 _extensions.add("read_format", _read)

@@ -74,14 +74,10 @@ def read(probe: Probe, like: Any) -> Source | None:
             f"it has more than the {len(leaves)} records that `like` has leaves: it is "
             f"of another tree{_CURE}"
         )
-    entries = _states.state_entries(like, flat, "")
-    markers = {
-        places[number]: entry.label
-        for number, entry in entries.items()
-        if number in places and entry.label is not None
-    }
+    entries = _states.state_entries(flat)
+    labels = {places[n]: x.label for n, x in entries.items() if n in places}
     return _foreign_index.source(
-        probe, "eqx", [key], leaves, metadata=metadata, markers=markers
+        probe, "eqx", [key], leaves, metadata=metadata, labels=labels
     )
 
 

@@ -12,6 +12,7 @@ from .._format import _json, _names, _template, _text
 from .._format._extents import Placement
 from .._format._index import Index
 from .._format._leaves import Leaves, Unreadable
+from .._format._record import Label
 from .._format._template import Template
 from .._load import _published
 from .._storage import _store
@@ -132,15 +133,15 @@ def source(
     leaves: Sequence[ForeignLeaf],
     head: bytes = b"",
     metadata: Any = None,
-    markers: Mapping[int, str] = {},
+    labels: Mapping[int, Label] = {},
     database: Database | None = None,
     shared: bool = False,
 ) -> ForeignSource:
     """A source of leaves, and of the files that they lie in.
 
-    `head` is what the files say of them. `markers` has the labels of the entries of
-    States. With `shared`, leaves may have bytes in common, and those of the same ones
-    are aliases.
+    `head` is what the files say of them. `labels` has those of leaves of entries
+    of States. With `shared`, leaves may have bytes in common, and those of the same
+    ones are aliases.
 
     **Raises:** `ValueError` unless the files have these bytes, each for one leaf if
     they are not shared; and if none of its leaves can be read.
@@ -166,8 +167,8 @@ def source(
         list(numbers),
         template,
         aliases=_aliases(leaves) if shared else {},
-        markers=dict(markers),
         parts=parts,
+        given_labels=dict(labels),
     )
     saved.places  # Two leaves of one name are an error.
     stamped = stamp(directory)
@@ -190,12 +191,13 @@ def weight_map(
     file: re.Pattern[str],
     read: Callable[[list[str]], list[T]],
     names: Callable[[T], Collection[str]],
+    beside: Collection[str] = (),
 ) -> tuple[list[str], list[T]]:
     """The files that an index in JSON leads to, which says in which each tensor is; and
     what `read` gives for each, which has these `names`.
 
     **Raises:** `ValueError` unless they are beside it, with names of this pattern, and
-    have what it says.
+    have what it says; and if others are `beside` it, which may be another model.
     """
     _, index = _published.read_json(probe.directory, key)
     of = index.get("weight_map")
@@ -205,17 +207,39 @@ def weight_map(
     bad = [name for name in files if not file.fullmatch(name)]
     if bad:
         raise ValueError(f"`{key}` names {bad[0]!r}, which is no file beside it")
+    if others := sorted(set(beside).difference(files)):
+        raise several(others[0], key)
     try:
         contents = read(files)
     except FileNotFoundError as e:
         raise ValueError(f"a file that `{key}` names is missing: {e}") from e
-    held = {name: x for x, one in zip(files, contents) for name in names(one)}
-    if held != of or len(held) != sum(len(names(one)) for one in contents):
-        name = next(iter(held.items() ^ of.items()), ("?",))[0]
+    held: dict[str, str] = {}
+    for where, one in zip(files, contents):
+        for name in names(one):
+            if other := held.get(name):
+                raise ValueError(
+                    f"`{other}` and `{where}`, which `{key}` names, both have "
+                    f"{name!r:.100}"
+                )
+            held[name] = where
+    if held != of:
+        name = min((name for name, _ in held.items() ^ of.items()), key=str)
+        here, there = (
+            f"in `{x[name]}`" if name in x else "nowhere" for x in (of, held)
+        )
         raise ValueError(
-            f"`{key}` and the files beside it do not agree on where {name!r} is"
+            f"`{key}` and the files beside it do not agree on where {name!r:.100} is: "
+            f"it says {here}, and it is {there}"
         )
     return files, contents
+
+
+def several(one: str, other: str) -> ValueError:
+    """The error of a directory with more than one model in it."""
+    return ValueError(
+        f"there are several models in it, such as `{one}` and `{other}`: give the path "
+        "of one of them"
+    )
 
 
 def is_texts(value: Any) -> TypeGuard[dict[str, str]]:

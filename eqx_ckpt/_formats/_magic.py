@@ -13,21 +13,21 @@ OLD_TORCH = (
     "`torch.save` that again"
 )
 _TORCH = (
-    "a directory with files of PyTorch and no `pytorch_model.bin.index.json` that says "
-    "what is in which: give the path of one of them"
+    "a directory with files of PyTorch, and none that says which of them is a model, "
+    "such as `pytorch_model.bin.index.json`: give the path of one of them"
 )
 _NPZ = (
     "a zip with arrays of NumPy and other files: unpack it, and save `ec.nest` of a "
     "dict of the arrays with `ec.tree_serialise_leaves`"
 )
-_HDF5 = (
-    "a file of HDF5, as Keras and h5py write it: read it with `h5py`, and give a dict "
-    "of its arrays to `ec.from_state_dict`"
+_NEST = (
+    '`ec.nest(arrays, "/")` of a dict of its arrays with `ec.tree_serialise_leaves`, '
+    "and give that to `ec.graft`"
 )
+_HDF5 = f"a file of HDF5, as Keras and h5py write it: read it with `h5py`, save {_NEST}"
 _UNPACK = "unpack it, and open what was in it"
 _TENSORFLOW = (
-    "of TensorFlow: read it there, with `tf.train.load_checkpoint`, and give a dict of "
-    "its arrays to `ec.from_state_dict`"
+    f"of TensorFlow: read it there, with `tf.train.load_checkpoint`, save {_NEST}"
 )
 
 # The first bytes of a file, and what it is.
@@ -60,7 +60,7 @@ _MAGIC: list[tuple[bytes, str]] = [
     (
         rb"\x08[\x01-\x20][\x12\x3a]",
         "a model of ONNX, which is a program: read its `graph.initializer` with the "
-        "package `onnx`, and give a dict of the arrays to `ec.from_state_dict`",
+        f"package `onnx`, save {_NEST}",
     ),
     (rb"PAR1|ARROW1", "a table of Arrow or Parquet, and no checkpoint"),
     (
@@ -79,11 +79,18 @@ _patterns = [(re.compile(magic), text) for magic, text in _MAGIC]
 _NAMES = [
     (r"saved_model\.pb", f"a SavedModel {_TENSORFLOW}"),
     (r".*\.data-\d{5}-of-\d{5}", f"a checkpoint {_TENSORFLOW}"),
-    (r"pytorch_model.*\.bin(\.index\.json)?|consolidated.*\.pth", _TORCH),
+    (
+        r"model_index\.json",
+        "a pipeline of diffusers: its models are in directories of it, which "
+        "`model_index.json` names. Open one of them",
+    ),
+    (r".*\.bin(\.index\.json)?|.*\.(pt|pth|ckpt)", _TORCH),
+    (r".*\.msgpack", "a directory with files of flax: give the path of one of them"),
     (
         r".*\.distcp",
-        "a checkpoint of `torch.distributed`: make one file of it with "
-        "`torch.distributed.checkpoint.format_utils`, and load that",
+        "a checkpoint of `torch.distributed`: make one file of it, `python -m "
+        "torch.distributed.checkpoint.format_utils dcp_to_torch PATH one.pt`, and open "
+        "that",
     ),
     (r"tf_model\.h5|.*\.weights\.h5", f"a directory with {_HDF5}"),
 ]

@@ -12,6 +12,7 @@ import numpy as np
 from .._format import _names, _template
 from .._format._leaves import Unreadable
 from .._load._source import Source
+from .._storage._backend import Backend
 from .._zips._probe import Probe
 from .._zips._window import Window
 from . import _foreign_index
@@ -35,24 +36,39 @@ def read(probe: Probe, like: Any) -> Source | None:
     key, head = probe.key, probe.head
     if key is None or len(head) < 2:
         return None
-    is_map = head[0] >> 4 == 8 or head[0] in (0xDE, 0xDF)
     at = {0xDE: 3, 0xDF: 5}.get(head[0], 1)
     is_named = (
-        is_map and len(head) > at and (head[at] >> 5 == 5 or head[at] in (0xD9, 0xDA))
+        is_map(head)
+        and len(head) > at
+        and (head[at] >> 5 == 5 or head[at] in (0xD9, 0xDA))
     )
     if not is_named and not probe.has_suffix(".msgpack"):
         return None
-    reader = _Reader(probe, key)
-    items: list[tuple[list[str], ForeignLeaf]] = []
-    _walk(reader, [], items)
-    if reader.more():
-        raise ValueError("it has more bytes than its map says")
+    items = leaves_of(probe.directory, key)
     named = names_of_paths([path for path, _ in items])
     leaves = [
         leaf._replace(name=name, template=leaf.template._replace(keys=keys))
         for (name, keys), (_, leaf) in zip(named, items)
     ]
     return _foreign_index.source(probe, "msgpack", [key], leaves)
+
+
+def is_map(head: bytes) -> bool:
+    """Whether a file that begins like this may be a map."""
+    return head[:1] != b"" and (head[0] >> 4 == 8 or head[0] in (0xDE, 0xDF))
+
+
+def leaves_of(
+    directory: Backend, key: str, file: int = 0
+) -> list[tuple[list[str], ForeignLeaf]]:
+    """The leaves of a file, which has this number in the index, by the keys that lead
+    to each. They have no names yet."""
+    reader = _Reader(directory, key, file)
+    items: list[tuple[list[str], ForeignLeaf]] = []
+    _walk(reader, [], items)
+    if reader.more():
+        raise ValueError("it has more bytes than its map says")
+    return items
 
 
 def _walk(
@@ -122,7 +138,9 @@ def _ext(reader: "_Reader", path: list[str], code: int, size: int) -> ForeignLea
         if type(dtype) is not str:
             raise ValueError("it has an array without a dtype")
         kind, (offset, length) = "generic" if code == _SCALAR else "", reader.skip()
-        leaf = array_leaf("", "", dtype, shape, kind=kind, offset=offset)
+        leaf = array_leaf(
+            "", "", dtype, shape, kind=kind, file=reader.file, offset=offset
+        )
         if leaf.value is None and leaf.template.nbytes != length:
             name = _names.shorten(".".join(path))
             raise ValueError(f"{name} is not of the size of its shape")
@@ -156,8 +174,9 @@ _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 class _Reader:
     """The objects of a file, one after the other, without what is skipped."""
 
-    def __init__(self, probe: Probe, key: str):
-        self._window = Window(probe.directory, key, np.empty(_WINDOW, np.uint8))
+    def __init__(self, directory: Backend, key: str, file: int):
+        self._window = Window(directory, key, np.empty(_WINDOW, np.uint8))
+        self.file = file
         self.at = 0
         self.spend = name_budget()
 

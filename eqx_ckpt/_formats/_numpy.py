@@ -29,9 +29,10 @@ MAGIC = b"\x93NUMPY"
 _pattern = re.compile(
     rb"\{ *'descr': *(?:'([<>|=]?[A-Za-z][0-9]*(?:\[[0-9A-Za-z]*\])?)'|(\[[ -~]*\])), *"
     rb"'fortran_order': *(True|False), *"
-    rb"'shape': *\(([0-9, ]*)\) *(?:, *)?\} *\n?"
+    rb"'shape': *\(([0-9L, ]*)\) *(?:, *)?\} *\n?"
 )
-_number = re.compile(rb" *[0-9]{1,19} *")
+# Python 2 wrote long integers with an `L`.
+_number = re.compile(rb" *([0-9]{1,19})L? *")
 _MAX = 2**16  # Nobody describes an array in more bytes.
 SUFFIX = ".npy"
 _WINDOW = 2**8  # Of a header, which mostly has 128 bytes.
@@ -88,9 +89,10 @@ def read_header(window: Window, at: int, which: str) -> NpyHeader:
     lengths = [] if header is None else header[4].split(b",")
     if lengths and not lengths[-1].strip():
         lengths.pop()  # After the comma of a tuple; or there are none.
-    if header is None or not all(map(_number.fullmatch, lengths)):
+    found = list(map(_number.fullmatch, lengths))
+    if header is None or not all(found):
         raise ValueError(f"{which} has a header that NumPy does not write")
-    shape = tuple(map(int, lengths))
+    shape = tuple(int(x[1]) for x in found if x)
     dtype = (header[1] or b"<V").decode().replace("|", "<")
     return NpyHeader(dtype, header[3] == b"True", shape, start + size)
 

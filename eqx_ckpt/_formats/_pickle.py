@@ -6,14 +6,24 @@ https://github.com/python/cpython/blob/main/Lib/pickletools.py
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._format._leaves import Unreadable
 
 
-_MAX_INT = 32  # Bytes.
-_MAX_NAME = 200
+_MAX_INT = 255  # Bytes.
+_MAX_NAME = 2**10
+# Keys of dicts that are tuples of at most so many plain values are shown as they are.
+_MAX_TUPLE, _MAX_SHOWN = 8, 200
+
+
+class Key(NamedTuple):
+    """A key of a dict that is neither a text nor an integer: how it is shown, and its
+    place in that dict, as several keys may be shown alike."""
+
+    text: str
+    place: int
 
 
 class Global(NamedTuple):
@@ -27,18 +37,22 @@ class Global(NamedTuple):
 
 
 def load(
-    data: bytes, names: Mapping[str, Any], persistent: Callable[[Any], Any]
+    data: bytes,
+    names: Mapping[str, Any],
+    unknown: Callable[[str], Unreadable],
+    persistent: Callable[[Any], Any],
 ) -> Any:
-    """The value of a pickle.
+    """The value of a pickle. Sets come as lists, and keys of dicts that are neither
+    texts nor integers as `Key`.
 
-    `names` has what `module name` of an object stands for; one of another name is
-    `Unreadable`, which is never built: what would be put into it is dropped.
+    `names` has what `module name` of an object stands for; one of another name is what
+    `unknown` says, which is never built: what would be put into it is dropped.
     `persistent` makes an object of the id of one that lies outside of the
     pickle.
 
     **Raises:** `ValueError` for a pickle that is malformed, or does anything else.
     """
-    reader = _Stack(data, names, persistent)
+    reader = _Stack(data, names, unknown, persistent)
     while True:
         code = reader.take(1)
         if code == b".":
@@ -61,9 +75,13 @@ class _Stack:
     last mark, and before each mark."""
 
     def __init__(
-        self, data: bytes, names: Mapping[str, Any], persistent: Callable[[Any], Any]
+        self,
+        data: bytes,
+        names: Mapping[str, Any],
+        unknown: Callable[[str], Unreadable],
+        persistent: Callable[[Any], Any],
     ):
-        self.names, self.persistent = names, persistent
+        self.names, self.unknown, self.persistent = names, unknown, persistent
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -110,9 +128,17 @@ class _Stack:
 
 def _text(data: bytes) -> str:
     try:
-        return data.decode()
+        return data.decode("utf-8", "surrogatepass")
     except UnicodeError:
         raise ValueError("its pickle has a text that is not UTF-8") from None
+
+
+def _old_text(data: bytes) -> str | bytes:
+    """A text of Python 2, which may be any bytes."""
+    try:
+        return data.decode()
+    except UnicodeError:
+        return data
 
 
 def _push(make: Callable[[_Stack], Any]) -> Callable[[_Stack], None]:
@@ -123,11 +149,11 @@ def _push(make: Callable[[_Stack], Any]) -> Callable[[_Stack], None]:
     return push
 
 
-def _integer(reader: _Stack) -> int:
-    size = reader.number("<B")
-    if size > _MAX_INT:
-        raise ValueError(f"its pickle has a number of {size} bytes")
-    return int.from_bytes(reader.take(size), "little", signed=True)
+def _integer(data: bytes) -> int | Unreadable:
+    if len(data) > _MAX_INT:
+        why = f"it is an integer of {len(data)} bytes, and at most {_MAX_INT} are read"
+        return Unreadable("int", why)
+    return int.from_bytes(data, "little", signed=True)
 
 
 def _sized(format: str, of: Callable[[bytes], Any]) -> Callable[[_Stack], None]:
@@ -169,14 +195,28 @@ def _set(reader: _Stack, items: list[Any]) -> None:
         raise ValueError("its pickle has a key without a value")
     if type(target) is Unreadable:
         return
-    keys = items[::2]
-    # The hash of a tuple of tuples may take forever.
+    put(target, items[::2], items[1::2])
+
+
+def put(target: dict, keys: Sequence[Any], values: Sequence[Any]) -> None:
+    """Sets items of a dict."""
     if set(map(type, keys)) <= {str, int}:
-        target.update(zip(keys, items[1::2]))
-    else:
-        target[None] = Unreadable(
-            "dict", "it is a dict with a key that is no string or integer"
-        )
+        target.update(zip(keys, values))
+        return
+    for key, value in zip(keys, values):
+        # The hash of a tuple of tuples may take forever.
+        is_plain = type(key) in (str, int)
+        target[key if is_plain else Key(_shown(key), len(target))] = value
+
+
+def _shown(key: Any) -> str:
+    parts = key if type(key) is tuple and len(key) <= _MAX_TUPLE else (key,)
+    plain = (str, int, float, complex, bool, bytes, type(None))
+    if all(type(x) in plain for x in parts):
+        return repr(key)[:_MAX_SHOWN]
+    if type(key) is Unreadable:
+        return key.what
+    return f"torch.{key.name}" if type(key) is Global else type(key).__name__
 
 
 def _named(reader: _Stack, module: Any, name: Any) -> Any:
@@ -184,13 +224,7 @@ def _named(reader: _Stack, module: Any, name: Any) -> Any:
         raise ValueError("its pickle has a name that is no text")
     text = f"{module} {name}"
     if text not in reader.names:
-        shown = f"{module}.{name}"[:100]
-        why = (
-            f"it is an object of `{shown}`, which is no tensor, container or "
-            "plain value, and is never built here. Save the tensors alone in PyTorch, "
-            "as in `torch.save(model.state_dict(), path)`"
-        )
-        return Unreadable(shown, why)
+        return reader.unknown(f"{module}.{name}"[:100])
     return reader.names[text]
 
 
@@ -239,16 +273,22 @@ _INSTRUCTIONS: dict[bytes, Callable[[_Stack], Any]] = {
     b"K": _push(lambda reader: reader.number("<B")),
     b"M": _push(lambda reader: reader.number("<H")),
     b"J": _push(lambda reader: reader.number("<i")),
-    b"\x8a": _push(_integer),
+    b"\x8a": _sized("<B", _integer),
+    b"\x8b": _sized("<I", _integer),
     b"G": _push(lambda reader: reader.number(">d")),
     b"X": _sized("<I", _text),
     b"\x8c": _sized("<B", _text),
     b"\x8d": _sized("<Q", _text),
+    b"U": _sized("<B", _old_text),
+    b"T": _sized("<I", _old_text),
     b"B": _sized("<I", bytes),
     b"C": _sized("<B", bytes),
     b"\x8e": _sized("<Q", bytes),
+    b"\x96": _sized("<Q", bytes),
     b"}": _push(lambda _: {}),
     b"]": _push(lambda _: []),
+    b"\x8f": _push(lambda _: []),
+    b"\x91": _push(lambda reader: reader.since_mark()),
     b")": _push(lambda _: ()),
     b"\x85": _push(lambda reader: tuple(reader.last(1))),
     b"\x86": _push(lambda reader: tuple(reader.last(2))),
@@ -256,6 +296,7 @@ _INSTRUCTIONS: dict[bytes, Callable[[_Stack], Any]] = {
     b"t": _push(lambda reader: tuple(reader.since_mark())),
     b"a": lambda reader: _extend(reader, reader.last(1)),
     b"e": lambda reader: _extend(reader, reader.since_mark()),
+    b"\x90": lambda reader: _extend(reader, reader.since_mark()),
     b"s": lambda reader: _set(reader, reader.last(2)),
     b"u": lambda reader: _set(reader, reader.since_mark()),
     b"q": _remember(lambda reader: reader.number("<B")),
@@ -263,6 +304,8 @@ _INSTRUCTIONS: dict[bytes, Callable[[_Stack], Any]] = {
     b"\x94": _remember(lambda reader: len(reader.memo)),
     b"h": _recall("<B"),
     b"j": _recall("<I"),
+    b"0": lambda reader: reader.pop() if reader.stack else reader.since_mark(),
+    b"1": lambda reader: reader.since_mark(),
     b"c": _push(lambda reader: _named(reader, reader.line(), reader.line())),
     b"\x93": _push(lambda reader: _named(reader, *reader.last(2))),
     b"R": _push(_reduce),

@@ -8,12 +8,13 @@ import itertools as it
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._format import _grid, _json, _schema, _template
+from .._format import _grid, _json, _record, _schema, _template
+from .._format._record import Label
 from .._load._source import Source
 from .._storage import _store
 from .._storage._backend import Backend
@@ -57,7 +58,8 @@ _SHARDING = "DCP_SHARDING_INFO"
 # Headers are read whole. That of the largest model there is has some MiB.
 _MAX_HEADER = _json.MAX_INDEX
 _MAX_HEADERS = 4 * _MAX_HEADER
-# The name of a file that is one of several.
+# The name of a file that is one of several, or of one.
+_part = re.compile(r"-\d+-of-\d+\.safetensors$")
 _shard = re.compile(r"-\d+-of-0*([2-9]|1\d)\d*\.safetensors$")
 # The name of what one process of many has written.
 _of_process = re.compile(r"shard-(\d+)-")
@@ -82,7 +84,8 @@ def read(probe: Probe, like: Any) -> Source | None:
         if key is None:
             return None
         if key.endswith(_INDEX):
-            return _sharded(probe, key)
+            files = (name for name in probe.names if name.endswith(SUFFIX))
+            return _sharded(probe, key, [x for x in files if not _part.search(x)])
         if _of_process.match(key):
             files = [x for x in probe.names if x.endswith(SUFFIX)]
             return _pieced(probe, sorted(files))
@@ -99,20 +102,15 @@ def _choose(names: frozenset[str]) -> str | None:
     """The one file of a directory that says what is in it; or one of many processes."""
     for suffix in (_INDEX, SUFFIX):
         some = sorted(name for name in names if name.endswith(suffix))
-        if f"model{suffix}" in some:
-            return f"model{suffix}"
         if suffix == SUFFIX and some and all(map(_of_process.match, some)):
             return some[0]
-        if len(some) > 1:
-            raise ValueError(
-                f"there are {len(some)} files in it that end in `{suffix}`, such as "
-                f"`{some[0]}`: give the path of one of them"
-            )
-        if some and _shard.search(some[0]):
+        if some and all(map(_shard.search, some)):
             raise ValueError(
                 f"`{some[0]}` is one of several files, and there is no `*{_INDEX}` "
                 "that says what is in the others. Its own path opens it alone"
             )
+        if len(some) > 1:
+            raise _foreign_index.several(some[0], some[1])
         if some:
             return some[0]
     return None
@@ -213,7 +211,11 @@ def _pieced(probe: Probe, files: list[str]) -> Source:
             f"there is no `shard-{missing:05}-...` in it, and there is "
             f"`{files[-1]}`. The files of all processes have to be there"
         )
-    return _source(probe, files, _headers(probe, files, "the directory"))
+    headers = _headers(probe, files, "the directory")
+    first, *rest = [_without(x.metadata, _SHARDING, _VERSION) for x in headers]
+    if any(x != first for x in rest):
+        raise ValueError("its files differ in their metadata: open them one by one")
+    return _source(probe, files, headers)
 
 
 # What a file has of a tensor: its number, the first element, and what its header says.
@@ -271,11 +273,20 @@ def _without(metadata: dict[str, str] | None, *keys: str) -> dict[str, str] | No
     return metadata and {k: x for k, x in metadata.items() if k not in keys}
 
 
-def _one(metadata: Sequence[dict[str, str] | None]) -> dict[str, str] | None:
-    """The metadata that all files have. **Raises:** `ValueError` if they differ."""
-    if any(x != metadata[0] for x in metadata):
-        raise ValueError("its files differ in their metadata: open them one by one")
-    return metadata[0] if metadata else None
+def _common(metadata: Sequence[dict[str, str] | None]) -> dict[str, str] | None:
+    """What the metadata of all files say, and no one contradicts or lacks.
+
+    **Raises:** `ValueError` if they differ in what tensors of an `eqx.nn.State` are of.
+    """
+    first, *rest = [x or {} for x in metadata] or [{}]
+    if any(x.get(LABELS) != first.get(LABELS) for x in rest):
+        raise ValueError(
+            f"its files differ in `{LABELS}` of their metadata: open them one by one"
+        )
+    if len(metadata) == 1:
+        return metadata[0]
+    shared = {k: v for k, v in first.items() if all(x.get(k) == v for x in rest)}
+    return shared or None
 
 
 def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
@@ -309,7 +320,7 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
     return dtype, shape, (span[0], span[1])
 
 
-def _sharded(probe: Probe, key: str) -> Source:
+def _sharded(probe: Probe, key: str, beside: Collection[str] = ()) -> Source:
     def read(files: list[str]) -> list[Header]:
         if own := next(filter(_of_process.match, files), None):
             raise ValueError(
@@ -321,7 +332,7 @@ def _sharded(probe: Probe, key: str) -> Source:
         return _headers(probe, files, f"the files that `{key}` names")
 
     names = lambda header: header.tensors
-    files, headers = _foreign_index.weight_map(probe, key, _file, read, names)
+    files, headers = _foreign_index.weight_map(probe, key, _file, read, names, beside)
     for file, header in zip(files, headers):
         # An index leads to whole tensors alone.
         if any(map(any, _starts(file, header).values())):
@@ -372,20 +383,20 @@ def _source(probe: Probe, files: list[str], headers: list[Header]) -> Source:
             value = PiecedArray(t, pieces, text in _PACKED)
             leaf = leaf._replace(template=t, value=value)
         leaves.append(leaf)
-    metadata = _one([_without(x.metadata, _SHARDING, _VERSION) for x in headers])
+    metadata = _common([_without(x.metadata, _SHARDING, _VERSION) for x in headers])
     head = b"".join(header.data for header in headers)
     labels = _labels(metadata)
-    markers = {i: labels[name] for i, name in enumerate(tensors) if name in labels}
+    own = {i: labels[name] for i, name in enumerate(tensors) if name in labels}
     if metadata is not None and LABELS in metadata:
         metadata = _without(metadata, LABELS) or None
-    what = "safetensors", files, leaves, head, metadata, markers
+    what = "safetensors", files, leaves, head, metadata, own
     return _foreign_index.source(probe, *what)
 
 
-def _labels(metadata: dict[str, str] | None) -> dict[str, str]:
+def _labels(metadata: dict[str, str] | None) -> dict[str, Label]:
     if metadata is None or LABELS not in metadata:
         return {}
     value = _json.parse(metadata[LABELS].encode(), f"`{LABELS}` in its metadata")
     if not is_texts(value) or any(x[:1] not in ("=", "@") for x in value.values()):
         raise ValueError(f"`{LABELS}` in its metadata is not as `eqx_ckpt` writes it")
-    return value
+    return {name: _record.label_of(text) for name, text in value.items()}

@@ -4,6 +4,8 @@ the tensors; or several such files with an index in JSON, as on Hugging Face.
 The pickle is interpreted: see `_pickle` and `_torch_globals`. PyTorch is not needed.
 """
 
+import collections
+import itertools as it
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,11 +23,14 @@ from .._zips._probe import Probe
 from .._zips._zip import Zip
 from . import _foreign_index, _magic, _pickle, _torch_globals
 from ._foreign_index import ForeignLeaf, name_budget, names_of_paths
-from ._pickle import Global
+from ._pickle import Global, Key
 from ._torch_globals import Storage, Tensor
 
 
-_FILE, _INDEX = "pytorch_model.bin", ".bin.index.json"
+_INDEX = ".bin.index.json"
+# The file of a model, or one of several: as transformers, PEFT and diffusers call it.
+_model = re.compile(r"(diffusion_)?(pytorch|adapter)_model.*\.bin")
+_shard = re.compile(r"-[0-9]+-of-[0-9]+\.bin$")
 _PICKLE = "data.pkl"
 _MAX_PICKLES = 4 * _json.MAX_INDEX  # Of several files.
 # So many items may be met again, in containers that are in more than one place: these,
@@ -41,11 +46,14 @@ def read(probe: Probe, like: Any) -> Source | None:
     """The source of an index, or of a directory with a file or an index in it."""
     if probe.key is not None:
         return _sharded(probe, probe.key) if probe.has_suffix(_INDEX) else None
-    if "pytorch_model" + _INDEX in probe.names:
-        return _sharded(probe, "pytorch_model" + _INDEX)
-    if _FILE not in probe.names:
+    files = sorted(filter(_model.fullmatch, probe.names))
+    for index in sorted(x for x in probe.names if x.endswith(_INDEX)):
+        return _sharded(probe, index, files)
+    if not files or any(map(_shard.search, files)):
         return None
-    return _source(probe, [_FILE], [_read_file(probe.directory, _FILE)])
+    if len(files) > 1:
+        raise _foreign_index.several(files[0], files[1])
+    return _source(probe, files, [_read_file(probe.directory, files[0])])
 
 
 def read_zip(probe: Probe, archive: Zip) -> Source | None:
@@ -100,7 +108,7 @@ def _read_archive(archive: Zip) -> _File | None:
             raise ValueError(f"its storage {made.key!r:.40} has two sizes")
         return made
 
-    value = _pickle.load(data, _torch_globals.NAMES, persistent)
+    value = _pickle.load(data, _torch_globals.NAMES, _torch_globals.unknown, persistent)
     files = [f"{prefix}data/{key}" for key in stored]
     places = dict(zip(stored, _zip.places(archive, files)))
     for key, (start, stop) in places.items():
@@ -119,7 +127,7 @@ def _member(archive: Zip, name: str, default: bytes | None = None) -> bytes:
     return _store.read_bytes(archive.directory, archive.key, start, stop)
 
 
-def _sharded(probe: Probe, key: str) -> Source:
+def _sharded(probe: Probe, key: str, beside: Sequence[str] = ()) -> Source:
     def read(files: list[str]) -> list[_File]:
         contents: list[_File] = []
         for file in files:
@@ -129,21 +137,25 @@ def _sharded(probe: Probe, key: str) -> Source:
         return contents
 
     names = lambda one: one.value if isinstance(one.value, dict) else ()
-    return _source(probe, *_foreign_index.weight_map(probe, key, _file, read, names))
+    found = _foreign_index.weight_map(probe, key, _file, read, names, beside)
+    return _source(probe, *found)
 
 
 # ---- From a value to leaves.
 
 
 def _source(probe: Probe, files: list[str], contents: Sequence[_File]) -> Source:
-    paths: list[list[str]] = []
+    places: list[_Place] = []
     items: list[tuple[int, Any]] = []
     for number, one in enumerate(contents):
-        for path, item in _leaves(one.value, len(one.data)):
-            paths.append(path)
+        for place, item in _leaves(one.value, len(one.data)):
+            places.append(place)
             items.append((number, item))
+    repeated = _repeated(contents, items)
     leaves: list[ForeignLeaf] = []
-    for (name, keys), (number, item) in zip(names_of_paths(paths), items):
+    for (name, keys), (number, item) in zip(_named(places), items):
+        if (number, item) in repeated if isinstance(item, Tensor) else False:
+            item = Unreadable(f"{item.dtype} tensor", _REPEATS, True)
         if not isinstance(item, Tensor):
             leaves.append(_foreign_index.leaf_of(name, keys, item))
             continue
@@ -158,58 +170,112 @@ def _source(probe: Probe, files: list[str], contents: Sequence[_File]) -> Source
             strides=item.strides,
         )
         leaves.append(leaf)
-    _check_sizes(contents, items)
     head = b"".join(one.data for one in contents)
     return _foreign_index.source(probe, "torch", files, leaves, head, shared=True)
 
 
-def _check_sizes(contents: Sequence[_File], items: list[tuple[int, Any]]) -> None:
-    """**Raises:** `ValueError` where tensors would be much larger than the file, as one
-    that repeats an element is."""
+_REPEATS = (
+    "it has many more bytes than are stored, as it repeats elements of a small "
+    "storage: save a copy (`x.clone()`) in PyTorch"
+)
+
+
+def _repeated(
+    contents: Sequence[_File], items: list[tuple[int, Any]]
+) -> set[tuple[int, Any]]:
+    """The tensors, and their files, that would be much larger than the files, as one
+    that repeats an element is. The smaller ones are read."""
     there = sum(b - a for one in contents for a, b in one.places.values())
-    tensors = {item for item in items if isinstance(item[1], Tensor)}
-    made = sum(tensor.nbytes for _, tensor in tensors)
-    if made > _MADE + _MADE_OF_ONE * there:
-        raise ValueError(
-            f"its tensors have {made} bytes, and are views of {there} bytes that are "
-            "stored: save copies (`x.clone()`) of those that repeat elements"
-        )
+    left = _MADE + _MADE_OF_ONE * there
+    tensors = dict.fromkeys(item for item in items if isinstance(item[1], Tensor))
+    order = sorted(tensors, key=lambda item: item[1].nbytes)
+    total = it.accumulate(item[1].nbytes for item in order)
+    return {item for item, size in zip(order, total) if size > left}
 
 
-def _leaves(value: Any, size: int) -> Iterator[tuple[list[str], Any]]:
+# The keys on the way to a leaf: each is the parts of its text between dots.
+_Place = list[list[str]]
+
+
+def _named(places: list[_Place]) -> list[tuple[str, str]]:
+    """Dotted names of ours, with the kinds of their keys. Where a text with dots gives
+    a leaf the name of another one, it is one key."""
+    paths = [[part for parts in place for part in parts] for place in places]
+    whole = [[".".join(parts) for parts in place] for place in places]
+    counts = collections.Counter(map(tuple, paths))
+    if len(counts) < len(paths):
+        zipped = zip(paths, whole)
+        paths = [one if counts[tuple(x)] > 1 else x for x, one in zipped]
+    named = names_of_paths(paths)
+    are_same = len({name for name, _ in named}) < len(named)
+    return names_of_paths(whole) if are_same else named
+
+
+def _leaves(value: Any, size: int) -> Iterator[tuple[_Place, Any]]:
     """The values at the ends of the containers of a pickle of `size` bytes; None is no
     leaf. A container may be in many places, so the items that are met again are
     counted."""
     spend, repeated = name_budget(), _REPEATED + size
     seen: set[int] = set()
+    above: set[int] = set()
 
-    def walk(path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
+    def walk(place: _Place, depth: int, value: Any) -> Iterator[tuple[_Place, Any]]:
         nonlocal repeated
-        if len(path) > _names.MAX_DEPTH:
-            raise ValueError(f"it is nested more than {_names.MAX_DEPTH} deep")
-        items: Iterable[tuple[list[str], Any]]
-        if type(value) in (dict, OrderedDict) and None not in value:
-            names = [str(key) for key in value]
-            if len(set(names)) < len(names):
-                raise ValueError("it has a dict with one key as a number and as a text")
-            parts = (name.split(".", _names.MAX_DEPTH) for name in names)
-            items = zip(parts, value.values())
+        items: Iterable[tuple[list[str], Any]] = ()
+        what, leaf = type(value).__name__, None
+        if type(value) in (dict, OrderedDict):
+            items = zip(_parts(value), value.values())
         elif type(value) in (list, tuple):
             items = (([str(number)], item) for number, item in enumerate(value))
         else:
-            if value is not None:
-                spend(path, size)
-                # A dict with the key None is not read: under that it has the reason.
-                yield path, _leaf(value[None] if isinstance(value, dict) else value)
+            leaf = _leaf(value)
+        if id(value) in above:
+            leaf = Unreadable(what, f"it is a {what} that is in itself")
+        elif leaf is None and value and depth >= _names.MAX_DEPTH:
+            why = f"it is nested more than {_names.MAX_DEPTH} deep"
+            leaf = Unreadable(what, why)
+        if leaf is not None:
+            spend([part for parts in place for part in parts], size)
+            yield place, leaf
+        if leaf is not None or not value:
             return
         repeated -= len(value) * (id(value) in seen)
-        seen.add(id(value))
         if repeated < 0:
             raise ValueError("its containers are many times in each other")
-        for below, item in items:
-            yield from walk([*path, *below], item)
+        seen.add(id(value))
+        above.add(id(value))
+        for parts, item in items:
+            if depth + len(parts) > _names.MAX_DEPTH:
+                parts = [".".join(parts)]
+            yield from walk([*place, parts], depth + len(parts), item)
+        above.remove(id(value))
 
-    return walk([], value)
+    return walk([], 0, value)
+
+
+# The letters of a key. Of a longer one its name has the first ones.
+_MAX_KEY = 2**10
+
+
+def _parts(value: dict) -> list[list[str]]:
+    """What the keys of a dict are called, each in another way, in parts between dots.
+
+    A text that is also a number has quotes; keys that are shown alike have numbers."""
+    texts = [key.text if isinstance(key, Key) else str(key) for key in value]
+    texts = [text if len(text) <= _MAX_KEY else text[:60] + "…" for text in texts]
+    counts = collections.Counter(texts)
+    if len(counts) < len(texts):
+        for number, key in enumerate(value):
+            text = texts[number]
+            if counts[text] > 1 and type(key) is not int:
+                is_whole = type(key) is str and len(key) <= _MAX_KEY
+                text = f"'{text}'" if is_whole else f"{text} {number}"
+                while text in counts:
+                    text += "'"
+                counts[text] += 1
+                texts[number] = text
+    whole = (isinstance(key, Key) for key in value)
+    return [[x] if one else x.split(".") for x, one in zip(texts, whole)]
 
 
 def _leaf(value: Any) -> Any:

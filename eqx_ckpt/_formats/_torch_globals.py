@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .._format import _schema, _template
 from .._format._leaves import Unreadable
-from . import _foreign_source
+from . import _foreign_source, _pickle
 from ._pickle import Global
 
 
@@ -145,6 +145,14 @@ def _first(most: int) -> Callable[[tuple], Any]:
     return call
 
 
+def _moved(args: tuple) -> Tensor | Unreadable:
+    """`(tensor, dtype, device, requires_grad)`."""
+    tensor = _first(4)(args)
+    if len(args) < 2 or args[1] != Global("dtype", tensor.dtype):
+        return _other("of another dtype than its copy on the CPU")(args)
+    return tensor
+
+
 def _from_type(args: tuple) -> Tensor:
     """`(function, class, arguments, attributes)`."""
     if len(args) != 4 or type(args[0]) is not Global or type(args[2]) is not tuple:
@@ -157,11 +165,11 @@ def _from_type(args: tuple) -> Tensor:
 
 def _ordered(args: tuple) -> OrderedDict:
     """An `OrderedDict` of nothing, or of pairs."""
+    pairs = args[0] if args and type(args[0]) is list else []
+    if any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in pairs):
+        raise _bad("a dict")
     made = OrderedDict()
-    for pair in args[0] if args and type(args[0]) is list else ():
-        if not _schema.fits(list(pair) if type(pair) is tuple else pair, (str, Any)):
-            raise _bad("a dict")
-        made[pair[0]] = pair[1]
+    _pickle.put(made, [key for key, _ in pairs], [value for _, value in pairs])
     return made
 
 
@@ -188,16 +196,17 @@ def _encode(text: str, encoding: str) -> bytes:
     raise _bad("a run of bytes")
 
 
-def _other(kind: str) -> Callable[[tuple], Any]:
-    def call(args: tuple) -> Unreadable:
-        return Unreadable(
-            f"{kind} tensor",
-            f"it is a tensor that is {kind}, which is not read here: make it a plain "
-            "one in PyTorch (`x.dequantize()`, `x.to_dense()`, `x.to('cpu')`)",
-            True,
-        )
+def _no_tensor(kind: str) -> Unreadable:
+    return Unreadable(
+        f"{kind} tensor",
+        f"it is a tensor that is {kind}, which is not read here: make it a plain one "
+        "in PyTorch (`x.dequantize()`, `x.to_dense()`, `x.to('cpu')`)",
+        True,
+    )
 
-    return call
+
+def _other(kind: str) -> Callable[[tuple], Any]:
+    return lambda args: _no_tensor(kind)
 
 
 _list = _call("a container", list, (list,), (tuple,))
@@ -226,6 +235,32 @@ def _of_known(call: Callable[[tuple], Any]) -> Callable[[tuple], Any]:
     return call if call is _default else made
 
 
+# What to do in PyTorch about objects of some modules. A tensor is one to a model too.
+_CURES = {
+    "torch.distributed.tensor.": ("save `x.full_tensor()` in PyTorch", True),
+    "torch.distributed._tensor.": ("save `x.full_tensor()` in PyTorch", True),
+    "torchao.": ("save `x.dequantize()` in PyTorch", True),
+    "numpy.": (
+        "save `torch.from_numpy(x)` for an array of NumPy, and `x.item()` for a number",
+        False,
+    ),
+}
+_SAVE_ALONE = (
+    "Save the tensors alone in PyTorch, as in `torch.save(model.state_dict(), path)`"
+)
+
+
+def unknown(name: str) -> Unreadable:
+    """An object of a class, or of a function, that is not known here."""
+    some = (cure for start, cure in _CURES.items() if name.startswith(start))
+    cure, is_array = next(some, (_SAVE_ALONE, False))
+    why = (
+        f"it is an object of `{name}`, which is no tensor, container or plain value, "
+        f"and is never built here. {cure[0].upper()}{cure[1:]}"
+    )
+    return Unreadable(name, why, is_array)
+
+
 _TENSOR = Global("tensor", None)
 _REBUILD = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"}
 _functions: Mapping[str, Callable[[tuple], Any]] = {
@@ -239,6 +274,8 @@ _functions: Mapping[str, Callable[[tuple], Any]] = {
     "torch.serialization _get_layout": _call("a layout", str, (str,)),
     "torch._utils _rebuild_meta_tensor_no_storage": _other("of no device"),
     "torch._utils _rebuild_nested_tensor": _other("nested"),
+    "torch._utils _rebuild_wrapper_subclass": _other("of a class of its own"),
+    "torch._utils _rebuild_device_tensor_from_cpu_tensor": _moved,
     "torch._tensor _rebuild_from_type_v2": _from_type,
     "torch Size": _call("a container", tuple, (list,), (tuple,)),
     "torch device": _call("a device", lambda x, *_: x, (str,), (str, Any)),
@@ -254,6 +291,7 @@ _functions: Mapping[str, Callable[[tuple], Any]] = {
             "frozenset": _list,
             "complex": _call("a complex number", complex, (float, float)),
             "bytearray": _bytearray,
+            "bytes": _call("a run of bytes", bytes, ()),
             "list": _list,
             "dict": _never,
             "int": _never,
@@ -269,6 +307,10 @@ NAMES: dict[str, Any] = {
     },
     **{f"torch {dtype}": Global("dtype", dtype) for dtype in _DTYPES},
     **{f"torch {x}Storage": Global("storage", y) for x, y in _STORAGES.items()},
+    **{
+        f"torch {x}Storage": _no_tensor("quantised")
+        for x in ("QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4")
+    },
     "torch UntypedStorage": Global("storage", "uint8"),
     "torch.storage UntypedStorage": Global("storage", "uint8"),
     "torch Tensor": _TENSOR,

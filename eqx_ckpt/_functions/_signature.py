@@ -71,7 +71,7 @@ def nest(tree: PyTree, where: str) -> Any:
 def dtype_text(dtype: Any) -> str:
     """The name of a dtype; that of typed PRNG keys says their implementation."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return f"key:{_target.impl_of(jax.ShapeDtypeStruct((), dtype))}"
+        return f"key:{_target.impl_of(dtype)}"
     return np.dtype(dtype).name
 
 

@@ -114,6 +114,11 @@ def trace(
     jaxpr, out = jax.make_jaxpr(fn, return_shape=True)(*avals)
     if not isinstance(out, jax.ShapeDtypeStruct):
         raise TypeError(f"it returns {_described(out)}, and not one array")
+    if _leaf.is_key(out):
+        raise TypeError(
+            "it returns PRNG keys, and lazy arrays are of numbers. `cast=True` loads "
+            "the data of keys as keys"
+        )
     if elementwise:
         problem = next(_problems(jaxpr, out.shape), None)
         if problem is not None:

@@ -20,10 +20,10 @@ from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions, TogetherKeywords
 from .._runtime import _arguments, _gc
 from .._storage import _store
-from .._tree import _from_host, _host_copy, _leaf, _target
-from .._tree._static import Static
+from .._tree import _from_host, _host_copy, _leaf, _leaked_tracers, _target
+from .._tree._compare import Static
 from ..adapters import _deferred
-from . import _graft_plan, _init, _leaked_tracers
+from . import _graft_plan, _init, _layouts
 from ._adapting import Placed
 from ._matching import Matching
 from ._report import Report, ReportRow
@@ -90,6 +90,10 @@ def graft(
         [`tree_deserialise_leaves`][]. Slices, and what adapters take, are read by each
         process that needs them, and never move between devices.
 
+    A weight that has the right shape may be stored in another order. Where libraries
+    have several for a layer of Equinox that is square, and no adapter says which, that
+    is a warning: see docs/layouts.md.
+
     If the model has arrays that are sharded over several processes, all processes of
     the run have to make the call. If it fails in one of them, it raises in all.
 
@@ -126,10 +130,9 @@ def graft(
             "checkpoint)`: `[(lambda m: m.encoder, lambda c: c.model.encoder)]`."
         )
     given = _load_options.check(LoadOptions(**options))
-    if init is not None:
-        _leaked_tracers.check(model)
     before = _store.bytes_read()
     ours = Model(model)
+    _leaked_tracers.check(ours.flat, ours.record)
     place = ckpt.path if isinstance(ckpt, Checkpoint) else ckpt
     leaves = list(ours.flat.leaves)
     processes = _deserialise.processes_of("graft", [place], leaves, given)
@@ -166,6 +169,7 @@ def graft(
     tree = jtu.tree_unflatten(ours.flat.structure, leaves)
     if init is not None:
         tree = _init.initialise(tree, init)
+    _layouts.warn(matching, placed, stacklevel=5)
     report = Report(
         stored.ckpt.path,
         tuple(_rows(matching, placed)),

@@ -9,11 +9,10 @@ import jax
 import numpy as np
 
 from .._format import _names, _text
-from .._format._leaves import Statics
 from .._format._template import Template
 from .._load._lazy import LazyArray
-from .._tree import _folding, _leaf, _register, _static, _target
-from .._tree._static import Static
+from .._tree import _compare, _folding, _leaf, _register, _target
+from .._tree._compare import Comparison, Static
 from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
 from ._matching import Job, Matching
@@ -99,17 +98,19 @@ def _find_abstract(matching: Matching) -> None:
 def _compare_statics(matching: Matching, static: Static) -> list[Difference]:
     """The static values that differ between Modules that stand for each other, and need
     not be the same: the others are problems."""
-    statics = matching.stored.saved.statics
-    model = matching.model
-    own = _static.record(model.tree, None, model.flat)
+    saved, here = matching.stored.saved.tree, matching.model.record
     what = f"checkpoint at `{matching.stored.ckpt.path}`"
-    passes = _static.passing(static, statics, what, _static.all_names(own))
+    passes = _compare.passing(static, [(saved, ""), (here, "")], what)
     out = []
-    for name, source in dict.fromkeys(_node_pairs(matching, own)):
+    if saved is None:
+        return out
+    both = Comparison(saved, here)
+    names = [name for name, _ in here.nodes_with_fields()]
+    for name, source in dict.fromkeys(_node_pairs(matching, names)):
         # Of a part that is new, not all that holds it is the same.
         new = any(n in matching.fresh for n in matching.model.below.get(name, []))
         new |= any(p in matching.dropped for p in matching.stored.below.get(source, []))
-        for x in _static.changes(statics, source, own, name, passes):
+        for x in both.of_nodes(source, name, passes):
             if new or x.may_differ:
                 out.append(Difference(x.name, x.saved, x.here))
             else:
@@ -118,9 +119,10 @@ def _compare_statics(matching: Matching, static: Static) -> list[Difference]:
     return out
 
 
-def _node_pairs(matching: Matching, own: Statics) -> Iterator[tuple[str, str]]:
-    """Names of nodes that stand for each other, in the model and as saved."""
-    names = list(own.of)
+def _node_pairs(matching: Matching, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Of nodes with these names in the model, those that stand for saved ones, with the
+    names of these."""
+    own = {*names}
     below = _names.by_prefix(names)
     for pair in matching.pairs:
         if pair.renamed:
@@ -149,7 +151,7 @@ def _node_pairs(matching: Matching, own: Statics) -> Iterator[tuple[str, str]]:
                 for name, origin in _names.node_pairs(here, saved.name):
                     if root(name) is None:
                         break
-                    if name in own.of:
+                    if name in own:
                         yield name, origin
 
 
@@ -251,7 +253,7 @@ def _check(
         f"The graft of `{stored.ckpt.path}` does not fit the model "
         f"({problems.count()}); nothing was loaded."
     ]
-    static = _static.how_to_pass(problems.names("static"))
+    static = _compare.how_to_pass(problems.names("static"))
     titles = {kind: x.replace("{static}", static) for kind, x in _titles.items()}
     lines += _folding.sections(problems.rows, titles)
     names = (stored.saved.names[p] for p in old)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .._format import _names
+from .._format._record import Label
 from .._load._lazy import LazyArray
-from .._tree import _folding, _leaf, _states, _target
+from .._tree import _compare, _folding, _leaf, _states, _target
 from .._tree._folding import Problems
 from ..adapters import Adapter
 from . import _nested, _pairs
@@ -87,7 +88,7 @@ class Matching:
         for pair in self.pairs:
             matched = False
             for group in pair.groups:
-                moves = self._entries(group)
+                moves = self._stored_names(group)
                 left = [
                     {
                         moves.get(n, name): n
@@ -191,9 +192,10 @@ class Matching:
                         text = "in another pair, in `fresh` or in `drop`"
                     self.problems.add("incomplete", full, text)
 
-    def _entries(self, group: Group) -> dict[int, str]:
-        """The names, below the node, that leaves of an eqx.nn.State are stored under:
-        those of positions, of the same StateIndex."""
+    def _stored_names(self, group: Group) -> dict[int, str]:
+        """The names, below the node, that leaves are stored under where these are not
+        their own: of an eqx.nn.State those of the same StateIndex, and of a node whose
+        children have no keys those of the same attribute."""
         node, source = group.lefts[0], group.rights[0].name
         own = set(node.leaves.values())
         entries = {
@@ -206,30 +208,38 @@ class Matching:
             entries,
             self.model.names,
             lambda x: _names.joined(source, _names.below(x, node.name) if x else ""),
-            lambda labels, _: {at: self._label_there(x) for at, x in labels.items()},
+            lambda labels: {at: self._label_there(x) for at, x in labels.items()},
         )
+        tree = self.stored.saved.tree
+        if tree is not None:
+            here, ends = self.model.record, [(source, node.name)]
+            moved = list(_compare.moved_nodes(tree, here, ends, ""))
+            below = [self.model.names[n] for n in node.leaves.values()] if moved else []
+            names = _compare.moved_names(below, moved)
+            numbers = list(node.leaves.values())
+            found = {numbers[place]: name for place, name in names.items()} | found
         return {
-            n: f"(no such entry) {n}" if name is None else _names.below(name, source)
+            n: f"(no such child) {n}" if name is None else _names.below(name, source)
             for n, name in found.items()
         }
 
-    def _label_there(self, label: str | None) -> str | None:
+    def _label_there(self, label: Label) -> Label:
         """The label of an entry with the names that its StateIndex has there: where
-        the leaves beside it come from. None if that is several places."""
+        the leaves beside it come from. None of them if that is several places."""
         names = []
-        for name in self.model.index_names.get(str(label), []):
+        for name in label.names:
             module, _, field = name.rpartition(".")
             there = self._modules_there.get(module)
             if there is not None:
                 if len(there) != 1:
-                    return None
+                    return Label()
                 names.append(_names.joined(*there, field))
                 continue
             for left, right in self._twins:
                 if _names.is_under(name, left.name):
                     below = _names.below(name, left.name)
                     names.append(_names.joined(right.name, below))
-        return "@" + ",".join(sorted(names)) if names else label
+        return Label(frozenset(names)) if names else label
 
     @ft.cached_property
     def _modules_there(self) -> dict[str, set[str]]:

@@ -24,11 +24,13 @@ Rule = tuple[str, str]
 Effect = tuple[set[str], set[str]]
 
 
-def lines(some: Iterable[Rule], turned: Iterable[str] = ()) -> list[str]:
-    """The rules as Python; and those that transpose leaves of these new names."""
+def lines(some: Iterable[Rule], adapters: Mapping[str, str]) -> list[str]:
+    """The rules as Python; and those that apply adapters, which are given by the new
+    name of the leaf."""
     rows = [f"    ({_raw(old)}, {_raw(new)})," for old, new in some]
-    turns = dict.fromkeys(_rule([x], [x], 0, True)[0] for x in turned)
-    rows += [f"    ({_raw(x)}, ec.adapters.transpose())," for x in turns]
+    hows = ((_rule([x], [x], 0, True)[0], how) for x, how in adapters.items())
+    for name, how in dict.fromkeys(hows):
+        rows.append(f"    ({_raw(name)}, ec.adapters.{how}),")
     return ["ec.rename([", *rows, "])"] if rows else []
 
 

@@ -1,5 +1,6 @@
 """The two sides of a graft, by name and by node: the model, and the checkpoint."""
 
+import functools as ft
 import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format import _names
+from .._format._record import TreeRecord
 from .._load import _lazy, _match, _nodes
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
@@ -42,9 +44,12 @@ class Model:
         self.storable = [_filters.by_default(x) for x in self.flat.leaves]
         self.below = _names.by_prefix(self.names)
         self.tagged = _select.Tagged(self.flat, self.storable, None)
-        # Of States: the entries that leaves are of, and the names of their StateIndex.
-        self.entries = _states.state_entries(tree, self.flat, "")
-        self.index_names = _states.index_names(tree) if self.entries else {}
+        # The entries of States that leaves are of.
+        self.entries = _states.state_entries(self.flat)
+
+    @ft.cached_property
+    def record(self) -> TreeRecord:
+        return self.flat.record(self.storable)
 
     def is_array(self, number: int) -> bool:
         leaf = self.flat.leaves[number]

@@ -13,8 +13,7 @@ from jaxtyping import PyTree
 
 from .._format import _names
 from .._runtime import _arguments
-from .._tree import _flatten, _folding, _sharding
-from . import _leaked_tracers
+from .._tree import _filters, _flatten, _folding, _leaked_tracers, _sharding
 
 
 @_arguments.checked()
@@ -50,17 +49,24 @@ def skeleton(
         ```
     """
 
-    host: PyTree = None
+    is_numpy = lambda x: isinstance(x, (np.ndarray, np.generic))
+    made: tuple[list[Any], Any] = [], None
 
-    def call(*args: Any, **kwargs: Any) -> PyTree:
-        nonlocal host
-        is_numpy = lambda x: isinstance(x, (np.ndarray, np.generic))
-        host, out = eqx.partition(fn(*args, **kwargs), is_numpy)
-        return out
+    # Only its leaves: JAX would compare the static fields of two trees, which it cannot
+    # of arrays.
+    def call(*args: Any, **kwargs: Any) -> list[Any]:
+        nonlocal made
+        made = jtu.tree_flatten(fn(*args, **kwargs))
+        return [None if is_numpy(x) else x for x in made[0]]
 
-    out = eqx.filter_eval_shape(call, *args, **kwargs)
-    out = eqx.combine(host, out)
-    _leaked_tracers.check(out)
+    abstract = eqx.filter_eval_shape(call, *args, **kwargs)
+    leaves, structure = made
+    rows = zip(leaves, abstract, strict=True)
+    out = jtu.tree_unflatten(structure, [x if is_numpy(x) else y for x, y in rows])
+    flat = _flatten.flatten(out, None)
+    _leaked_tracers.check(
+        flat, flat.record(list(map(_filters.by_default, flat.leaves)))
+    )
     if sharding is None:
         return out
     return _with_shardings(out, sharding)

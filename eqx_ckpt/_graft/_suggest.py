@@ -59,7 +59,10 @@ def lines(
             new -= mine
             old -= twin[1]
     renamed = twins.renamed()
-    if renamed is not None and (len(pairs) > len(renamed[0]) or stack):
+    covered = {n for _, mine, _ in pairs for n in mine}
+    if renamed is not None and (
+        len(pairs) > len(renamed[0]) or stack or not renamed[1] <= covered
+    ):
         pairs = [x for x in pairs if not x[1] <= renamed[1]] + [renamed]
         new, old = set(numbers), set(places)
         for _, mine, theirs in pairs:
@@ -74,6 +77,7 @@ def lines(
     some_new, some_old, listed = _alike_by_shape(model, stored, new, old)
     new -= some_new
     old -= some_old
+    listed += twins.squares(set(numbers) - new - some_new)
     rest = []
     roots = _roots(model.below, new, arrays)
     fresh = [_code(model, x) or _entry_code(model, x) for x in roots]
@@ -100,8 +104,8 @@ class _Twins:
         records = list(map(stored.saved.record, sorted(old)))
         saved = {record.name: _alike.kind(record.whole) for record in records}
         wanted = {x: _alike.kind(target_of(model, n)) for x, n in self._numbers.items()}
-        self._found, self._turned, _ = _alike.alike(saved, wanted)
-        self._origins = {y: x for x, y in self._found.items()}
+        self._alike = _alike.alike(saved, wanted)
+        self._origins = {y: x for x, y in self._alike.names.items()}
         groups: dict[tuple[str, str], dict[int, Record]] = {}
         for record in records:
             parts = record.name.split(".")
@@ -139,14 +143,22 @@ class _Twins:
 
     def _node(self, name: str, end: str) -> str | None:
         origin = self._origins.get(name, "")
-        if not origin or origin in self._turned:
+        if not origin or name in {*self._alike.adapters, *self._alike.squares}:
             return None
         node = origin.removesuffix(end).removesuffix(".")
         return node if _names.joined(node, end) == origin else None
 
+    def squares(self, used: set[int]) -> list[str]:
+        """What is said of leaves in pairs that are perhaps the other way round."""
+        some = [x for x in self._alike.squares if self._numbers[x] in used]
+        if not some:
+            return []
+        head = "  Squares in these pairs, which nobody knows to be transposed or not:"
+        return [head, *(f"    {x}" for x in _folding.fold(some)[:_ROWS])]
+
     def renamed(self) -> Pair | None:
         """One pair of all of them, with the rules of a rename."""
-        found, model, stored = self._found, self._model, self._stored
+        found, model, stored = self._alike.names, self._model, self._stored
         if not found:
             return None
         a, b = (_common_node(x) for x in (found, self._origins))
@@ -162,8 +174,8 @@ class _Twins:
         code = _code(model, b)
         if code is None or not rules:
             return None
-        turned = [names[_names.below(x, a)] for x in self._turned]
-        first, *rows, _ = _rules.lines(rules, turned)
+        adapters = {_names.below(x, b): y for x, y in self._alike.adapters.items()}
+        first, *rows, _ = _rules.lines(rules, adapters)
         first = f"(lambda m: {code}, lambda c: {_saved_code(stored, a)}, {first}"
         numbers = {self._numbers[x] for x in self._origins}
         places = {stored.saved.places[x] for x in found}
@@ -184,7 +196,8 @@ class _Twins:
             for above, rest in self._of_shape.get(shape, []):
                 self.left -= len(wanted)
                 ends = f".{rest}".endswith(f".{below}") if below else True
-                if self.left <= 0 or not ends:
+                full = [_names.joined(prefix, below), _names.joined(above, "*", rest)]
+                if self.left <= 0 or not ends or not _alike.may_be(*full):
                     continue
                 inner = rest.removesuffix(below).rstrip(".") if below else rest
                 keys = {(above, _names.joined(inner, x)): y for x, y in wanted.items()}
@@ -278,7 +291,7 @@ def _entry_code(model: Model, prefix: str) -> str | None:
     entry = model.entries.get(model.below[prefix][0])
     if entry is None or prefix != _names.joined(entry.state, str(entry.position)):
         return None
-    for name in model.index_names.get(str(entry.label), [])[:1]:
+    for name in sorted(entry.label.names)[:1]:
         module, _, field = name.rpartition(".")
         state = _code(model, entry.state)
         owner = _code(model, module) if module in model.below else None
@@ -326,6 +339,17 @@ def _alike_by_shape(
     some_new: set[int] = set()
     some_old: set[int] = set()
     rows = []
+    kinds = {model.names[n]: _alike.kind(target_of(model, n)) for n in sorted(new)}
+    everything = map(stored.saved.record, range(len(stored.saved.names)))
+    saved = {x.name: _alike.kind(x.whole) for x in everything}
+    for name, origin in _alike.tied(saved, kinds).items():
+        place = stored.saved.places[origin]
+        if place not in old:
+            (number,) = (n for n in new if model.names[n] == name)
+            shape = saved[origin][1]
+            how = [] if shape == kinds[name][1] else ["transpose()"]
+            some_new.add(number)
+            rows.append((number, [place], how))
     both = it.islice(it.product(ours.items(), theirs.items()), _MAX_PAIRS)
     for ((shape, kind), numbers), ((other, saved_kind), places) in both:
         how = None
@@ -339,8 +363,8 @@ def _alike_by_shape(
 
 
 def _copies(stored: StoredSide, old: set[int]) -> set[int]:
-    """Leaves that are called as one that is in use, but for the beginning: what an
-    optimiser keeps of it, or an average."""
+    """Leaves that are called as one that is in use, but for the beginning, which says
+    that they are what an optimiser keeps of it, or an average."""
     names = stored.saved.names
     shape = lambda x: stored.saved.record(x, known=True).template.logical_shape
     used = {(name, shape(x)) for x, name in enumerate(names) if x not in old}
@@ -351,7 +375,11 @@ def _copies(stored: StoredSide, old: set[int]) -> set[int]:
     out = set()
     for place in old:
         parts = names[place].split(".")
-        tails = (".".join(parts[i:]) for i in range(1, len(parts)))
+        tails = (
+            ".".join(parts[i:])
+            for i in range(1, len(parts))
+            if _alike.is_copy(".".join(parts[:i]))
+        )
         if any((tail, shape(place)) in used for tail in tails):
             out.add(place)
     return out
@@ -364,8 +392,8 @@ def _how(
     there are so many; None if nothing does."""
     if saved == wanted:
         return []
-    if len(saved) > 1 and saved == wanted[::-1]:
-        return ["transpose()"]
+    if sorted(x for x in saved if x != 1) == sorted(x for x in wanted if x != 1):
+        return [_alike.turn(tuple(saved), tuple(wanted))]
     if len(wanted) - len(saved) == 1 and 1 < wanted[0] <= count:
         rest = _how(saved, count // wanted[0], wanted[1:], 0)
         return None if rest is None else [*rest, "stack()"]
@@ -395,7 +423,7 @@ def _lines(
         template = stored.saved.record(places[0], known=True).template
         target = target_of(model, number)
         by = f" by `{', '.join(how)}`" if how else ""
-        if _alike.is_square(_alike.kind(target)):
+        if len(target.shape) == 2 and len({*target.shape}) == 1:
             by += ", transposed or not"
         what = f"{_target.show_target(target)}, of {_leaf.show(template)}"
         texts.append((name, f"{what}{by}: {shown}"))

@@ -1,11 +1,13 @@
 """`convert`: a checkpoint of any format as one of ours, or as `.safetensors`."""
 
 import dataclasses
+import itertools as it
 import os
 import tempfile
 from collections.abc import Sequence
 from typing import Any, Unpack
 
+import jax
 from jaxtyping import PyTree
 
 from .._formats import _safetensors
@@ -17,6 +19,7 @@ from .._save import _background, _lazies, _options, _plan, _serialise
 from .._save._options import Base, Functions, PlaceKeywords, SaveOptions
 from .._storage import _root
 from .._stores._hub import HubBackend
+from .._tree import _flatten
 from . import _export
 
 
@@ -48,8 +51,9 @@ def convert(
         `hf://org/name` it is uploaded to the Hugging Face Hub as one commit, from a
         copy in a temporary directory.
     - `like`: as in [`open`][], for a `.eqx` file.
-    - `skip`: as in [`export_safetensors`][], for a `.safetensors` target, which cannot
-        hold all that a checkpoint has. Any other target can.
+    - `skip`: as in [`export_safetensors`][]: what is left out. A `.safetensors` target
+        cannot hold all that a checkpoint has, and no target holds what
+        [cannot be read](../coming/index.md#leaves-that-cannot-be-read).
     - `metadata`: by default that of the source. For `.safetensors` a dict of strings.
     - `overwrite`: as in [`tree_serialise_leaves`][].
     - `verify`: whether to check the digests of what is read.
@@ -92,7 +96,7 @@ def convert(
     if isinstance(root, HubBackend):
         with tempfile.TemporaryDirectory() as above:
             here = os.path.join(above, root.split()[1] or "checkpoint")
-            same: Any = dict(skip=skip, metadata=metadata, verify=verify)
+            same: Any = dict(skip=skip, metadata=metadata, verify=verify, base=base)
             convert(ckpt, here, functions=functions, **same, **options)
             root.upload(here, overwrite)
         return
@@ -104,12 +108,11 @@ def convert(
                 f"{len(ckpt.functions)}: nothing was written. Leave them out, with "
                 '`functions="drop"`, or write a checkpoint.'
             )
-        if base is not None:
-            raise ValueError(
-                f"`base` is for a checkpoint, and `{root}` is to be a `.safetensors` "
-                "file: leave it out."
-            )
-        if useless := sorted(options.keys() & {"chunks", "compression", "layout"}):
+        of_checkpoints = {"chunks", "compression", "layout", "orbax"}
+        useless = sorted(options.keys() & of_checkpoints)
+        useless += ["base"] if base is not None else []
+        useless += ["functions"] if functions not in (None, "drop") else []
+        if useless:
             raise ValueError(
                 f"`{useless[0]}` is for a checkpoint, and `{root}` is to be a "
                 "`.safetensors` file: leave it out."
@@ -126,18 +129,22 @@ def convert(
             progress=given.progress,
         )
         return
-    if skip:
-        raise ValueError("`skip` is for a `.safetensors` file: this target holds all.")
+    flat = _flatten.flatten(ckpt.tree, None)
+    names = flat.names()
+    skipped = _export.skipped_leaves(skip, names)
+    kept = [number not in skipped for number in range(len(names))]
+    some = [list(it.compress(x, kept)) for x in (names, flat.leaves)]
+    if unread := _export.unreadable_leaves(*some):
+        parts = [(_export.UNREADABLE, unread)]
+        raise ValueError(_export.skip_message(parts, some[0]))
+    if skipped:
+        given = given._replace(filter_spec=jax.tree.unflatten(flat.structure, kept))
     if given.max_bytes is None:
         given = given._replace(max_bytes=256 * 2**20)
     plan = _plan.plan(root, ckpt.tree, given)
     leaves = [_lazies.verified(leaf, verify) for leaf in plan.leaves]
-    # A node does not know all that the index says of it: such as which release recorded
-    # its static fields.
-    saved = ckpt._source.index.leaves
-    label = {saved.names[place]: label for place, label in saved.markers.items()}
-    markers = {i: label[x.name] for i, x in enumerate(leaves) if x.name in label}
-    facts = dataclasses.replace(plan.facts, markers=markers, statics=saved.statics)
-    if [leaf.name for leaf in leaves] == saved.names:
-        facts = dataclasses.replace(facts, structure=saved.structure)
+    # A node does not know the class that the index says it had.
+    facts, saved = plan.facts, ckpt._source.index.leaves
+    if saved.tree is not None and [leaf.name for leaf in leaves] == list(saved.names):
+        facts = dataclasses.replace(facts, record=saved.tree)
     _serialise.write(plan._replace(leaves=leaves, facts=facts), Processes())

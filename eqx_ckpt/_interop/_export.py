@@ -11,20 +11,21 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from .._format import _digests, _names, _template, _text
+from .._format import _digests, _files, _names, _record, _template, _text
 from .._format._template import Template
 from .._formats import _foreign_index, _safetensors
 from .._load._checkpoint import Checkpoint
+from .._load._lazy import LazyArray
 from .._rename import _rename
 from .._runtime import _arguments, _processes, _progress
-from .._runtime._arguments import Who
+from .._runtime._arguments import Together, Who
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._save import _lazies
 from .._save._payload import PlannedLeaf
 from .._storage import _root
 from .._storage._backend import Backend
-from .._tree import _filters, _flatten, _folding, _host_copy, _leaf, _states, _static
+from .._tree import _compare, _filters, _flatten, _folding, _host_copy, _leaf, _states
 from .._tree._filters import FilterSpec
 from .._zips import _onefile, _probe
 from . import _shards
@@ -126,8 +127,14 @@ def export_safetensors(
             with _lines(tensors, room, progress) as lines:
                 _shards.write(root, files, headers, lines, durable)
         return
+    if isinstance(processes, Together):
+        raise ValueError(
+            "`processes` is for an export to several files, which many processes make "
+            "together: pass `shard_bytes` too, or leave it out."
+        )
     found = _probe.look(root)
-    if found is None and root.entry() == "directory":
+    is_directory = root.entry() == "directory" or root.has(_files.INDEX)
+    if found is None and is_directory:
         raise FileExistsError(f"There is a directory at `{root}`. It is left as it is.")
     if found is not None and not overwrite:
         raise FileExistsError(f"There is something at `{root}`, and `overwrite=False`.")
@@ -218,7 +225,7 @@ def _tensors(
     if filter_spec is not _leaf.is_storable:
         shown = list(map(_lazies.stand_in, shown))
     chosen = _filters.selected(filter_spec, pytree, shown, None)
-    skipped = _skipped(skip, all_names)
+    skipped = skipped_leaves(skip, all_names)
     numbers = [i for i, good in enumerate(chosen) if good and i not in skipped]
     if not numbers:
         raise ValueError(
@@ -226,15 +233,24 @@ def _tensors(
             "leaves out all that it selects."
         )
     names, leaves = [all_names[i] for i in numbers], [flat.leaves[i] for i in numbers]
-    entries = _states.state_entries(pytree, flat, "")
+    entries = _states.state_entries(flat)
     _states.check_order(entries, flat, numbers)
-    described = [_describe(name, leaf) for name, leaf in zip(names, leaves)]
+    unread = unreadable_leaves(names, leaves)
+    known = {name for name, _ in unread}
+    described = [
+        _describe(name, leaf) for name, leaf in zip(names, leaves) if name not in known
+    ]
     bad = [(x.name, what) for x in described if (what := _refused(x.template))]
-    if bad:
-        raise TypeError(_cannot_hold(bad, names))
-    new = names
-    if rename is not None:
-        new = _rename.renamed_names(_rename.of(rename), names)
+    if bad or unread:
+        why = "`.safetensors` has only arrays, and not all dtypes. It cannot hold:"
+        holds = (
+            "; a checkpoint of ours (`ec.tree_serialise_leaves`, or `ec.convert` to a "
+            "directory or a `.zip`) holds them"
+        )
+        parts = [(why, bad), (UNREADABLE, unread)]
+        error = ValueError if unread else TypeError
+        raise error(skip_message(parts, names, "" if unread else holds))
+    new = names if rename is None else _renamed(rename, names, all_names)
     out: dict[str, tuple[str, PlannedLeaf]] = {}
     labels: dict[str, str] = {}
     for i, to, leaf in zip(numbers, new, described):
@@ -252,7 +268,7 @@ def _tensors(
                 f"The leaves `{out[to][0]}` and `{name}` both get the name `{to}`."
             )
         out[to] = name, leaf._replace(name=to)
-        label = entries[i].label if i in entries else None
+        label = _record.label_text(entries[i].label) if i in entries else None
         if label is not None:
             labels[to] = label
     # As the library of the format writes them: the widest first, so all are aligned.
@@ -261,24 +277,57 @@ def _tensors(
     return sorted((leaf for _, leaf in out.values()), key=key), labels
 
 
-def _skipped(skip: Sequence[str], names: list[str]) -> set[int]:
-    if isinstance(skip, str) or not all(isinstance(x, str) for x in skip):
+def _renamed(rename: Any, names: list[str], all_names: list[str]) -> list[str]:
+    """The names in the file. A rule may be for leaves that are not written."""
+    how = _rename.of_names(rename)
+    used: set[int] = set()
+    new = [_rename.apply(how, name, used, "rename=")[0] for name in names]
+    for name in all_names if how.all_rules else ():
+        _rename.apply(how, name, used, "rename=")
+    _rename.check_used(how, used, names, "tree")
+    return new
+
+
+def skipped_leaves(skip: Sequence[str], names: list[str]) -> set[int]:
+    """Which leaves of these names a `skip` leaves out."""
+    is_list = isinstance(skip, Sequence) and not isinstance(skip, str)
+    if not is_list or not all(isinstance(x, str) for x in skip):
         raise TypeError(f'`skip` must be a list of names, as ["step"], not {skip!r}.')
     out: set[int] = set()
     for pattern in skip:
-        found = {i for i, name in enumerate(names) if _static.matches(pattern, name)}
+        found = {i for i, name in enumerate(names) if _compare.matches(pattern, name)}
         if not found:
             raise ValueError(f"`skip` has {pattern!r}, which is the name of no leaf.")
         out |= found
     return out
 
 
-def _cannot_hold(bad: list[tuple[str, str]], names: list[str]) -> str:
-    """The error for leaves of these names and dtypes, among those of all `names`."""
-    rows = _folding.fold_rows(bad)
-    lines = [f"  {name}  {what}" for name, what in rows[:_MOST]]
-    if len(rows) > _MOST:
-        lines.append(f"  ... and {len(rows) - _MOST} more")
+UNREADABLE = "These leaves of a file of another library cannot be read:"
+
+
+def unreadable_leaves(
+    names: Sequence[str], leaves: Sequence[Any]
+) -> list[tuple[str, str]]:
+    """Of leaves of these names those that cannot be read, and why."""
+    return [
+        (name, leaf._unreadable)
+        for name, leaf in zip(names, leaves)
+        if isinstance(leaf, LazyArray) and leaf._unreadable is not None
+    ]
+
+
+def skip_message(
+    parts: Sequence[tuple[str, list[tuple[str, str]]]], names: list[str], more: str = ""
+) -> str:
+    """The error for leaves of these names that are refused, each for a reason, among
+    those of all `names`."""
+    lines: list[str] = []
+    for why, bad in parts:
+        rows = _folding.fold_rows(bad)
+        lines += [why] * bool(rows) + [f"  {x}  {what}" for x, what in rows[:_MOST]]
+        if len(rows) > _MOST:
+            lines.append(f"  ... and {len(rows) - _MOST} more")
+    bad = [row for _, rows in parts for row in rows]
     refused = {name for name, _ in bad}
     last = lambda name: name.rpartition(".")[2]
     others = {last(name) for name in names if name not in refused}
@@ -286,13 +335,7 @@ def _cannot_hold(bad: list[tuple[str, str]], names: list[str]) -> str:
     skip = list(dict.fromkeys(skip))
     text = ", ".join(f'"{name}"' for name in skip[:_MOST])
     text += ", ..." if len(skip) > _MOST else ""
-    lines = [
-        "`.safetensors` has only arrays, and not all dtypes. It cannot hold:",
-        *lines,
-        f"Nothing was written. `skip=[{text}]` leaves them out; a checkpoint of ours "
-        "(`ec.tree_serialise_leaves`, or `ec.convert` to a directory or a `.zip`) "
-        "holds them.",
-    ]
+    lines.append(f"Nothing was written. `skip=[{text}]` leaves them out{more}.")
     return _text.message(lines)
 
 

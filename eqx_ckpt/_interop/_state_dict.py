@@ -6,11 +6,13 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from .._format import _names
+from .._format import _names, _record
 from .._format._leaves import Leaves
+from .._format._record import Label
 from .._format._template import Template
 from .._load import _load_options, _match
-from .._load._load_options import LoadOptions
+from .._load._load_options import LoadOptions, Renaming
+from .._rename import _renamed
 from .._runtime import _arguments
 from .._tree import (
     _filters,
@@ -59,14 +61,14 @@ def to_state_dict(
     """
     flat = _flatten.flatten(pytree, is_leaf)
     chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
-    entries = _states.state_entries(pytree, flat, "")
+    entries = _states.state_entries(flat)
     _states.check_order(entries, flat, [i for i, good in enumerate(chosen) if good])
     out: dict[str, Any] = {}
     for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
         if not chosen[number]:
             continue
         name = _names.name_of(path)[0]
-        if number in entries and entries[number].label is not None:
+        if number in entries and any(entries[number].label):
             name = _labelled(name, entries[number])
         *parents, last = name.split(".")
         node = out
@@ -90,12 +92,15 @@ def _labelled(name: str, entry: _states.Entry) -> str:
     """The name of a leaf of a State, with the entry's label for its position."""
     _, dot, rest = _names.below(name, entry.state).partition(".")
     above = [entry.state] if entry.state else []
-    return ".".join([*above, "%=" + _names.quote(str(entry.label))]) + dot + rest
+    text = _names.quote(str(_record.label_text(entry.label)))
+    return ".".join([*above, "%=" + text]) + dot + rest
 
 
-def _positions(names: list[str], states: set[str]) -> tuple[list[str], dict[int, str]]:
-    """The inverse of `_labelled`: names with positions, and the labels of the leaves.
-    Entries without labels keep the positions that they have."""
+def _positions(
+    names: list[str], states: set[str]
+) -> tuple[list[str], dict[int, Label]]:
+    """The inverse of `_labelled`: names with positions, and the labels of leaves, by
+    their places. Entries without labels keep the positions that they have."""
     out, labels = list(names), {}
     for state in states:
         below = state + "." if state else ""
@@ -106,7 +111,7 @@ def _positions(names: list[str], states: set[str]) -> tuple[list[str], dict[int,
                 label = _names.unquote(entry.removeprefix("%="))
                 place = places.setdefault(label, len(places))
                 out[number] = f"{below}{place}{dot}{rest}"
-                labels[number] = label
+                labels[number] = _record.label_of(label)
     return out, labels
 
 
@@ -118,6 +123,7 @@ def from_state_dict(
     is_leaf: IsLeaf = None,
     *,
     where: Callable[[PyTree], Any] | None = None,
+    rename: Renaming = None,
     missing: str = "error",
     unexpected: str = "error",
     cast: bool = False,
@@ -132,10 +138,12 @@ def from_state_dict(
     **Arguments:**
 
     - `state_dict`: nested dicts as of [`to_state_dict`][]; keys may be joined with
-        dots, so that `{"layers.0.weight": ...}` will do.
-    - `like`, `filter_spec`, `is_leaf`, `where`, `missing`, `unexpected`, `cast`: as in
-        [`tree_deserialise_leaves`][]. `like` says how each leaf comes back. A jax.Array
-        that is so already is taken as it is; anything else is copied.
+        dots, so that `{"layers.0.weight": ...}` will do. Other signs in them are
+        encoded, as in all names: `weight:0` is `weight%3A0`.
+    - `like`, `filter_spec`, `is_leaf`, `where`: as in [`tree_deserialise_leaves`][].
+        `like` says how each leaf comes back. A jax.Array that is so already is taken
+        as it is; anything else is copied.
+    - `rename`, `missing`, `unexpected`, `cast`: as in [`tree_deserialise_leaves`][].
 
     **Returns:** `like`, with the selected leaves of the dicts.
 
@@ -168,6 +176,8 @@ def from_state_dict(
         cast=cast,
     )
     given = _load_options.check(given)
+    if rename is not None:
+        saved, _ = _renamed.renamed(saved, rename)
     matched = _match.match(saved, like, given, thing="state dict")
     out = []
     for record, _, target, _ in matched.reads.values():
@@ -186,11 +196,11 @@ def _leaves(
     templates: dict[Template, int] = {}
     numbers: list[int] = []
     rows = list(_walk(state_dict, ()))
-    entries = _states.state_entries(like, _flatten.flatten(like, is_leaf), "")
+    entries = _states.state_entries(_flatten.flatten(like, is_leaf))
     states = {entry.state for entry in entries.values()}
-    positions, markers = _positions([name for name, _ in rows], states)
+    positions, labels = _positions([name for name, _ in rows], states)
     for name, (_, value) in zip(positions, rows):
-        keys = _keys(name)
+        name, keys = _named(name)
         if name in values:
             raise ValueError(f"The state dict has two leaves of the name `{name}`.")
         value, template = _described(name, value)
@@ -198,22 +208,27 @@ def _leaves(
         template = template._replace(keys=keys, chunk=chunk)
         values[name] = value
         numbers.append(templates.setdefault(template, len(templates)))
-    saved = Leaves(list(values), list(templates), numbers, markers=markers)
+    saved = Leaves(list(values), list(templates), numbers, given_labels=labels)
     return saved, list(values.values())
 
 
-def _keys(name: str) -> str:
-    """The kinds of the keys of a name."""
-    try:
-        keys = "".join("o" if x[:2] == "%=" else "k" for x in name.split("."))
-        keys = "" if name == _names.ROOT else keys
-        _names.keys_of(name, keys)
-    except ValueError as e:
-        raise ValueError(
-            f"The state dict has a leaf at {_names.shorten(name)}, which is no name of "
-            f"a leaf: {e}. `ec.leaf_names` shows those of a tree."
-        ) from None
-    return keys
+def _named(name: str) -> tuple[str, str]:
+    """A name of ours, of a key, and the kinds of its keys."""
+    quoted = ".".join(map(_names.quote, name.split(".")))
+    wrong: list[ValueError] = []
+    for one in (name, quoted):
+        try:
+            keys = "".join("o" if x[:2] == "%=" else "k" for x in one.split("."))
+            keys = "" if one == _names.ROOT else keys
+            _names.keys_of(one, keys)
+        except ValueError as e:
+            wrong.append(e)
+        else:
+            return one, keys
+    raise ValueError(
+        f"The state dict has a leaf at {_names.shorten(name)}, which is no name of a "
+        f"leaf: {wrong[0]}. `ec.leaf_names` shows those of a tree."
+    ) from None
 
 
 def _described(name: str, value: Any) -> tuple[Any, Template]:

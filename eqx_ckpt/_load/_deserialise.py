@@ -13,7 +13,7 @@ from .._runtime import _arguments, _gc, _log, _processes
 from .._runtime._processes import Processes
 from .._storage import _root
 from .._storage._open_files import Readable
-from .._tree import _leaf, _node, _seen, _target
+from .._tree import _flatten, _leaf, _node, _target
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._node import Node
 from . import _checkpoint, _fetch, _lazy, _load_options, _open
@@ -70,8 +70,9 @@ def tree_deserialise_leaves(
         are compared by package and qualified name, also where they are leaves of a
         Module. Not compared are functions without one, such as lambdas, arrays of JAX
         and objects of unknown classes; of what holds one of these, the rest is.
-    - `cast`: whether floats may become other floats, and ints other ints that hold
-        every value.
+    - `cast`: whether floats may become other floats, and ints other ints, that hold
+        every value, rounded; and the data of legacy PRNG keys typed ones, or the other
+        way round.
     - `verify`: whether to check the digests of all that is read.
     - `max_bytes`: how much host memory the call may take beyond the tree, 256 MiB by
         default, but at least a chunk. Leaves larger than it are read in parts. What
@@ -250,8 +251,8 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
             "Pass the tree of the checkpoint, `ckpt.tree`, or a part of it."
         )
     given = _load_options.check(LoadOptions(**options))
-    leaves, structure = jtu.tree_flatten(tree)
-    lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
+    flat = _flatten.flatten(tree, None)
+    lazies = {id(x): x for x in flat.leaves if isinstance(x, LazyArray)}
     todo = list(lazies.values())
     sources = [source for lazy in todo for source in lazy._sources]
     paths = [source.root.url for source in sources]
@@ -262,5 +263,6 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
     read = lambda: _lazy.read(todo, planned, given, run)
     fetched = in_step(run, saves, [plan for _, plan in planned], read)
     values = dict(zip(lazies, fetched))
-    out = jtu.tree_unflatten(structure, [values.get(id(x), x) for x in leaves])
-    return _node.plain(out) if Node in _seen.node_types(structure) else out
+    read_leaves = [values.get(id(x), x) for x in flat.leaves]
+    out = jtu.tree_unflatten(flat.structure, read_leaves)
+    return _node.plain(out) if Node in flat.walk.types else out

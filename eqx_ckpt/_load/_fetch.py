@@ -15,7 +15,7 @@ from .._format._view import View
 from .._runtime import _processes, _progress
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
-from .._tree import _from_host
+from .._tree import _from_host, _guards
 from .._tree._from_host import Kind
 from .._tree._target import Target
 from . import _partial, _read
@@ -163,6 +163,8 @@ class LeafBuilder:
         # The kind of the plain leaves of a target, and where they wait; arrays of NumPy
         # do not.
         self._waiting: dict[int, tuple[Kind, list[tuple[int, np.ndarray]] | None]] = {}
+        # What makes the leaves of a target of its plain ones, where these are not it.
+        self._finish: dict[int, Callable[[Any, Target], Any]] = {}
         self._find_alike()
         # The number of what waits, and the bytes that have come since nothing did.
         self._count = self._size = 0
@@ -180,12 +182,16 @@ class LeafBuilder:
         for x, kind in kinds.items():
             if kind is not None:
                 self._waiting[x] = kind, self._alike.get(kind, self._plain)
+                if (made := _from_host.finish(targets[x])) is not None:
+                    self._finish[x] = made
             elif (kind := _from_host.numpy_kind(targets[x])) is not None:
                 self._waiting[x] = kind, None
 
     def add(self, one: StoredRead, result: ReadResult) -> None:
         arrays, owned, lost = result
         converted = one.conversion is not None
+        if not converted:
+            arrays = _from_host.viewed(arrays, one.record.template)
         for i in one.leaves:
             record, view, target, move = self._wanted[i]
             if lost:
@@ -211,7 +217,8 @@ class LeafBuilder:
                         self._out[i] = _from_host.from_host(*arguments)
                     else:
                         parts = _from_host.host_parts(*arguments)
-                        self._out[i] = move.begin(parts)
+                        with _guards.lifted():
+                            self._out[i] = move.begin(parts)
                 except (ValueError, TypeError) as e:
                     self._lost[record.name] = str(e)
                 self._send(one.nbytes, [self._out[i]])
@@ -237,7 +244,9 @@ class LeafBuilder:
             lines = [f"  {name}: {why}" for name, why in self._lost.items()]
             raise RuntimeError(
                 f"Values of {what} do not survive the conversion that is asked for; "
-                "nothing was loaded:\n" + "\n".join(lines)
+                "nothing was loaded:\n" + "\n".join(lines) + "\nAsk for dtypes that "
+                "hold them, as a `like` of `ec.skeleton` does, or read them as they "
+                "were saved and cast them yourself: `astype` of JAX takes any value."
             )
         return self._out
 
@@ -257,9 +266,14 @@ class LeafBuilder:
             return
         arrays = [array for _, array in waiting]
         nbytes = sum(array.nbytes for array in arrays)
-        leaves = make(arrays)
-        for (i, _), leaf in zip(waiting, leaves):
-            self._out[i] = leaf
+        with _guards.lifted():
+            leaves = make(arrays)
+            for (i, _), leaf in zip(waiting, leaves):
+                self._out[i] = leaf
+            for i, _ in waiting if self._finish else ():
+                target = self._wanted[i].target
+                if (finish := self._finish.get(id(target))) is not None:
+                    self._out[i] = finish(self._out[i], target)
         self._count -= len(waiting)
         waiting.clear()
         self._send(nbytes, leaves)

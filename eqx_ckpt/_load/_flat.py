@@ -15,6 +15,7 @@ from .._format._template import Template
 from .._format._view import IndexArray, Picks, Places, View
 from .._storage import _arrays
 from .._storage._backend import Backend
+from .._tree import _leaf
 from . import _reader
 from ._reader import Job, Reader, ReadResult, StoredRead
 from ._source import Range
@@ -230,14 +231,15 @@ class FlatLeaf:
                     picked if conversion is None else conversion.convert(picked)
                 )
             except ValueError as e:
-                self.lost.append(str(e))
+                self.lost.append(e)
 
     def result(self) -> ReadResult:
         arrays = [
             view.arrange(array.reshape(view.picked))
             for view, array in zip(self.views, self.arrays)
         ]
-        return ReadResult(arrays, True, "".join(self.lost[:1]))
+        lost = _leaf.told(self.lost, sum(array.size for array in arrays))
+        return ReadResult(arrays, True, lost)
 
 
 def flat_leaf(reader: Reader, read: StoredRead) -> FlatLeaf | None:

@@ -70,7 +70,8 @@ class LazyArray(jax.ShapeDtypeStruct):
         if target.kind in ("jax", "numpy", "generic"):
             shape, dtype = target.shape, target.dtype
         elif target.kind == "key":
-            shape, dtype = target.shape, _leaf.abstract_dtype(template)
+            assert target.impl is not None
+            shape, dtype = target.shape, _leaf.key_dtype(target.impl)
         elif target.kind in ("str", "bytes"):
             shape, dtype = template.shape, np.dtype(np.uint8)
         else:
@@ -91,7 +92,15 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     @property
     def _is_readable(self) -> bool:
-        return not isinstance(self._record.part, Unreadable)
+        return self._unreadable is None
+
+    @property
+    def _unreadable(self) -> str | None:
+        """What a leaf is that cannot be read, and why; None if it can."""
+        part = self._record.part
+        if not isinstance(part, Unreadable):
+            return None
+        return f"{part.what} (unreadable): {part.why}"
 
     def _check_whole(self) -> None:
         """**Raises:** `ValueError` if it is not all there."""
@@ -190,7 +199,7 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     def astype(self, dtype: Any) -> "LazyArray":
         """A view whose numbers are cast as they are read: floats to floats, and ints
-        to ints that hold every value (a `RuntimeError` otherwise)."""
+        to ints. What does not hold every value is a `RuntimeError`."""
         wanted = np.dtype(dtype)
         if self._target.kind not in _template.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")

@@ -7,8 +7,8 @@ from jaxtyping import PyTree
 
 from .._runtime._arguments import Who
 from .._tree import _leaf
+from .._tree._compare import Static
 from .._tree._filters import FilterSpec, IsLeaf
-from .._tree._static import Static
 
 
 # What `ec.rename` takes, or returns: a tuple.

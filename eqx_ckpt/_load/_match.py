@@ -11,22 +11,24 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names, _text
-from .._format._leaves import Leaves, Statics, Unreadable
+from .._format._leaves import Leaves, Unreadable
+from .._format._record import TreeRecord
 from .._tree import (
+    _compare,
     _filters,
     _flatten,
     _folding,
     _leaf,
+    _leaked_tracers,
     _nearest,
     _register,
     _select,
     _states,
-    _static,
     _target,
 )
+from .._tree._compare import Comparison
 from .._tree._flatten import Flat
 from .._tree._folding import Problems
-from .._tree._states import Labels
 from .._tree._target import Target
 from . import _partial
 from ._fetch import LeafRead
@@ -98,11 +100,9 @@ class _Matcher:
 
     def match(self) -> Match:
         options, flat, source = self.options, self.flat, self.source
-        statics = self._own_statics()
-        # Also of a field that is new an error says the name.
-        passes = _static.passing(
-            options.static, self.saved.statics, self.what, _static.all_names(statics)
-        )
+        _leaked_tracers.check(flat, self._record)
+        records = [(self.saved.tree, ""), (self._record, source)]
+        passes = _compare.passing(options.static, records, self.what)
         places, wholes = _select.select(
             options.where, flat, self.chosen, options.is_leaf
         )
@@ -113,19 +113,21 @@ class _Matcher:
                 "skeleton."
             )
         self.names = flat.names(source)
-        self.entries = _states.state_entries(self.like, flat, source)
+        self.entries = _states.state_entries(flat, source)
         self.stored: list[str | None] = list(self.names)
+        moved = _compare.moved_names(self.names, self._moved_nodes())
         if self.entries:
-            found = _states.stored_names(
-                self.saved, self.entries, self.names, lambda x: x, self._whole_labels
+            moved |= _states.stored_names(
+                self.saved, self.entries, self.names, lambda x: x
             )
-            for number, name in found.items():
-                self.stored[number] = name
+        for number, name in moved.items():
+            self.stored[number] = name
         reads = self._pair_up(places)
         nodes = [_flatten.module_name(path, source) for path in wholes]
         if options.unexpected == "error":
             self._find_unexpected(nodes)
-        self._find_static(nodes, statics, passes)
+        if options.static != "ignore":
+            self._find_static(nodes, passes)
         if self.problems.rows:
             is_apart = self.problems.rows.keys() == {"part"}
             raise (_partial.Apart if is_apart else RuntimeError)(self._message())
@@ -139,28 +141,22 @@ class _Matcher:
         matched = Match(flat, reads, [])
         return _once(self.saved, matched) if self.saved.aliases else matched
 
-    def _own_statics(self) -> Statics:
-        """The static values of `like`, if they are compared."""
-        options = self.options
-        is_listed = not isinstance(options.static, str)
-        if is_listed or (self.saved.statics.of and options.static != "ignore"):
-            args = self.like, options.is_leaf, self.flat, self.chosen, self.source
-            return _static.record(*args)
-        return Statics([], {})
+    @ft.cached_property
+    def _record(self) -> TreeRecord:
+        """The record of `like`."""
+        return self.flat.record(self.chosen)
 
-    def _whole_labels(self, labels: Labels, there: Labels) -> Labels:
-        """The labels with whole names for the paths in them, if those of a renamed
-        State have such names: from another path the same end may have been renamed."""
-        if self.saved.origin is None:
-            return labels
-        if not any(label and label[0] == "@" for label in there.values()):
-            return labels
-        names = _states.index_names(self.like, self.source)
-        out: Labels = {}
-        for position, label in labels.items():
-            whole = names.get(str(label), [])
-            out[position] = "@" + ",".join(sorted(whole)) if whole else label
-        return out
+    def _moved_nodes(self) -> Iterable[_compare.MovedNode]:
+        """Nodes of `like` whose children go by the attributes that they are."""
+        saved, here, source = self.saved, self._record, self.source
+        if saved.tree is None:
+            return []
+        if saved.origin is None:
+            return _compare.moved_nodes(saved.tree, here, [(source, source)], source)
+        names = (name for name, _ in here.nodes(here.has_labels, source))
+        pairs = [(there, name) for name in names for there in saved.stored_nodes(name)]
+        found = _compare.moved_nodes(saved.tree, here, pairs, source)
+        return [x._replace(stored=x.name) for x in found]
 
     # ---- Leaves.
 
@@ -233,8 +229,11 @@ class _Matcher:
             return
         name, text = self.names[number], _target.show_target(target)
         if self.stored[number] is None:
-            label = (self.entries[number].label or "")[1:]
-            text += f"  (no entry of the saved State is that of `{label}`)"
+            if number in self.entries:
+                label = _states.show_label(self.entries[number].label)
+                text += f"  (no entry of the saved State is that of `{label}`)"
+            else:
+                text += "  (no saved child of the node is that attribute)"
         first = (
             f"Error at leaf with path {self.flat.paths[number]}: `{name}` is not in "
             f"the {self.thing}."
@@ -279,37 +278,35 @@ class _Matcher:
             if good:
                 self._add("unexpected", name, text, record.name)
 
-    def _find_static(
-        self, nodes: list[str], here: Statics, passes: Callable[[str], bool]
-    ) -> None:
-        whole = _names.within(nodes)
-        # A leaf that is picked alone is compared without its neighbours.
-        near = {name.rpartition(".")[0] for name in nodes}
-        # Pairs of rows in which nothing has changed: many Modules have one row.
-        same: set[tuple[int, int]] = set()
-        for name, row in here.of.items():
-            is_near = name in near or whole(name) is not None
-            for origin in self.saved.modules(name) if is_near else []:
-                rows = self.saved.statics.of.get(origin, -1), row
-                if rows in same:
-                    continue
-                found = list(
-                    _static.changes(self.saved.statics, origin, here, name, passes)
+    def _find_static(self, nodes: list[str], passes: Callable[[str], bool]) -> None:
+        saved = self.saved
+        if saved.tree is None:
+            return
+        both = Comparison(saved.tree, self._record, self.source)
+        if saved.origin is None:
+            found = both.differences([(x, x) for x in dict.fromkeys(nodes)], passes)
+        else:
+            whole = _names.within(nodes)
+            # A leaf that is picked alone is compared without its neighbours.
+            near = {name.rpartition(".")[0] for name in nodes}
+            found = (
+                x
+                for name, _ in self._record.nodes_with_fields(self.source)
+                if name in near or whole(name) is not None
+                for there in saved.stored_nodes(name)
+                for x in both.of_nodes(there, name, passes)
+                if whole(x.name) is not None
+            )
+        for x in found:
+            if not x.may_differ:
+                node = x.name.rpartition(".")[0]
+                text = f"saved {x.saved}, `like` has {x.here}"
+                first = (
+                    f"Deserialised leaf at path {node or 'the root'} has changed a "
+                    f"static field: `{x.name}` was {x.saved} when it was saved, and"
+                    f" is {x.here} in `like`."
                 )
-                if not found:
-                    same.add(rows)
-                for x in found:
-                    if x.may_differ or whole(x.name) is None:
-                        continue
-                    field = _names.below(x.name, name)
-                    text = f"saved {x.saved}, `like` has {x.here}"
-                    first = (
-                        f"Deserialised leaf at path {name or 'the root'} has changed a "
-                        f"static field: `{x.name}` was {x.saved} when it was saved, and"
-                        f" is {x.here} in `like`."
-                    )
-                    stored = f"{origin}.{field}".lstrip(".")
-                    self._add("static", x.name, text, stored, first)
+                self._add("static", x.name, text, x.stored, first)
 
     # ---- The report.
 
@@ -323,7 +320,7 @@ class _Matcher:
         )
         missing = problems.names("missing")
         there = _nearest.NameIndex(saved.names if missing else ())
-        entries = {self.names[n] for n in self.entries if self.stored[n] is None}
+        entries = {name for name, x in zip(self.names, self.stored) if x is None}
 
         def hint(kind: str, name: str, text: str) -> str:
             if kind != "missing":
@@ -340,7 +337,7 @@ class _Matcher:
             beside = f", stored as `{stored}`" if stored != near[0] else ""
             return f"  (the nearest name there is `{near[0]}`{beside})"
 
-        static = _static.how_to_pass(problems.names("static"))
+        static = _compare.how_to_pass(problems.names("static"))
         titles = {
             kind: title.replace("{}", self.thing).replace("{static}", static)
             for kind, title in _titles.items()

@@ -5,7 +5,8 @@ import functools as ft
 from typing import Any
 
 from .._errors import DamagedError
-from .._format import _names
+from .._format import _names, _record
+from .._format._record import Label
 from .._storage._backend import Backend
 from .._tree import _node
 from .._tree._node import Body, Node, Spec
@@ -43,7 +44,7 @@ class StoredBody(Body):
 
     @ft.cached_property
     def _fields(self) -> str:
-        return _node.fields_text(self.source.index.leaves.statics, self.name)
+        return self.source.index.leaves.fields_text(self.name)
 
     def fields(self) -> str:
         return self._fields
@@ -154,17 +155,20 @@ class StoredBody(Body):
         return Spec(keys, self._fields, self._labels)
 
     @property
-    def _labels(self) -> tuple[str | None, ...]:
+    def _labels(self) -> tuple[str, ...]:
         """The labels of the entries of an eqx.nn.State, which all differ; else none."""
-        markers = self.source.index.leaves.markers
-        if not markers or any(kind != "f" for (kind, _), _ in self._rows):
+        known = self.source.index.leaves.labels
+        if not known or any(kind not in "sf" for (kind, _), _ in self._rows):
             return ()
         labels = []
         for _, component in self._rows:
-            members = self._groups[component]
-            of = {markers.get(x) if isinstance(x, int) else None for x in members}
-            labels.append(of.pop() if len(of) == 1 else None)
-        return () if None in labels or len({*labels}) < len(labels) else tuple(labels)
+            places = [x for x in self._groups[component] if isinstance(x, int)]
+            of = {known.get(place, Label()) for place in places}
+            text = _record.label_text(of.pop()) if len(of) == 1 else None
+            if text is None:
+                return ()
+            labels.append(text)
+        return tuple(labels) if len({*labels}) == len(labels) else ()
 
     def spec(self) -> Spec:
         return self._spec
@@ -207,11 +211,10 @@ def forest(source: Source) -> Any:
     leaves = source.index.leaves
     if leaves.names == [_names.ROOT]:
         return _lazy.lazy_of(source, leaves.record(0))
-    modules = list(leaves.statics.of)
-    for module in modules:
-        if len(module) > _names.MAX_NAME or module.count(".") >= _names.MAX_DEPTH:
+    for name in leaves.node_names:
+        if len(name) > _names.MAX_NAME or name.count(".") >= _names.MAX_DEPTH:
             raise DamagedError("The index has static fields of what is never saved.")
-    members = [*range(len(leaves.names)), *modules]
+    members = [*range(len(leaves.names)), *leaves.node_names]
     return Node(StoredBody(source, "", members, [_MAX_GAPS]))
 
 

@@ -1,5 +1,6 @@
 """From a path to a `Source`: of our format, or of another."""
 
+import contextlib
 import functools as ft
 import os
 import time
@@ -13,7 +14,7 @@ from .. import _extensions
 from .._errors import DamagedError, ReplacedError
 from .._format import _files, _index, _text
 from .._runtime import _log, _processes
-from .._storage import _context, _open_files, _root, _store
+from .._storage import _context, _open_files, _root
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._storage._open_files import Readable
@@ -41,10 +42,14 @@ def opened(
             stands_for = _extensions.find("stands_for")
             if stands_for is None or isinstance(e, (DamagedError, _index.Newer)):
                 raise
-            meant = stands_for(path, is_empty=isinstance(e, FileNotFoundError))
-            if meant is None:
-                raise
-        return open_at(meant, like, follow_symlinks)
+            is_empty, meant = isinstance(e, FileNotFoundError), None
+            while (other := stands_for(path, is_empty=is_empty)) not in (None, meant):
+                try:
+                    return open_at(other, like, follow_symlinks)
+                except FileNotFoundError:
+                    # Its run may have deleted it since, for a newer one.
+                    meant = other
+            raise
     root = _open_files.root_of(path)
     try:
         source = open_source(root, like)
@@ -85,14 +90,26 @@ def open_source(root: Backend, like: PyTree = None) -> Source:
     source = _at(root) or _other_at(root, like)
     if source is None:
         root.check_bucket()
-        text = f"There is no checkpoint at `{root}`"
-        if _store.may_hold(root, "d"):
-            text += (
-                f": it has no `{_files.INDEX}`, which is written last. A save may have "
-                "been interrupted there"
-            )
-        raise FileNotFoundError(f"{text}.")
+        raise FileNotFoundError(f"There is no checkpoint at `{root}`{_whose(root)}.")
     return source
+
+
+def _whose(root: Backend) -> str:
+    """What there is where there is no checkpoint, as the rest of an error."""
+    lacks = f": it has no `{_files.INDEX}`, which is written last"
+    with contextlib.suppress(PermissionError):  # To list may not be allowed.
+        if _published.are_files_of_ours(root):
+            return f"{lacks}. A save may have been interrupted there"
+    names = [] if root.is_far else sorted(root.list_top() or ())
+    if not names:
+        where = f": it has no `{_files.INDEX}`, and the directory is empty"
+        return "" if root.is_far else where
+    some = _text.bounded(", ".join(f"`{name}`" for name in names[:3]), 200)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f": it has no `{_files.INDEX}`, and nothing that tells another format. What is "
+        f"in it is {some}{more}"
+    )
 
 
 def _at(root: Backend) -> Source | None:

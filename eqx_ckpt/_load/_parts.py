@@ -11,6 +11,7 @@ from .._format import _digests, _grid, _template, _view
 from .._format._template import Template
 from .._format._view import Places, View
 from .._storage import _arrays, _codecs
+from .._tree import _leaf
 from . import _flat, _reader, _source
 from ._flat import FlatLeaf
 from ._reader import Job, Reader, ReadResult, Results, StoredRead
@@ -129,7 +130,7 @@ class _LargeLeaf:
             kept = some if conversion is None else conversion.convert(some)
             array[_view.mesh(to, array.shape)] = kept
         except ValueError as e:
-            self.lost.append(str(e))
+            self.lost.append(e)
 
     def _start(self, part: _Part) -> Callable[[], "_LargeLeaf | None"]:
         return ft.partial(self._finish, part, self._start_read(part))
@@ -196,13 +197,14 @@ class _LargeLeaf:
             view.arrange(array.reshape(view.picked))
             for view, array in zip(self.views, self.arrays)
         ]
-        return ReadResult(arrays, True, "".join(self.lost[:1]))
+        lost = _leaf.told(self.lost, sum(array.size for array in arrays))
+        return ReadResult(arrays, True, lost)
 
 
 def read_parts(reader: Reader, reads: list[StoredRead]) -> Results:
     """Reads leaves, the first of them first, and gives those without problems."""
     jobs = (job for leaf in _leaves(reader, reads) for job in leaf.jobs())
-    for leaf in _reader.in_order(reader.pool, jobs, reader.budget):
+    for leaf in _reader.in_order(reader.crew, jobs, reader.budget):
         if leaf is not None and leaf.read.record.name not in reader.problems:
             yield leaf.read, leaf.result()
 

@@ -49,6 +49,11 @@ def saves(root: Backend) -> list[str]:
     return list(filter(is_save_id, it.compress(inside, inside.values())))
 
 
+def are_files_of_ours(root: Backend) -> bool:
+    """Whether there are files of a save of ours, without its index."""
+    return any(map(root.has, (_files.CLAIM, _files.DIGESTS))) or bool(saves(root))
+
+
 def read_json(directory: Backend, key: str) -> tuple[bytes, dict[str, Any]]:
     """The bytes of a file of JSON, and the object in it.
 
@@ -66,6 +71,8 @@ def read_json(directory: Backend, key: str) -> tuple[bytes, dict[str, Any]]:
 # In a step of Orbax: its metadata, the file that says that it is finished, and what is
 # None in the metadata before.
 TOP, DONE = "_CHECKPOINT_METADATA", "commit_success.txt"
+# What that file says of a step of ours.
+OURS = b"by eqx_ckpt"
 _TIME = "commit_timestamp_nsecs"
 
 

@@ -3,7 +3,6 @@
 import functools as ft
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import xxhash
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
+from .._runtime._threads import Crew
 from .._storage import _arrays, _context, _store
 from . import _parts, _reader, _wording
 from ._reader import Reader, ReadResult, Results, StoredRead
@@ -28,7 +28,6 @@ _RUN, _GAP, _FILES = 8 * 2**20, 4096, 128
 _NEAR_RUN, _NEAR_JOBS = 2**20, 4
 # Runs of so many leaves, on average, are read by one thread.
 _ALONE = 8
-_CPUS = os.cpu_count() or 1
 _CPUS = os.cpu_count() or 1
 # The memory for what is under way, unless the caller says so.
 BUDGET = 256 * 2**20
@@ -103,8 +102,8 @@ def _read(
     # Chunks are decoded by threads of TensorStore, for which these wait.
     is_waiting = any(one.record.template.codec is not None for one in large)
     threads = _CPUS * (2 if is_waiting else 1)
-    with ThreadPoolExecutor(min(8, threads)) as pool:
-        reader = Reader(source, digests, budget, problems, pool)
+    with Crew(min(8, threads)) as crew:
+        reader = Reader(source, digests, budget, problems, crew)
         if small:
             yield from _read_runs(reader, small)
         if large:
@@ -199,7 +198,7 @@ def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
         return
     starts = ((size, ft.partial(_start_job, reader, job)) for size, job in jobs)
     count = len(jobs) if is_far else _NEAR_JOBS
-    for some in _reader.in_order(reader.pool, starts, reader.budget, count):
+    for some in _reader.in_order(reader.crew, starts, reader.budget, count):
         yield from some
 
 

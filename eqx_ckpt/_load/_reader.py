@@ -15,8 +15,10 @@ from .._errors import MissingError
 from .._format import _text
 from .._format._leaves import Record
 from .._format._view import View
+from .._runtime._threads import Crew
 from .._storage import _backend, _store
 from .._storage._backend import Backend
+from .._tree import _leaf
 from .._tree._from_host import Conversion
 from ._source import Digests, Source
 
@@ -80,7 +82,7 @@ class Reader:
     digests: Digests | None
     budget: int
     problems: dict[str, str]
-    pool: cf.Executor
+    crew: Crew
     # Of each thread, for what is read and then decoded.
     own: Any = dataclasses.field(default_factory=threading.local, init=False)
 
@@ -106,7 +108,7 @@ Job = tuple[int, Callable[[], Callable[[], T]]]
 
 
 def in_order(
-    pool: cf.Executor, jobs: Iterable[Job[T]], budget: int, most: int = 2**16
+    crew: Crew, jobs: Iterable[Job[T]], budget: int, most: int = 2**16
 ) -> Iterator[T]:
     """The results of jobs in their order, of which `most` are under way, with no more
     bytes than the `budget`, or one."""
@@ -123,21 +125,25 @@ def in_order(
         while waiting and (is_done or used + nbytes > budget or len(waiting) >= most):
             size, future = waiting.popleft()
             used, is_done = used - size, False
-            yield future.result()
-        waiting.append((nbytes, pool.submit(start())))
+            yield crew.result(future)
+        waiting.append((nbytes, crew.submit(start())))
         used += nbytes
     while waiting:
-        yield waiting.popleft()[1].result()
+        yield crew.result(waiting.popleft()[1])
 
 
 def converted(
     conversion: Conversion, arrays: list[np.ndarray]
 ) -> tuple[list[np.ndarray], bool, str]:
     """The converted arrays, whether their memory is new, and why that failed."""
-    try:
-        return [conversion.convert(array) for array in arrays], True, ""
-    except ValueError as e:
-        return arrays, False, str(e)
+    out, errors = [], []
+    for array in arrays:
+        try:
+            out.append(conversion.convert(array))
+        except ValueError as e:
+            errors.append(e)
+    lost = _leaf.told(errors, sum(array.size for array in arrays))
+    return (arrays, False, lost) if errors else (out, True, "")
 
 
 def unreadable(root: Backend, error: Exception, missing: str = "it is missing") -> str:

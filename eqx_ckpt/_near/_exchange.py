@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._runtime._processes import Processes
+from .._tree import _guards
 
 
 # The most and the least bytes that a device sends in one step. Between the two only
@@ -31,6 +32,7 @@ class Move(NamedTuple):
     nbytes: int
 
 
+@_guards.lifted()
 def exchange(
     moves: Sequence[Move],
     read: Callable[[int, np.ndarray], None],

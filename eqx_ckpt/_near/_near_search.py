@@ -11,21 +11,21 @@ from jaxtyping import PyTree
 
 from .._format import _text
 from .._format._schema import COUNT, DIGEST, ID, optional
-from .._run import _own
+from .._run import _attempts, _own
 from .._run._hooks import LoadRequest, NearSearch
 from .._run._words import said_by_all
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
 from .._storage._backend import Backend
-from . import _attempts, _disk, _exchange, _near_parts
-from ._attempts import Copy, NearStep, Passed
+from . import _disk, _exchange, _near_parts, _whole
 from ._disk import Disk, Incoming
 from ._exchange import Move
 from ._near_parts import Offer, Parts
+from ._whole import Copy, NearStep, Passed
 
 
 # What processes say, which is checked before any of it becomes a path.
-_CHOSEN = optional((COUNT, ID, ID, [[COUNT]])), [(COUNT, str)], [str]
+_CHOSEN = optional((COUNT, ID, ID, [[COUNT]], bool)), [(COUNT, str)], [str]
 _DIGEST = re.compile(f"{DIGEST.pattern}|")
 _OFFERS = [(COUNT, (COUNT, _DIGEST, _DIGEST, [COUNT]))]
 _OF_PART = "what a process says of a part of a near step"
@@ -39,6 +39,11 @@ class Chosen(NamedTuple):
     step: NearStep | None = None
     passed: list[Passed] = []
     notes: list[str] = []
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the last attempt has near steps of its own."""
+        return self.step is not None and self.step.is_own
 
     def warn(self, head: str, above: int, stacklevel: int) -> None:
         """Warns, below a head, of near steps that are passed over, and newer than one;
@@ -83,7 +88,7 @@ def choose(
             if id == attempt.run and save not in known:
                 notes.append(text)
     held_parts = [parts for parts, _, _ in disks]
-    return Chosen(*_attempts.choose(attempt, held_parts, bad), notes)
+    return Chosen(*_whole.choose(attempt, held_parts, bad), notes)
 
 
 class Search(NearSearch):
@@ -106,10 +111,14 @@ class Search(NearSearch):
         """Report of this process on its disk."""
         return self._disk.report()
 
-    def choose(self, words: Sequence[bytes], at_root: int | None) -> Chosen:
-        """Choice that process 0 sends to all: a near step that is not older than the
-        one at the root, or none."""
-        chosen = choose(self._root, words, self._bad.keys())
+    def look(self, words: Sequence[bytes]) -> None:
+        self._chosen = choose(self._root, words, self._bad.keys())
+        self.is_begun = self._chosen.is_begun
+
+    def choose(self, at_root: int | None) -> Chosen:
+        """Choice that process 0 sends to all: the near step, if it is not older than
+        the one at the root."""
+        chosen = self._chosen
         is_old = chosen.step is not None and chosen.step.step < (at_root or 0)
         return chosen._replace(step=None) if is_old else chosen
 

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .._errors import DamagedError
-from .._format import _schema
-from .._format._schema import COUNT, DIGEST, optional
+from .._format._schema import COUNT, DIGEST
 from .._run import _own
+from .._run._attempts import Attempt
 from .._run._hooks import NearSteps
 from .._run._pending import PendingState
 from .._run._saves import Saves
@@ -34,19 +34,17 @@ from .._save import _async, _plan, _serialise
 from .._save._background import SaveHandle
 from .._save._plan import Plan
 from .._storage import _root
-from . import _attempts, _disk, _exchange, _near_search
-from ._attempts import Attempt, Passed
+from . import _disk, _exchange, _near_search
 from ._disk import Disk, Incoming, NearPart
 from ._exchange import Move
 from ._near_search import Search
+from ._whole import Passed
 
 
 # What processes say, which is checked before any of it becomes a path.
 _OF_PART = "what a process says of its part of a near step"
-_OF_LATEST = "what process 0 says of the latest step"
 _WRITTEN = str, COUNT, DIGEST
 _GOT = [(COUNT, DIGEST)]
-_LATEST = optional(COUNT)
 
 
 @dataclasses.dataclass(eq=False)
@@ -68,8 +66,9 @@ class Near(NearSteps):
     def __init__(self, saves: Saves, disk: Disk, every: int, copies: int):
         super().__init__(saves)
         self._disk, self._every, self._copies = disk, every, copies
-        # Once it has begun.
+        # Once it has begun, and whether it may be another since a restore.
         self._attempt: Attempt | None = None
+        self._is_asked = True
         self._going: NearSaving | None = None
         # Calls of `offer` that have begun. Who holds the lock knows that none begins.
         self._calls = 0
@@ -78,11 +77,8 @@ class Near(NearSteps):
     def search(self) -> Search:
         return Search(self._saves.steps.root, self._disk)
 
-    def begin(self, base: str = "") -> None:
-        processes = self._saves.processes("begin an attempt", "Restoring")
-        root = self._saves.steps.root
-        word = processes.decide(lambda _: _attempts.begin(root, base).encode())
-        self._attempt = Attempt.decode(word)
+    def restored(self) -> None:
+        self._is_asked = True
 
     def wait(self) -> None:
         """Waits until the near save that goes on is whole. All processes do.
@@ -97,25 +93,26 @@ class Near(NearSteps):
             self._send(going)
 
     def latest(self) -> int | None:
-        """The newest complete step, of those at the root too."""
         self.wait()
+        return super().latest()
+
+    def _report(self) -> bytes:
+        return self._disk.report()
+
+    def _latest(self, words: list[bytes]) -> bytes:
         steps = self._saves.steps
-
-        def decide(words: list[bytes]) -> bytes:
-            chosen = _near_search.choose(steps.root, words)
-            known = [steps.latest(), chosen.step and chosen.step.step]
-            latest = max((s for s in known if s is not None), default=None)
-            chosen.warn(
-                f"The latest step of `{steps.root}` is {latest}, as newer ones cannot "
-                "be restored:",
-                above=-1 if latest is None else latest,
-                stacklevel=5,
-            )
-            return json.dumps(latest).encode()
-
-        processes = self._saves.processes("latest", "Looking for the latest step")
-        word = processes.decide(decide, self._disk.report)
-        return _schema.read(word, _OF_LATEST, _LATEST)
+        chosen = _near_search.choose(steps.root, words)
+        known = [steps.latest(chosen.is_begun), chosen.step and chosen.step.step]
+        latest = max((s for s in known if s is not None), default=None)
+        if latest is None:
+            steps.check_readable()
+        chosen.warn(
+            f"The latest step of `{steps.root}` is {latest}, as newer ones cannot "
+            "be restored:",
+            above=-1 if latest is None else latest,
+            stacklevel=6,
+        )
+        return json.dumps(latest).encode()
 
     def offer(self, offer: PendingState) -> None:
         """Saves a state if it is due; and sends copies of the one before, if that is
@@ -136,8 +133,8 @@ class Near(NearSteps):
     def _begin(self, offer: PendingState) -> None:
         """Begins to save a state. It may be changed once this returns."""
         step, what = offer.step, f"Saving step {offer.step} to near disks"
-        if self._attempt is None:
-            self._begin_attempt(step)
+        if self._is_asked:
+            self._settle(step)
         processes = self._saves.processes("save a near step", what, step)
         with _noted(step):
             with _log.timed("near") as timer, processes.heard():
@@ -150,33 +147,40 @@ class Near(NearSteps):
         steps = self._saves.steps
         steps.say(_log.DEBUG, "Copied to memory", step, seconds=timer.seconds)
 
-    def _begin_attempt(self, step: int) -> None:
-        """Begins an attempt that has restored no step, and says which are passed over
-        thereby."""
-        root = self._saves.steps.root
+    def _settle(self, step: int) -> None:
+        """Begins an attempt, if this step does. If nothing was restored, it says which
+        near steps are passed over thereby."""
+        saves = self._saves
+        root, start = saves.steps.root, saves.start
 
         def decide(words: list[bytes]) -> bytes:
-            chosen = _near_search.choose(root, words)
-            if chosen.step is not None:
-                chosen.passed.append(Passed(chosen.step.step, "it can be restored"))
-            chosen.warn(
-                f"Step {step} is the first that this attempt at the run in `{root}` "
-                "saves, and it has restored none. Newer near steps stay until one is "
-                "as new:",
-                above=step,
-                stacklevel=8,
-            )
-            return _attempts.begin(root, "").encode()
+            if start.attempt is None and not start.has_restored:
+                chosen = _near_search.choose(root, words)
+                if chosen.step is not None:
+                    chosen.passed.append(Passed(chosen.step.step, "it can be restored"))
+                chosen.warn(
+                    f"Step {step} is the first that this attempt at the run in "
+                    f"`{root}` saves, and it has restored none. Newer near steps stay "
+                    "until one is as new:",
+                    above=step,
+                    stacklevel=8,
+                )
+            attempt = start.settle(step, saves.damaged, is_near=True)
+            assert attempt is not None
+            return attempt.encode()
 
         what = f"Beginning an attempt with step {step}"
-        processes = self._saves.processes("begin near steps", what, step)
+        processes = saves.processes("begin near steps", what, step)
         self._attempt = Attempt.decode(processes.decide(decide, self._disk.report))
+        self._is_asked = False
+        start.tell(step, stacklevel=7)
 
     def _plan(self, offer: PendingState) -> Plan:
         assert self._attempt is not None
         options = self._saves.options._replace(
             layout="ocdbt",
             durable=False,
+            orbax=False,
             functions="drop",
             processes="own",
             own=_own.encode(offer.own),
@@ -194,7 +198,7 @@ class Near(NearSteps):
         with _log.timed("near") as timer, processes.heard():
             processes.gather()
             save = processes.broadcast(secrets.token_hex(8).encode()).decode()
-            run, number, _ = self._attempt
+            run, number, *_ = self._attempt
             count, index = processes.count, processes.index
             part = NearPart(run, number, going.step, save, count, index)
             if not _disk.is_part(list(part)):

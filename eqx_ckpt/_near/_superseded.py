@@ -6,11 +6,10 @@ from .._errors import DamagedError
 from .._format import _files
 from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
-from .._run import _numbered
+from .._run import _attempts, _numbered
 from .._storage import _root
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
-from . import _attempts
 from ._disk import Disk, NearPart
 
 

@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import functools as ft
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,14 +12,22 @@ import jax
 import jax.tree_util as jtu
 
 from .._errors import DamagedError
-from .._format import _names
+from .._format import _names, _values
+from .._format._values import Name
 from .._load import _lazy
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
-from .._tree import _leaf, _named, _register, _seen, _sharding, _target
+from .._tree import (
+    _codec,
+    _leaf,
+    _named,
+    _opening,
+    _register,
+    _sharding,
+    _target,
+)
 from .._tree._folding import Problems
-from .._tree._named import Name
-from . import _decode, _recorder, _structure, _value_codec
+from . import _decode
 
 
 Sharding = (
@@ -26,11 +36,9 @@ Sharding = (
 )
 
 
-_DICTS = "dict", "ordered", "default"
-
-
 # The methods of kinds that are made alike; that of another kind has its name.
-_WAYS = {"leaf of": "_leaf_of", "module": "_object", "dataclass": "_object"}
+_WAYS = {"module": "_object", "dataclass": "_object", "wrapper": "_other"}
+_WAYS |= {"custom": "_other", "node": "_other", "absent": "_none"}
 # In the place of a class that is not known.
 _NO_CLASS = type(None)
 
@@ -50,26 +58,19 @@ class Builder:
         replace: Mapping[str, Any],
         sharding: Sharding | None,
     ):
-        leaves = ckpt._source.index.leaves
-        assert leaves.structure is not None
+        self._leaves = ckpt._source.index.leaves
+        assert self._leaves.tree is not None
+        self._tree = self._leaves.tree
         self._at = 0
         self.problems = Problems()
         self.used: set[str] = set()
         self.could: list[str] = []
-        self._leaves, self._structure = leaves, leaves.structure
-        try:
-            parts = sum(name.count(".") + 1 for name in leaves.names)
-            # How many leaves there are in each row.
-            self._counts = _structure.check(self._structure, len(leaves.names), parts)
-        except ValueError as e:
-            raise _decode.Malformed(str(e)) from e
+        # How many leaves there are in each row.
+        self._counts = self._tree.counts
         self._ckpt, self._sharding = ckpt, sharding
         self._allowed, self._replace = allowed, replace
         self._lazies: dict[Any, LazyArray] = {}
-        self._markers: dict[str, Any] = {}
-        # Of rows whose children have names: those, quoted, and the keys of a dict.
-        self._parts: dict[int, list[str]] = {}
-        self._keys: dict[int, list[Any]] = {}
+        self._markers: dict[int, Any] = {}
 
     def add(self, kind: str, name: str, text: str = "") -> None:
         """Adds a problem."""
@@ -85,7 +86,7 @@ class Builder:
 
     def _locate(self, source: str) -> tuple[int, int]:
         """The row of the node of a name, and the place of the first leaf in it."""
-        row, at, name = len(self._structure.nodes) - 1, 0, ""
+        row, at, name = len(self._tree.rows) - 1, 0, ""
         while name != source:
             for child, component, first in self._children(row, name, at):
                 below = _names.child(name, component)
@@ -99,42 +100,31 @@ class Builder:
     def _children(self, row: int, name: str, at: int) -> Iterator[tuple[int, str, int]]:
         """The row of each child of a node, the last part of its name, and the place of
         its first leaf, if it has some."""
-        kind, children, *rest = self._structure.nodes[row]
-        parts = self._parts.get(row)
-        if parts is None and kind in ("namedtuple", "module", "dataclass"):
-            parts = list(map(_names.quote, self._structure.types[rest[0]][2]))
-        elif parts is None and kind in _DICTS and rest[0] is not None:
-            parts = list(map(_component, self._keys_of(row)))
-        if parts is not None:
-            self._parts[row] = parts
+        parts = self._tree.kind(row).parts
         start = len(name) + 1 if name else 0
-        for position, child in enumerate(_structure.unpacked(children)):
-            if parts is not None:
+        for position, child in enumerate(self._tree.rows[row].children):
+            if parts:
                 part = parts[position]
-            elif kind in _DICTS:
-                if at >= len(self._leaves.names):
-                    raise _decode.Malformed("its leaves have other names")
+            elif at < len(self._leaves.names):  # A dict: the names have its keys.
                 part = self._leaves.names[at][start:].partition(".")[0]
             else:
-                part = str(position)
+                raise _decode.Malformed("its leaves have other names")
             yield child, part, at
             at += self._counts[child]
 
-    def _keys_of(self, row: int) -> list[Any]:
-        """The keys of a dict whose row has them."""
-        if row not in self._keys:
-            encoded = self._structure.nodes[row][2]
-            self._keys[row] = _decode.decode(encoded, _Field("", None, self))
-        return self._keys[row]
-
     def _make(self, row: int, name: str, owner: type | None) -> Any:
         """The node or leaf of a row."""
-        kind, children, *rest = self._structure.nodes[row]
-        if kind not in ("leaf", "leaf of") and self._is_given(name):
+        how = self._tree.kind(row).how
+        if how != "leaf" and self._is_given(name):
             return self._given(row, name)
-        if kind == "value":
-            return self._exact(rest[0], name, owner)
-        return getattr(self, _WAYS.get(kind, f"_{kind}"))(row, name)
+        if how in ("value", "left"):
+            (value,) = self._values(row)
+            return self._exact(value, name, owner)
+        return getattr(self, _WAYS.get(how, f"_{how}"))(row, name)
+
+    def _values(self, row: int) -> list[Any]:
+        """The encoded static values of a row."""
+        return [self._tree.values[x] for x in self._tree.rows[row].values]
 
     def _is_given(self, name: str) -> bool:
         """Whether `replace` has a value of this name. That of the tree is `%root`."""
@@ -156,12 +146,14 @@ class Builder:
         self._at += self._counts[row]
 
     def _rows(self, row: int, name: str, owner: type | None = None) -> list[Any]:
-        return [
-            self._make(child, _names.child(name, part), owner)
-            for child, part, _ in self._children(row, name, self._at)
-        ]
+        out = []  # Without a list comprehension, which is a frame more on the stack.
+        for child, part, _ in self._children(row, name, self._at):
+            out.append(self._make(child, _names.child(name, part), owner))
+        return out
 
-    def _leaf(self, row: int, name: str, cls: type | None = None) -> Any:
+    def _leaf(self, row: int, name: str) -> Any:
+        wanted = self._tree.kind(row).cls
+        cls = self._class(wanted, name, object) if wanted[1] else None
         place = self._at
         self._at += 1
         if self._leaves.names[place] != (name or _names.ROOT):
@@ -186,10 +178,6 @@ class Builder:
             self._lazies[key] = _lazy.lazy_of(self._ckpt._source, record, target)
         return self._lazies[key]
 
-    def _leaf_of(self, row: int, name: str) -> Any:
-        cls = self._class(self._structure.nodes[row][2], name, object)
-        return self._leaf(row, name, cls)
-
     def _exact(self, encoded: Any, name: str, owner: type | None = None) -> Any:
         """The value of this name, which `owner` may have a default for."""
         if self._is_given(name):
@@ -207,12 +195,15 @@ class Builder:
         return self._rows(row, name)
 
     def _dict(self, row: int, name: str) -> dict[Any, Any]:
-        encoded = self._structure.nodes[row][2]
-        at, values = self._at, self._rows(row, name)
-        if encoded is None:
-            keys = list(self._stored_keys(row, name, at))
+        kind, at = self._tree.kind(row), self._at
+        values = self._rows(row, name)
+        if kind.keys:
+            field = _Field(name, None, self)
+            keys = [_decode.decode(key, field) for key in json.loads(kind.keys)]
+        elif kind.parts:
+            keys = list(map(_names.unquote, kind.parts))
         else:
-            keys = self._keys_of(row)
+            keys = list(self._stored_keys(row, name, at))
         try:
             _names.check_hashes(keys)
             out = dict(zip(keys, values, strict=True))
@@ -241,86 +232,96 @@ class Builder:
 
     def _default(self, row: int, name: str) -> Any:
         factory = _names.child(name, "default_factory")
-        made = self._exact(self._structure.nodes[row][3], factory)
+        made = self._exact(self._values(row)[0], factory)
         items = self._dict(row, name)
         return collections.defaultdict(made if callable(made) else None, items)
 
     def _partial(self, row: int, name: str) -> Any:
-        made = self._exact(self._structure.nodes[row][2], _names.child(name, "func"))
+        made = self._exact(self._values(row)[0], _names.child(name, "func"))
         args, keywords = self._rows(row, name)
         if type(args) is not tuple or not _is_keywords(keywords):
             raise _decode.Malformed("a Partial has arguments and keywords")
         return jtu.Partial(made, *args, **keywords) if callable(made) else None
 
     def _state(self, row: int, name: str) -> Any:
-        markers = list(map(self._marker, self._structure.nodes[row][2]))
+        markers = list(map(self._marker, self._values(row)[0]["markers"]))
         children = self._rows(row, name)
         if len({*markers}) != len(children):
             raise _decode.Malformed("two entries of a State are one")
         return eqx.nn.State.tree_unflatten(markers, children)
 
     def _index(self, row: int, name: str) -> Any:
-        marker = self._marker(self._structure.nodes[row][2])
-        children = list(self._children(row, name, self._at))
-        init = _recorder.no_init()
-        if children:
-            init = self._make(children[0][0], _names.child(name, "init"), None)
-        return _decode.made(eqx.nn.StateIndex, {"marker": marker, "init": init})
+        (marker,) = self._values(row)[0]["markers"]
+        # Equinox takes the initial state out, and puts an object in its place.
+        init = self._tree.kind(self._tree.rows[row].children[0])
+        is_out = init.how == "value" or init.how == "absent" or init.how == "left"
+        made = no_init() if is_out else self._rows(row, name)[0]
+        return _decode.made(
+            eqx.nn.StateIndex, {"marker": self._marker(marker), "init": made}
+        )
 
-    def _marker(self, text: str) -> Any:
-        return text[1:] if text[0] == "=" else self._markers.setdefault(text, object())
+    def _marker(self, marker: str | int) -> Any:
+        if type(marker) is int:
+            return self._markers.setdefault(marker, object())
+        return str(marker)[1:]
+
+    def _static(self, row: int, name: str) -> Any:
+        return self._exact(self._values(row)[0], name)
 
     def _namedtuple(self, row: int, name: str) -> Any:
-        kind = self._structure.types[self._structure.nodes[row][2]]
-        cls = self._class(kind[:2], name, tuple)
+        kind = self._tree.kind(row)
+        cls = self._class(kind.cls, name, tuple)
         if cls is None:
             self._rows(row, name)
             return None
-        if not _seen.is_namedtuple(cls) or list(cls._fields) != kind[2]:
+        fields = list(map(_names.unquote, kind.parts))
+        if not _opening.is_namedtuple(cls) or list(cls._fields) != fields:
             return self._differs(row, name, cls, list(getattr(cls, "_fields", [])))
         return tuple.__new__(cls, self._rows(row, name))
 
     def _object(self, row: int, name: str) -> Any:
-        kind, _, number, encoded = self._structure.nodes[row]
-        module, qualified, dynamic, static, unset = self._structure.types[number]
-        base = eqx.Module if kind == "module" else object
-        cls = self._class([module, qualified], name, base)
-        if cls is None:
-            # All that is lacking is to be in one error.
-            self._rows(row, name, _NO_CLASS)
-            for part, x in zip(static, encoded, strict=True):
-                self._exact(x, _names.child(name, _names.quote(part)), _NO_CLASS)
-            return None
-        here = _fields_of(cls, kind == "module")
-        if here is None or not _is_fit(here, dynamic, static):
-            return self._differs(row, name, cls, list(here or ()))
-        values = dict(zip(dynamic, self._rows(row, name, cls), strict=True))
-        text = f"a field that `{cls.__qualname__}` did not have when it was saved"
-        new = here.keys() - {*dynamic, *static, *unset}
-        encoded = {
-            **dict(zip(static, encoded, strict=True)),
-            **dict.fromkeys(new, {"unknown": text}),
-        }
+        kind, children = self._tree.kind(row), self._tree.rows[row].children
+        is_module = kind.how == "module"
+        cls = self._class(kind.cls, name, eqx.Module if is_module else object)
+        static = dict(zip(map(_names.unquote, kind.data), self._values(row)))
+        own = cls or _NO_CLASS  # All that is lacking is to be in one error.
+        values = dict(zip(map(_names.unquote, kind.parts), self._rows(row, name, own)))
+        for field, child in zip(list(values), children):
+            if self._tree.kind(child).how == "absent":
+                del values[field]
+        unset = {n for n, x in static.items() if _values.split(x)[0] == "absent"}
+        unset |= {*map(_names.unquote, kind.parts)} - values.keys()
+        encoded = {n: x for n, x in static.items() if n not in unset}
+        here = {} if cls is None else _fields_of(cls, is_module)
+        if cls is not None:
+            if here is None or not _is_fit(here, list(values), list(encoded)):
+                self._at -= self._counts[row]
+                return self._differs(row, name, cls, list(here or ()))
+            text = f"a field that `{cls.__qualname__}` did not have when it was saved"
+            new = here.keys() - {*values, *encoded, *unset}
+            encoded |= dict.fromkeys(new, {"unknown": ["", text]})
         for part, x in encoded.items():
             at = _names.child(name, _names.quote(part))
-            values[part] = self._exact(x, at, cls)
-        own = {part: values[part] for part in here if part in values}
-        return _decode.made(cls, own)
+            values[part] = self._exact(x, at, own)
+        if cls is None:
+            return None
+        return _decode.made(cls, {n: values[n] for n in here or () if n in values})
 
     def _differs(self, row: int, name: str, cls: type, here: list[str]) -> None:
-        kind = self._structure.types[self._structure.nodes[row][2]]
-        saved = ", ".join([*kind[2], *kind[3]])
+        kind = self._tree.kind(row)
+        saved = ", ".join(map(_names.unquote, (*kind.parts, *kind.data)))
         text = f"a `{cls.__qualname__}` of the fields {saved}; it has {', '.join(here)}"
         self.add("value", name, text)
         self._skip(row)
 
     def _other(self, row: int, name: str) -> None:
-        text = self._structure.nodes[row][3]
-        self.add("node", name, f"a `{text}`")
+        cls = self._tree.kind(row).cls
+        shown = ".".join(filter(None, cls)) or "node of a checkpoint"
+        self.add("node", name, f"a `{shown}`")
         self._skip(row)
 
-    def _class(self, wanted: list[Any], name: str, base: type) -> Any:
-        parsed = _named.parse(wanted)
+    def _class(self, wanted: Sequence[str], name: str, base: type) -> Any:
+        parsed = _values.name_of(list(wanted))
         if parsed is None:
             self.add("node", name, f"a `{wanted[-1]}`")
             return None
@@ -365,17 +366,17 @@ class _Field(NamedTuple):
     def default(self, parameter: str) -> Any:
         if self.owner is _NO_CLASS:
             return None  # It will be there when the class is.
-        some = {} if self.owner is None else _value_codec.defaults(self.owner)
+        some = {} if self.owner is None else _codec.defaults(self.owner)
         if parameter not in some:
             self.unknown(f"the default of `{parameter}`, which there is none of")
         return some.get(parameter)
 
 
-def _component(key: Any) -> str:
-    try:
-        return _names.component(jtu.DictKey(key))[1]
-    except ValueError as e:
-        raise _decode.Malformed(str(e)) from e
+@ft.cache
+def no_init() -> Any:
+    """The value in a StateIndex whose initial state Equinox has taken out."""
+    index = eqx.nn.StateIndex(0)
+    return eqx.nn.delete_init_state(index).init
 
 
 def _is_keywords(x: Any) -> bool:

@@ -1,9 +1,10 @@
-"""Values of the JSON that `_value_codec` has made of them."""
+"""Values of the JSON that `_tree/_codec.py` has made of them."""
 
 import dataclasses
 import enum
 import functools as ft
 import math
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._format import _names, _template
-from .._tree import _named, _seen
-from .._tree._named import Name
-from . import _value_codec
+from .._format._values import Name, name_of
+from .._tree import _codec, _opening
 
 
 class Malformed(ValueError):
@@ -37,7 +37,7 @@ def decode(value: Any, resolver: Any) -> Any:
 _WRONG = (
     ValueError,
     TypeError,
-    KeyError,
+    LookupError,
     AttributeError,
     OverflowError,
     AssertionError,
@@ -45,7 +45,7 @@ _WRONG = (
 
 
 def _decode(value: Any, resolver: Any, depth: int) -> Any:
-    if depth > 2 * _value_codec.MAX_DEPTH:
+    if depth > 2 * _codec.MAX_DEPTH:
         raise Malformed("too deep")
     below = ft.partial(_decode, resolver=resolver, depth=depth + 1)
     if type(value) is list:
@@ -55,13 +55,42 @@ def _decode(value: Any, resolver: Any, depth: int) -> Any:
     if len(value) != 1:
         raise Malformed("an object has one kind")
     kind, content = next(iter(value.items()))
-    if kind in ("unknown", "default") and type(content) is str:
-        return getattr(resolver, kind)(content)
+    if kind == "default" and type(content) is list and type(content[0]) is str:
+        return resolver.default(content[0])
+    if kind in _NOT_MADE:
+        return resolver.unknown(_said(kind, content))
     if kind in _TEXTS and type(content) is str:
         return _TEXTS[kind](content)
     if kind in _LISTS and type(content) is list:
         return _LISTS[kind](content, below, resolver)
     raise Malformed(f"{kind!r} is no kind")
+
+
+# Parts that are there to be compared, and from which a value is not made again.
+_NOT_MADE = frozenset(
+    "unknown made sub repr array fields any digest method module".split()
+)
+
+
+def _said(kind: str, content: Any) -> str:
+    """A part that is not made again, in a few words."""
+    name = name_of(content)
+    if kind == "made" and name is not None:
+        return f"a function that calls itself `{name.shown}`"
+    if kind == "array" or content == ["", "array"]:
+        return "an array, not saved" if kind == "unknown" else "an array"
+    if kind == "unknown" and name is not None:
+        return f"a `{name.shown}`"
+    if kind == "unknown" and type(content) is list and len(content) == 2:
+        return str(content[1])
+    cls = name_of(content[:2]) if type(content) is list else None
+    if kind in ("sub", "fields") and cls is not None:
+        return f"a `{cls.shown}`"
+    if kind == "repr" and type(content) is list and len(content) == 2:
+        return f"a `{content[0]}`"
+    if kind == "any" and type(content) is str:
+        return f"a `{content}`"
+    return "a bound method" if kind == "method" else "an object"
 
 
 def _dtype(name: str) -> np.dtype:
@@ -78,13 +107,21 @@ def _jax_type(name: str) -> Any:
     return found
 
 
+_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _float_of(bits: str) -> float:
+    (value,) = struct.unpack("<d", bytes.fromhex(bits))
+    return value
+
+
 _TEXTS: dict[str, Callable[[str], Any]] = {
-    "float": {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__,
+    "float": lambda x: _FLOATS[x] if x in _FLOATS else _float_of(x),
     "int": lambda x: int(x, 16),
     "str": lambda x: bytes.fromhex(x).decode("utf-8", "surrogatepass"),
     "bytes": bytes.fromhex,
     "dtype": _dtype,
-    "builtin": _value_codec.BUILTINS.__getitem__,
+    "builtin": _codec.BUILTINS.__getitem__,
     "numpy": lambda x: _dtype(x).type,
     "jax": _jax_type,
 }
@@ -113,7 +150,7 @@ def _name(x: list[Any], below: Below, resolver: Any) -> Any:
 
 
 def _parsed(x: list[Any]) -> Name:
-    name = _named.parse(x)
+    name = name_of(x)
     if name is None:
         raise Malformed("no name")
     return name
@@ -128,7 +165,7 @@ def _partial(x: list[Any], below: Below, resolver: Any) -> Any:
 
 
 def _enum(x: list[Any], below: Below, resolver: Any) -> Any:
-    module, qualified, member = x
+    module, qualified, member, _ = x
     cls = resolver.find(_parsed([module, qualified]))
     if not isinstance(cls, type):
         return None
@@ -143,13 +180,13 @@ def _namedtuple(x: list[Any], below: Below, resolver: Any) -> Any:
     cls, values = resolver.find(_parsed([module, qualified])), below(items)
     if not isinstance(cls, type):
         return None
-    if not _seen.is_namedtuple(cls) or len(cls._fields) != len(values):  # pyright: ignore
+    if not _opening.is_namedtuple(cls) or len(cls._fields) != len(values):  # pyright: ignore
         return resolver.unknown(f"a `{qualified}`, which has other fields now")
     return tuple.__new__(cls, values)
 
 
 def _object(x: list[Any], below: Below, resolver: Any) -> Any:
-    module, qualified, items = x
+    module, qualified, items = x[:3]
     cls = resolver.find(_parsed([module, qualified]))
     values = {name: below(item) for name, item in items}
     if not isinstance(cls, type):
@@ -179,7 +216,7 @@ _LISTS: dict[str, Callable[[list[Any], Below, Any], Any]] = {
     "range": lambda x, below, resolver: range(*map(below, x)),
     "slice": lambda x, below, resolver: slice(*map(below, x)),
     "ellipsis": lambda x, below, resolver: ...,
-    "shared": lambda x, below, resolver: _value_codec.shared_node()(),
+    "shared": lambda x, below, resolver: _codec.shared_node()(),
     "spec": lambda x, below, resolver: jax.sharding.PartitionSpec(*map(below, x)),
     "scalar": _scalar,
     "name": _name,

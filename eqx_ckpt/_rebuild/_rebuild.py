@@ -79,14 +79,10 @@ def rebuild(
     ckpt = _checkpoint.open(path)
     pinned = ckpt._source
     leaves = pinned.index.leaves
-    if leaves.structure is None:
+    if leaves.tree is None:
         raise RuntimeError(
             f"The checkpoint at `{ckpt.path}` does not say what its nodes were: it is "
-            "of another format, or was saved by an earlier release, or of a tree with "
-            "so many different nodes that they take 4 MiB of text, or so many without "
-            "leaves that they are not made again, or of one whose "
-            "nodes do not give the same leaves twice. Load it into a `like`, by "
-            "`tree_deserialise_leaves`."
+            "of another format. Load it into a `like`, by `tree_deserialise_leaves`."
         )
     below = _checkpoint.resolve_source(ckpt, source, leaves, lambda name: [name])
     try:
@@ -96,6 +92,12 @@ def rebuild(
         raise DamagedError(
             f"The structure in the index of the checkpoint at `{ckpt.path}` is never "
             f"saved: {_text.escape(str(e))}. Nothing was loaded."
+        ) from e
+    except RecursionError as e:
+        raise RuntimeError(
+            f"The checkpoint at `{ckpt.path}` has nodes that are nested too deep to be "
+            "made again; nothing was loaded. Load it into a `like`, by "
+            "`tree_deserialise_leaves`, or a part of it with `source`."
         ) from e
     if builder.problems.rows:
         raise RuntimeError(

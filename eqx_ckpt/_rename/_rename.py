@@ -146,6 +146,30 @@ def _rule(rule: Any) -> RenameRule:
     )
 
 
+def of_names(given: Any) -> Rename:
+    """The same of a call that takes arrays as they are.
+
+    **Raises:** `ValueError` for rules with adapters.
+    """
+    how = of(given)
+    if how.has_adapters:
+        raise ValueError(
+            "`rename` has a rule with an adapter, which changes arrays, and only names "
+            "change here: use the rename in a pair of `ec.graft`."
+        )
+    return how
+
+
+def check_used(how: Rename, used: set[int], names: Sequence[str], whose: str) -> None:
+    """**Raises:** `ValueError` for rules that are not among the `used` ones."""
+    if rules := unused(how, used):
+        raise ValueError(
+            f"`rename` has rules that change no name of the {whose}: "
+            f"{', '.join(rules)}. A rule is given whole names, as the rules before it "
+            f"have left them: at first, such as `{''.join(names[:1])}`."
+        )
+
+
 def unused(how: Rename, used: set[int]) -> list[str]:
     """The patterns of the rules that are not among the `used` ones."""
     rules = enumerate(how.all_rules)

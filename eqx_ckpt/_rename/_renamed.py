@@ -8,12 +8,13 @@ for leaves, so Modules and what they have go where the leaves below them go.
 import collections
 import functools as ft
 import os
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._format import _names
 from .._format._leaves import Leaves
+from .._format._record import Label
+from .._tree import _states
 from . import _rename
 from ._rename import Rename
 
@@ -25,26 +26,32 @@ def renamed(leaves: Leaves, given: Any) -> tuple[Leaves, Callable[[str], list[st
     **Raises:** `ValueError` for two leaves of one name, rules that change nothing, and
     those with adapters.
     """
-    how = _rename.of(given)
-    if how.has_adapters:
-        raise ValueError(
-            "`rename` has a rule with an adapter. A load takes leaves as they are: use "
-            "the rename in a pair of `ec.graft`."
-        )
+    how = _rename.of_names(given)
     used: set[int] = set()
     names = [record.name for record in leaves.records()]  # This checks them.
     new = [_rename.apply(how, name, used, "rename=")[0] for name in names]
     _check_collisions(names, new)
     moves = _Moves(how, names, new, used)
     nodes: dict[str, list[str]] = {}
-    for name in leaves.statics.of:
+    for name, field in _nodes(leaves):
         if len(name) > _names.MAX_NAME or name.count(".") >= _names.MAX_DEPTH:
             raise ValueError("The index has static fields of what is never saved.")
-        for to in moves.node(name, next(iter(leaves.statics.fields(name)), "")):
+        for to in moves.node(name, field):
             nodes.setdefault(to, []).append(name)
-    markers = _markers(leaves, moves)
-    _check_used(how, used, names)
-    return leaves.renamed(new, markers, nodes), moves.node
+    labels = _labels(leaves, moves)
+    _rename.check_used(how, used, names, "checkpoint")
+    return leaves.renamed(new, labels, nodes), moves.node
+
+
+def _nodes(leaves: Leaves) -> Iterator[tuple[str, str]]:
+    """The names of nodes that have static values, or children without keys, each with
+    the name of one of the values."""
+    tree = leaves.tree
+    if tree is not None:
+        for name, row in tree.nodes(tree.has_either):
+            fields = tree.fields(row)
+            if fields or tree.kind(row).labels:
+                yield name, next(iter(fields), "")
 
 
 def _check_collisions(old: list[str], new: list[str]) -> None:
@@ -61,15 +68,6 @@ def _check_collisions(old: list[str], new: list[str]) -> None:
         "loaded. Narrow the patterns, or take those that are in the way elsewhere:\n"
         + "\n".join([*lines[:20], *more])
     )
-
-
-def _check_used(how: Rename, used: set[int], names: list[str]) -> None:
-    if unused := _rename.unused(how, used):
-        raise ValueError(
-            f"`rename` has rules that change no name of the checkpoint: "
-            f"{', '.join(unused)}. A rule is given whole names, as the rules before it "
-            f"have left them: at first, such as `{''.join(names[:1])}`."
-        )
 
 
 class _Moves:
@@ -151,61 +149,23 @@ class _Moves:
 # ---- Labels of the entries of States.
 
 
-def _markers(leaves: Leaves, moves: _Moves) -> dict[int, str]:
-    """The labels, with the names that each StateIndex has now.
+def _labels(leaves: Leaves, moves: _Moves) -> dict[int, Label]:
+    """The labels of leaves of entries of States, by their places, with the names that
+    each StateIndex has now.
 
-    A label that begins with `=` is a path from the model. Where the model is in the
-    checkpoint, it becomes one of whole names, as those that begin with `@`.
+    The marker of a StateIndex is a path from the model. Where only that is known, it
+    moves as the rules say.
     """
-    groups: dict[str, dict[int, str]] = {}
-    for place, label in leaves.markers.items():
-        record = leaves.record(place)
-        # The first number (`f`) is the position of an entry, and above it is its State.
-        depth = record.template.keys.find("f")
-        state = ".".join(_names.parts(record.name)[: max(depth, 0)])
-        groups.setdefault(state, {})[place] = label
-    out: dict[int, str] = {}
-    for labels in groups.values():
-        new = _labels(list(dict.fromkeys(labels.values())), leaves, moves)
-        out |= {place: new[label] for place, label in labels.items()}
-    return out
+    new: dict[Label, Label] = {}
+    for label in leaves.labels.values():
+        if label not in new:
+            new[label] = _moved_label(label, moves)
+    return {place: new[label] for place, label in leaves.labels.items()}
 
 
-def _labels(labels: list[str], leaves: Leaves, moves: _Moves) -> dict[str, str]:
-    """The new labels of one State."""
-    relative = {x: _path(x) for x in labels if x[0] == "="}
-    models = _models(list(relative.values()), leaves, moves)
-    old, new = {}, {}
-    for label in labels:
-        if label in relative and not models:  # The State alone.
-            path = relative[label]
-            moved = moves.by_rules(path) or path
-            new[label] = label if f".{moved}".endswith(f".{path}") else f"={moved}"
-            continue
-        names = label[1:].split(",")
-        if label in relative:
-            names = [_names.joined(model, relative[label]) for model in models]
-        old[label] = sorted(names)
-        new[label] = "@" + ",".join(sorted({x for y in names for x in moves.field(y)}))
-    if all(new[label] == "@" + ",".join(names) for label, names in old.items()):
-        new |= {label: label for label in old}
-    return new
-
-
-def _path(label: str) -> str:
-    return ".".join(re.findall(r"\w+", label))
-
-
-def _models(paths: list[str], leaves: Leaves, moves: _Moves) -> list[str]:
-    """The nodes below which all these paths have their owners: the model, and whatever
-    has its structure, such as an average of it."""
-    owners = {x.rpartition(".")[0] for x in paths} - {""}
-    nodes = moves.below.keys() | leaves.statics.of.keys()
-    some = max(owners, key=len, default="")
-    tail = "." + some
-    roots = [x.removesuffix(some).rstrip(".") for x in nodes if f".{x}".endswith(tail)]
-    return sorted(
-        root
-        for root in roots
-        if some and all(_names.joined(root, owner) in nodes for owner in owners)
-    )
+def _moved_label(label: Label, moves: _Moves) -> Label:
+    if label.names:
+        return Label(frozenset(x for y in label.names for x in moves.field(y)))
+    path = ".".join(_states.path_of(label) or ())
+    moved = moves.by_rules(path) if path else None
+    return label if moved is None else Label(marker=f".{moved}")

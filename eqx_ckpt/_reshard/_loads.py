@@ -19,7 +19,7 @@ from .._load._source import Source
 from .._runtime import _log, _processes
 from .._runtime._batching import batched
 from .._runtime._processes import Processes
-from .._tree import _from_host, _leaf
+from .._tree import _from_host, _guards, _leaf
 from . import _moves
 from ._moves import ArrayMove
 
@@ -167,6 +167,7 @@ def _load(
     return out
 
 
+@_guards.lifted()
 def _run(
     wants: list[LeafRead], numbers: list[int], out: list[Any], processes: Processes
 ) -> None:

@@ -92,6 +92,7 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             inside = None if step.is_link() else step.list_top()
             left = _clean_inside(step, inside or {}, remove)
+            left |= _clean_mark(step, inside or {}, remove)
             found |= left
             if left and remove:
                 step.drop_directory()
@@ -104,6 +105,19 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
             here.delete(key)
             here.below(os.path.dirname(key)).drop_directory()
     return sorted(found)
+
+
+def _clean_mark(step: Backend, tops: Mapping[str, bool], remove: bool) -> set[str]:
+    """Cleans the mark of a step of ours that is gone."""
+    mark = _published.DONE
+    if set(tops) - {"default"} != {mark} or step.below("default").list_top():
+        return set()
+    found = step.read(mark, stop=len(_published.OURS) + 1)
+    if found is None or found.data != _published.OURS:
+        return set()
+    if remove:
+        step.delete(mark)
+    return {f"{step.url}/{mark}"}
 
 
 def _clean_inside(here: Backend, tops: Mapping[str, bool], remove: bool) -> set[str]:
@@ -132,7 +146,7 @@ def _clean_saves(place: Backend, remove: bool) -> set[str]:
     if is_local and _files.is_beside(place.name) or not _may_hold_saves(place):
         return set()
     if is_local and remove:
-        _inplace.finish(place)
+        _inplace.delete_outdated(place)
     at, saves = place.path if is_local else str(place), _published.saves(place)
     return {f"{at}/d/{save}" for save in saves if _is_stale(place, save, remove)}
 

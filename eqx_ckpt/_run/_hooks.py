@@ -1,14 +1,21 @@
 """Near disks, as a run asks them: the room of near disks has these classes."""
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
+from .._format import _schema
+from .._format._schema import COUNT, optional
 from .._load._load_options import FilteredKeywords
 from .._runtime._processes import Processes
 from ._pending import PendingState
 from ._saves import Saves
+
+
+_OF_LATEST = "what process 0 says of the latest step"
+_LATEST = optional(COUNT)
 
 
 class LoadRequest(NamedTuple):
@@ -29,6 +36,8 @@ class NearSearch:
     base: str = ""
     # Reasons why disks and files that should have near steps have none.
     notes: Sequence[str] = ()
+    # Whether the last attempt of the run has near steps of its own, as process 0 knows.
+    is_begun: bool = False
     # The schema of a choice.
     schema: Any = type(None)
 
@@ -36,9 +45,12 @@ class NearSearch:
         """Report on the disk of this process, for process 0."""
         return b""
 
-    def choose(self, words: Sequence[bytes], at_root: int | None) -> Any:
-        """Choice that process 0 sends to all: a near step that is not older than the
-        one at the root, or none."""
+    def look(self, words: Sequence[bytes]) -> None:
+        """Looks for the newest near step, by the reports of all processes."""
+
+    def choose(self, at_root: int | None) -> Any:
+        """Choice that process 0 sends to all: the near step, if it is not older than
+        the one at the root."""
         return None
 
     def take(self, choice: Any) -> None: ...
@@ -90,12 +102,26 @@ class NearSteps:
         """Waits until the near save that goes on is whole."""
 
     def latest(self) -> int | None:
-        """The newest complete step, of those at the root too."""
-        return self._saves.steps.latest()
+        """The newest complete step, of those at the root too: the same in all
+        processes, as they may go on by it."""
+        processes = self._saves.processes("latest", "Looking for the latest step")
+        word = processes.decide(self._latest, self._report)
+        return _schema.read(word, _OF_LATEST, _LATEST)
+
+    def _report(self) -> bytes:
+        """Report on the disk of this process, for process 0."""
+        return b""
+
+    def _latest(self, words: list[bytes]) -> bytes:
+        """The newest step, as process 0 finds it."""
+        steps = self._saves.steps
+        latest = steps.latest()
+        if latest is None:
+            steps.check_readable()
+        return json.dumps(latest).encode()
 
     def search(self) -> NearSearch:
         return NearSearch()
 
-    def begin(self, base: str = "") -> None:
-        """Begins an attempt at the run, from a near save or without one: those of older
-        attempts are void."""
+    def restored(self) -> None:
+        """Is told of each restore: the next near save may be of another attempt."""

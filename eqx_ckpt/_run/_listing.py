@@ -10,10 +10,12 @@ import functools as ft
 import itertools as it
 import re
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from .._format import _files, _index
 from .._runtime import _threads
 from .._storage._objects import ObjectStore
+from . import _attempts, _numbered
 
 
 # A store lists so many keys by a request, and most steps have no more than so many. So
@@ -21,13 +23,26 @@ from .._storage._objects import ObjectStore
 _PAGE, _KEYS, _PAGES = 1000, 10, 4
 # Lists that are asked for at a time.
 _LISTS = 64
-_key = re.compile(r"(0|[1-9][0-9]{0,17})/(?:default/(?:(d)/([^/]+)/.|(.+)))?")
+_key = re.compile(
+    r"(0|[1-9][0-9]{0,17})/(?:default/(?:(d)/([^/]+)/.|(.+))|([^/]+)/_METADATA$)?"
+)
 
 
-def read(root: ObjectStore, known: Collection[int]) -> dict[int, str | None]:
-    """The steps below a root, and of each with an index the save whose data it has: ""
-    if that is not one. `known`: those that there have been, or any others: by these the
+class Listing(NamedTuple):
+    """The steps of a run, and of each that a list shows to be complete the save whose
+    data it has: "" if that is not one. And the numbers of attempts; None if they have
+    to be listed. `trees`: what steps of Orbax have in the place of `default`."""
+
+    steps: dict[int, str | None]
+    attempts: list[int] | None
+    trees: dict[int, list[str]] = {}
+
+
+def read(root: ObjectStore, known: Collection[int]) -> Listing:
+    """Lists a run. `known`: steps that there have been, or any others: by these the
     store is asked for parts of the list that are a few pages long."""
+    attempts: list[str] = []
+    trees: dict[int, list[str]] = {}
     complete: set[int] = set()
     saves: dict[int, set[str]] = {}
     jobs = [ft.partial(root.list_all, start) for start in _parts(known)]
@@ -35,22 +50,27 @@ def read(root: ObjectStore, known: Collection[int]) -> dict[int, str | None]:
     for key in it.chain.from_iterable(lists):
         found = _key.match(key)
         if found is None:
+            place, _, name = key.partition("/")
+            attempts += [name] if place == _attempts.PLACE else []
             continue
         step = int(found[1])
         own = saves.setdefault(step, set())
+        if found[5]:
+            trees.setdefault(step, []).append(found[5])
         if found[4] == _files.INDEX:
             complete.add(step)
         elif found[2] and _index.is_save_id(found[3]):
             own.add(found[3])
     only = {step: own.pop() if len(own) == 1 else "" for step, own in saves.items()}
-    return {step: save if step in complete else None for step, save in only.items()}
+    steps = {step: save if step in complete else None for step, save in only.items()}
+    return Listing(steps, _numbered.steps_in(attempts), trees)
 
 
 def _parts(known: Collection[int]) -> list[str]:
     """Starts of the keys of steps, each in one part."""
     if len(known) * _KEYS <= _PAGE:
         return [""]
-    return _split("", [str(step) for step in known])
+    return [*_split("", [str(step) for step in known]), f"{_attempts.PLACE}/"]
 
 
 def _split(start: str, names: Iterable[str]) -> list[str]:

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, overload, TYPE_CHECKING, Unpack
 
-from jax._src import distributed
 from jaxtyping import PyTree
 
 from .. import _extensions
@@ -80,7 +79,9 @@ class CheckpointManager:
         or if so many seconds have passed since the last save. Without either, it saves
         at each call.
     - `keep`: how many of the newest steps to keep; by default all. An older step is
-        deleted once a newer one would survive a power cut.
+        deleted once a newer one would survive a power cut. A run that goes back, or
+        begins anew, begins an attempt, and this counts within that: see
+        docs/resuming.md.
     - `keep_every`: steps that are multiples of this are kept too.
     - `keep_nearest`: the step nearest to each multiple of this is kept too, for runs
         whose steps are saved by the clock.
@@ -102,9 +103,11 @@ class CheckpointManager:
         `save` has returned, fewer than `2 * near_every` are lost. docs/processes.md has
         more.
     - `options`: for every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
-        `chunks`, `compression`, `durable`, `max_bytes`, `progress`, `base` and
+        `chunks`, `compression`, `durable`, `orbax`, `max_bytes`, `progress`, `base` and
         `processes` (a [`Together`][] with a `timeout`), as in
         [`async_tree_serialise_leaves`][].
+
+    Several threads may use one manager: `save` is called by one after the other.
 
     Use it as a context manager. At the end of the `with` it saves the last state that
     you gave to [`save`][], if that was not due; it waits; and it raises what went
@@ -178,8 +181,6 @@ class CheckpointManager:
         if (near, near_every, copies) != (None, None, None):
             given = self._saves, near, near_every, copies
             self._near = _extensions.call("near_steps", *given)
-        if not distributed.global_state.process_id:
-            self._steps.finish()
         self._signals = Signals(signals)
         weakref.finalize(self, self._saves.forget)
 
@@ -223,8 +224,9 @@ class CheckpointManager:
         - `tree`: what to save.
         - `metrics`: numbers, or arrays of one number. They become part of the metadata;
             those that are not finite become strings. They are computed only for steps
-            that are saved. Until a step has the metric of `best`, metrics without it
-            are an error, and no step is deleted.
+            that are saved; of many processes those of process 0 count. Until a step has
+            the metric of `best`, metrics without it are an error, and no step is
+            deleted.
         - `metadata`: a dict, as in a save. `step` and `metrics` are put into it.
         - `force`: whether to save now, due or not, and to replace the step if it is
             there.
@@ -236,7 +238,8 @@ class CheckpointManager:
 
         **Returns:** whether it saves to the root.
 
-        **Raises:** `FileExistsError` if the step exists, without `force`; and what
+        **Raises:** `FileExistsError` if the step exists, without `force`; `ValueError`
+        for a run that has only steps of Orbax that are not read; and what
         `async_tree_serialise_leaves` raises.
         """
         step = _steps.check(step)
@@ -265,6 +268,8 @@ class CheckpointManager:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if self._saves.is_forked:
+            return
         try:
             with _cleanup.surely(self._signals.forget):
                 if error is None:
@@ -307,8 +312,8 @@ class CheckpointManager:
         own: Any = None,
         **options: Unpack[FilteredKeywords],
     ) -> tuple[Any, ...]:
-        """Loads a step: by default the newest that is complete and undamaged, near
-        steps among them.
+        """Loads a step: by default the newest that is complete and undamaged, of the
+        newest attempt; near steps are among them. What waits to be saved still is.
 
         **Arguments:**
 
@@ -332,7 +337,6 @@ class CheckpointManager:
         `tree_deserialise_leaves` raises.
         """
         self.wait()
-        self._saves.offered = None
         request = LoadRequest(like, own, options)
         tree, states, at = _restore.restore(self._saves, self._near, step, request)
         return (tree, at) if own is None else (tree, states, at)
@@ -344,14 +348,19 @@ class CheckpointManager:
         return self._steps.complete()
 
     def latest(self) -> int | None:
-        """The newest complete step, if there is one; near steps count."""
+        """The newest complete step of the newest attempt, if there is one; near steps
+        count. In a run of many processes all have to ask, and all get the same answer.
+
+        **Raises:** `ValueError` if there are only steps of Orbax that are not read.
+        """
         return self._near.latest()
 
     def best(self) -> int | None:
-        """The step with the best metric, as `best=` says; None if no step has it.
+        """The step of the newest attempt with the best metric, as `best=` says; None
+        if no step has metrics.
 
         Damaged steps count as without it. **Raises:** `OSError` for a step that cannot
-        be read now.
+        be read now; `ValueError` if steps have metrics, and none has this one.
         """
         return _steps.best(self._steps, self._policy)
 

@@ -3,9 +3,11 @@ that are called by numbers.
 """
 
 import re
+import secrets
 from collections.abc import Iterable
 
 from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
 
 
 # Nobody counts farther: see `_schema.COUNT`.
@@ -15,6 +17,16 @@ _step = re.compile(r"0|[1-9][0-9]{0,17}")
 def is_step(name: str) -> bool:
     """Whether a directory of a run is called as that of a step."""
     return _step.fullmatch(name) is not None
+
+
+# As Orbax calls steps: with a prefix, or with zeros before the number.
+_other = re.compile(r"(?:.+_)?0*(0|[1-9][0-9]{0,17})", re.DOTALL)
+
+
+def number_of(name: str) -> int | None:
+    """The number of a step that is called by it, in whatever form."""
+    found = _other.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def steps_in(names: Iterable[str]) -> list[int]:
@@ -28,14 +40,28 @@ def numbers(root: Backend, place: str) -> list[int]:
 
 
 def write(root: Backend, place: str, number: int, data: bytes) -> None:
-    """Makes a file, or raises `FileExistsError`."""
+    """Makes a file, whole or not at all, or raises `FileExistsError`."""
     check(root, place)
     root.make_directories([place])
     try:
-        root.write(f"{place}/{number}", [data], sync=True)
+        if isinstance(root, LocalDirectory):
+            aside = f"{place}/new-{secrets.token_hex(8)}"
+            try:
+                root.write(aside, [data], sync=True)
+                new = root.below(f"{place}/{number}")
+                root.below(aside).rename(new, overwrite=False)
+            finally:
+                root.delete(aside)
+        else:
+            root.write(f"{place}/{number}", [data])
     finally:
         root.sync_directories([place, ""])
         root.sync_above()
+
+
+def has(root: Backend, place: str, number: int) -> bool:
+    check(root, place)
+    return root.has(f"{place}/{number}")
 
 
 def delete(root: Backend, place: str, number: int) -> None:

@@ -1,11 +1,12 @@
 """The policy of a run: steps that are saved, the best one, and steps that stay."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 from .._runtime import _processes
 from .._save._options import SaveOptions
+from .._tree import _nearest as _names
 
 
 class Policy(NamedTuple):
@@ -58,6 +59,16 @@ class Policy(NamedTuple):
         """Whether a step has the metric of `best`, if that is given."""
         return self.best is None or any(self.best[0] in of for of in known.values())
 
+    def check_metric(self, known: Mapping[int, dict[str, Any]]) -> None:
+        """**Raises:** `ValueError` if steps have metrics, and none has that of `best`:
+        it is misspelt."""
+        names = dict.fromkeys(name for metrics in known.values() for name in metrics)
+        if self.best is not None and names and not self.has_metric(known):
+            raise ValueError(
+                f"`best` is by the metric `{self.best[0]}`, which no step has. They "
+                f"have {nearest(self.best[0], names)}."
+            )
+
     def best_of(self, known: Mapping[int, dict[str, Any]]) -> int | None:
         """The step with the best metric, if one has it."""
         if self.best is None:
@@ -72,12 +83,16 @@ class Policy(NamedTuple):
         ]
         return max(ranked)[1] if ranked else None
 
-    def reasons(self, known: Mapping[int, dict[str, Any]], new: int) -> set[int]:
-        """The steps because of which others may go: the newest, and the best."""
+    def reasons(
+        self, known: Mapping[int, dict[str, Any]], new: int, left: Set[int]
+    ) -> set[int]:
+        """The steps because of which others may go: the newest, and the best, without
+        those that are `left` by an earlier attempt."""
         assert self.keep is not None
-        # Who went back to an older step keeps what was just saved.
-        found = {new, *sorted(known)[-self.keep :]}
-        best = self.best_of(known)
+        ours = {step: known[step] for step in known.keys() - left}
+        # Who saves an older step keeps what was just saved.
+        found = {new, *sorted(ours)[-self.keep :]}
+        best = self.best_of(ours)
         return found if best is None else found | {best}
 
     def stay(
@@ -85,21 +100,34 @@ class Policy(NamedTuple):
         known: Mapping[int, dict[str, Any]],
         new: int,
         times: Mapping[int, int | None],
+        left: Set[int],
+        own: int,
     ) -> set[int]:
         """The steps that stay once a new one is saved, at these times in seconds, which
-        count for `keep_seconds`: those without one stay."""
-        found = self.reasons(known, new)
-        if not self.has_metric(known):
+        count for `keep_seconds`: those without one stay. Those that are `left` by an
+        earlier attempt stay until this one has as many of its `own`."""
+        assert self.keep is not None
+        found = self.reasons(known, new, left)
+        if not self.has_metric({step: known[step] for step in known.keys() - left}):
             return found.union(known)
+        if own < self.keep:
+            found |= left
         if self.keep_every is not None:
             found |= {step for step in known if step % self.keep_every == 0}
         if self.keep_nearest is not None:
-            found |= _nearest(known, self.keep_nearest)
+            for some in (known.keys() - left, left):
+                found |= _nearest(some, self.keep_nearest)
         if self.keep_seconds is not None:
             # Times are whole seconds, rounded down.
             since = (times.get(new) or 0) - self.keep_seconds - 1
             found |= {s for s in known if (time := times[s]) is None or time > since}
         return found
+
+
+def nearest(name: str, names: Mapping[str, Any]) -> str:
+    """The metrics that are called nearly as one, or else all, in words."""
+    near = _names.NameIndex(names).nearest(name, 3)
+    return ", ".join(f"`{name}`" for name in near or names)
 
 
 def _nearest(steps: Iterable[int], every: int) -> set[int]:

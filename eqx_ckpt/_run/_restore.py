@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
@@ -17,7 +17,7 @@ from .._load import _checkpoint, _deserialise
 from .._load._partial import Apart
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
-from . import _own, _steps
+from . import _own, _start, _steps
 from ._hooks import LoadRequest, NearSearch, NearSteps
 from ._saves import Saves
 from ._steps import Signature, Skip, Steps
@@ -27,7 +27,7 @@ from ._words import said_by_all
 # What processes say of a restore, which is checked before any of it becomes a path.
 _SAID = "what a process says of a restore"
 _AT = optional(COUNT)
-_SKIPPED = [(COUNT, (str, bool, bool))]
+_SKIPPED = [(COUNT, (str, bool, bool, bool))]
 _KINDS = "damaged", "failed", "apart", "replaced", "loaded"
 _KIND = re.compile("|".join(_KINDS))
 _OUTCOME = _KIND, str, [(COUNT, COUNT)]
@@ -52,7 +52,8 @@ def restore(
             step = _steps.check(step)
             steps.check_own(step)
             tree, own = _of_step(saves, step, request)
-            near.begin()
+            saves.start.restored(step)
+            near.restored()
     if _log.is_on(_log.INFO):
         arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(tree))
         facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
@@ -61,6 +62,7 @@ def restore(
 
 
 def _of_step(saves: Saves, step: int, request: LoadRequest) -> tuple[PyTree, Any]:
+    saves.steps.signature(step)  # Orbax may have it elsewhere.
     path = saves.steps.path(step)
     load = _deserialise.tree_deserialise_leaves
     if request.own is None:
@@ -85,6 +87,8 @@ class _Search:
     request: LoadRequest
     skipped: dict[int, Skip] = dataclasses.field(default_factory=dict)
     left: int = _AGAIN
+    # Newer steps that an earlier attempt has left, as process 0 knows.
+    passed: Sequence[int] = ()
 
     @property
     def is_near(self) -> bool:
@@ -101,7 +105,8 @@ def _newest(
     while found is None:
         found = _try(search)
     tree, own, step = found
-    near.begin(search.near.base)
+    saves.start.restored(step, search.near.base, search.near.is_begun)
+    near.restored()
     # What was not completed may be under way.
     skipped = search.skipped
     saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
@@ -121,6 +126,8 @@ def _tell(search: _Search, step: int) -> None:
         level = _log.WARNING if other > step else _log.INFO
         steps.say(level, "Skipped", other, skip.why)
     search.skipped = told
+    if search.passed:
+        steps.say(_log.WARNING, "Restored", step, _passed(search))
     search.near.warn(step, stacklevel=6)
     # Where the step is another copy's, or also at the root, nothing is lost.
     reasons = _reasons(search, above=step)
@@ -184,8 +191,9 @@ def _within(saves: Saves, processes: Processes, request: LoadRequest) -> LoadReq
 
 def _choice(search: _Search, words: list[bytes]) -> bytes:
     """The newest step, all that are skipped, and what near disks add to it."""
-    step, skipped = _newest_at_root(search.saves.steps, search.skipped)
-    near = search.near.choose(words, step)
+    search.near.look(words)
+    step, skipped = _newest_at_root(search)
+    near = search.near.choose(step)
     return json.dumps([step, list(skipped.items()), near]).encode()
 
 
@@ -202,6 +210,13 @@ def _nothing(steps: Steps, search: _Search) -> Exception:
     near, root = search.near, steps.root
     text = _reasons(search, near.notes)
     is_lost = any(skip.is_lost for skip in search.skipped.values())
+    if not search.skipped:
+        search.saves.steps.check_readable()
+    if not is_lost and any(skip.is_unread for skip in search.skipped.values()):
+        return ValueError(
+            f"No step in `{root}` can be restored by a manager:{text}\nThey may be "
+            "whole: open one by its path, and choose another directory for this run."
+        )
     if is_lost or near.knows_lost():
         return DamagedError(
             f"No step in `{root}` can be restored as it was saved:{text}\nNothing "
@@ -247,28 +262,37 @@ def _agree(
     return kind, worst[0][0], [(disk, i) for _, bad in worst for disk, i in bad]
 
 
-def _newest_at_root(
-    steps: Steps, skipped: dict[int, Skip]
-) -> tuple[int | None, dict[int, Skip]]:
+def _newest_at_root(search: _Search) -> tuple[int | None, dict[int, Skip]]:
     """The newest complete step that was not skipped, and all that are."""
+    steps = search.saves.steps
+    # The others may be complete by now.
+    skipped = {step: skip for step, skip in search.skipped.items() if skip.is_lost}
     found = dict(skipped)
-    for listed in steps.listings():
+    for listing in steps.listings():
         found = dict(skipped)
-        for step in listed:
+        lineage = steps.lineage(listing, search.near.is_begun)
+        for step in _steps.in_order(listing, lineage):
             if step in skipped:
                 continue
             there = steps.look(step)
             if isinstance(there, Signature):
+                newer = (s for s in sorted(listing.steps) if s > step)
+                search.passed = [*filter(lineage.is_left, newer)]
                 return step, found
             if there is not None:
                 found[step] = there
     return None, found
 
 
+def _passed(search: _Search) -> str:
+    return f"{_start.shown(search.passed)} of an earlier attempt at this run"
+
+
 def _reasons(search: _Search, notes: Iterable[str] = (), above: int = -1) -> str:
     """Why steps above one are not restored, a line for each; "" if there are none."""
     skipped = sorted(search.skipped.items())
     lines = [f"step {s}: {x.why}" for s, x in skipped if s > above]
+    lines += [_passed(search)] if search.passed else []
     lines += search.near.reasons(above)
     lines += notes
     return "".join("\n  " + line.replace("\n", "\n    ") for line in lines)

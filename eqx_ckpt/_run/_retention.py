@@ -4,6 +4,7 @@ from collections.abc import Iterable, Set
 from typing import Any
 
 from .._runtime import _log
+from ._attempts import Lineage
 from ._policy import Policy
 from ._steps import Signature, Steps
 
@@ -12,6 +13,8 @@ from ._steps import Signature, Steps
 # often as that is no more than so many looks for a save. Of a run that keeps all steps
 # that is the only look: for what killed saves have left.
 _SAVES, _LOOKS, _CLEANS = 64, 256, 4
+# So often after one save they are looked at again, if others change them meanwhile.
+_AGAIN = 3
 
 
 # The signature of each complete step as it was looked at, and its metrics.
@@ -31,6 +34,8 @@ class Retention:
         self._steps, self._policy = steps, policy
         # The complete steps.
         self._seen: Seen = {}
+        # The attempt that counted when they were looked at.
+        self._lineage = Lineage(None, lambda *_: False)
         # When each was saved, in seconds, if that counts.
         self._times: dict[tuple[int, Signature], int | None] = {}
         # Saves since all of them were looked at.
@@ -52,16 +57,20 @@ class Retention:
         before = {} if is_due else self._seen
         self._seen = {}  # If anything goes wrong.
         seen, left = self._look(before, new)
-        if keeps:
+        for _ in range(_AGAIN if keeps else 0):
             going = self._going(seen, new, damaged)
-            reasons = self._policy.reasons(_known(seen, damaged), new)
-            if not self._is_still(before, going | reasons):
-                seen, left = self._look({}, new)
-                going = self._going(seen, new, damaged)
-            left += self._delete(going, seen)
+            known = _known(seen, damaged)
+            reasons = self._policy.reasons(known, new, self._lineage.left(known))
+            if self._delete(going, reasons, seen, left):
+                break
+            seen, left = self._look({}, new)
         if not left:
             self._seen = seen
         return left
+
+    def forget(self) -> None:
+        """Looks at all steps after the next save: an attempt has begun."""
+        self._seen = {}
 
     def _is_due(self) -> bool:
         """Whether all steps are to be looked at."""
@@ -74,15 +83,17 @@ class Retention:
         """The steps that there are, of which those seen `before` are not looked at; and
         which cannot be."""
         keeps = self._policy.keep is not None
-        there = {*before, new}
+        listed: dict[int, str | None] = dict.fromkeys([*before, new])
         if not before:
             self._saves = 0
-        if self._steps.cleans:
-            there = set(self._steps.directories())
-        seen = {s: x for s, x in before.items() if s in there and s != new}
+        if self._steps.cleans or not before:
+            listing = self._steps.listing()
+            self._lineage = self._steps.lineage(listing)
+            listed = listing.steps
+        seen = {s: x for s, x in before.items() if s in listed and s != new}
         left: list[str] = []
-        is_whole = not (self._steps.cleans or before)
-        looks = self._steps.survey(keeps, None if is_whole else there - seen.keys())
+        some = {step: of for step, of in listed.items() if step not in seen}
+        looks = self._steps.survey(keeps, some)
         for step, (signature, metrics, error) in looks.items():
             if error is not None:
                 # It is neither counted nor deleted, and may be the next time.
@@ -94,22 +105,25 @@ class Retention:
                 seen[step] = signature, metrics or {}
         return seen, left
 
-    def _is_still(self, before: Seen, steps: set[int]) -> bool:
-        """Whether those of the steps that were seen before are what they were."""
-        looks = self._steps.survey(False, before.keys() & steps)
-        return all(look.signature == before[s][0] for s, look in looks.items())
+    def _is_still(self, seen: Seen, steps: Iterable[int]) -> bool:
+        """Whether steps are what they were when they were seen."""
+        looks = self._steps.survey(False, [step for step in steps if step in seen])
+        return all(look.signature == seen[s][0] for s, look in looks.items())
 
     def _going(self, seen: Seen, new: int, damaged: Set[int]) -> set[int]:
         """The steps that need not stay."""
         known = _known(seen, damaged)
         ours = {step for step in known if seen[step][0].is_ours}
         times = {} if self._policy.keep_seconds is None else self._saved(seen)
-        going = ours - self._policy.stay(known, new, times)
-        if self._policy.best is not None and not self._policy.has_metric(known):
+        left = self._lineage.left(known)
+        own = sum(map(self._lineage.is_own, known))
+        going = ours - self._policy.stay(known, new, times, left, own)
+        counting = {step: known[step] for step in known.keys() - left}
+        if self._policy.best is not None and not self._policy.has_metric(counting):
             metric, root = self._policy.best[0], self._steps.root
             text = f"Nothing is deleted in `{root}`: no step has the metric `{metric}`"
             _log.say(_log.WARNING, text)
-        return going - self._steps.pinned() if going else going
+        return going
 
     def _saved(self, seen: Seen) -> dict[int, int | None]:
         """When each step of ours was saved."""
@@ -119,17 +133,21 @@ class Retention:
             self._times[key] = times[key] if key in times else self._steps.saved(*key)
         return {step: time for (step, _), time in self._times.items()}
 
-    def _delete(self, going: Iterable[int], seen: Seen) -> list[str]:
-        left: list[str] = []
+    def _delete(
+        self, going: Iterable[int], reasons: Set[int], seen: Seen, left: list[str]
+    ) -> bool:
+        """Deletes steps. Returns whether all are still what they were."""
         for step in sorted(going):
             if self._steps.is_read(step):
                 continue  # It goes after a later save.
+            if not self._is_still(seen, {step, *reasons}):
+                return False
             try:
-                self._steps.remove(step)
-                del seen[step]
+                if self._steps.remove(step):
+                    del seen[step]
             except (OSError, ValueError) as e:
                 left.append(f"step {step}: {e}")
-        return left
+        return True
 
 
 def _known(seen: Seen, damaged: Set[int]) -> dict[int, dict[str, Any]]:

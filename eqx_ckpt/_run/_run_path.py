@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .._errors import DamagedError
 from . import _numbered
 from ._steps import Steps
 
@@ -59,13 +60,16 @@ def _step_at(path: str | os.PathLike[str], run: Steps | None) -> Any:
     if step in there:
         return None if text.endswith("/default") else run.path(step)
     shown = ", ".join(map(str, there[-_SHOWN:]))
-    most = "the newest are" if len(there) > _SHOWN else "there are"
-    raise FileNotFoundError(f"There is no step {step} in `{run.root}`: {most} {shown}.")
+    what = "the newest steps" if len(there) > _SHOWN else "all steps"
+    what = f"{what} are {shown}" if len(there) > 1 else f"its only step is {shown}"
+    raise FileNotFoundError(f"There is no step {step} in `{run.root}`: {what}.")
 
 
 def _unless_it_fails(ask: Callable[[], T]) -> T | None:
     """An answer about a run; None if nobody can tell: the path is what fails then."""
     try:
         return ask()
+    except DamagedError:  # Which of its steps count cannot be told.
+        raise
     except (OSError, ValueError):
         return None

@@ -1,27 +1,36 @@
 """The saves of a run: one goes on at a time, and older steps are deleted after it."""
 
+import contextlib
 import dataclasses
+import json
 import os
+import re
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._runtime import _log, _processes
+from .._format import _schema
+from .._runtime import _log, _processes, _threads
 from .._runtime._processes import Processes
 from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
-from .._storage import _root
-from .._tree import _nearest
-from . import _own, _steps
+from .._storage import _context, _root
+from . import _own, _policy, _steps
 from ._pending import KeptState, PendingState
 from ._policy import Policy
 from ._retention import Retention
+from ._start import Start
 from ._steps import Steps
 
 
+# What process 0 says of a save: whether a step is replaced, its metrics, and what is
+# wrong with them.
+_SAID = "what process 0 says of the save of a step"
+_NUMBER = lambda x: type(x) in (int, float, str)
+_DECIDED = re.compile("new|replace"), {...: _NUMBER}, str
 _STOPPED = "that was interrupted"
 _NO_WITH = "its manager was used without `with`, at the end of which it is saved"
 _DONATED = "its arrays were donated or deleted before it was due"
@@ -41,10 +50,11 @@ class Saves:
     def __init__(self, steps: Steps, policy: Policy, options: SaveOptions):
         self.steps, self.policy, self.options = steps, policy, options
         self.together = _processes.together(options.processes)
+        self.start = Start(steps)
         self._retention = Retention(steps, policy)
         # When the last save began.
         self.last = time.monotonic()
-        self.going: Saving | None = None
+        self.going: list[Saving] = []
         # The step whose save has begun, until it is the one that goes on.
         self._begun: int | None = None
         self._undeleted: list[str] = []
@@ -58,8 +68,11 @@ class Saves:
         self.offered: KeptState | None = None
         # Its leaves: the next ones are copied into the memory of these.
         self._copies: list[Any] = []
+        self._pid = os.getpid()
         # Whether its save has failed, so that the caller knows that it is not saved.
         self._is_told = False
+        # Threads give their states one after the other. They wait at any time.
+        self._turn = _threads.Turn()
 
     def processes(self, kind: str, what: str, tag: Any = None) -> Processes:
         """The processes of the run, for one call that all of them make."""
@@ -79,6 +92,10 @@ class Saves:
 
     def offer(self, offer: PendingState) -> bool:
         """Saves a state if it is due, and keeps it for the end of the run if not."""
+        with self._turn.taken(_context.check_fork):
+            return self._offer(offer)
+
+    def _offer(self, offer: PendingState) -> bool:
         saves = False
         if offer.force or self.policy.may_be_due(offer.step):
             try:
@@ -123,25 +140,25 @@ class Saves:
             raise
         if not how:
             return False
+        how, metrics, wrong = _schema.read(how, _SAID, _DECIDED)
         # The others are about to save.
         path = self.steps.path(step)
         is_shared = self.policy.reuse and self.options.layout == "ocdbt"
         options = self.options._replace(
             processes=processes.within(self.together, f"step {step}, save"),
-            overwrite=how == b"replace",
+            overwrite=how == "replace",
             reuse=self.base if is_shared else None,
             functions=offer.functions,
         )
         saving = _serialise.processes_of(path, None, options)
         with saving.heard():
             self.wait()
-            numbers, wrong = offer.numbers()
             own = _own.encode(offer.own)
         self._begun = step
-        metadata = {**given, "step": step, "metrics": numbers}
+        metadata = {**given, "step": step, "metrics": metrics}
         options = options._replace(metadata=metadata, own=own)
         run = _serialise.processes_of(path, offer.tree, options)
-        marks = how == b"replace" and processes.leads
+        marks = how == "replace" and processes.leads
         if marks:
             self.steps.unmark(step)
         try:
@@ -156,14 +173,15 @@ class Saves:
             lambda _: self._follow_up(going, retain, processes.leads)
         )
         # Last: whoever waits for it waits for both.
-        self.going = going
+        self.going.append(going)
         self._begun = None
         try:
             handle.staged()
         except Exception:
-            self.going = None  # It is over, and this says why.
+            self._forget(going)  # It is over, and this says why.
             raise
-        if wrong is not None:
+        self.start.tell(step, stacklevel=5)
+        if wrong and processes.leads:
             warnings.warn(
                 f"Step {step} is saved without its metrics: {wrong}", stacklevel=4
             )
@@ -175,17 +193,37 @@ class Saves:
             return b""
         self.wait()
         if self.base is None:
+            self.steps.root.check_writable()
             self.steps.check_root()
+            if self.steps.latest() is None:
+                self.steps.check_readable()
         self.steps.check_own(step)
         self._check_metrics(offer)
         if step in self.damaged:
             self.steps.set_aside(step, force)
-        elif not force and self.steps.signature(step) is not None:
+        elif (found := self.steps.signature(step)) is None and self.steps.items(step):
+            raise self._of_orbax(step)
+        elif found and not found.is_ours:
+            raise self._of_orbax(step)
+        elif found and not force:
             raise FileExistsError(
                 f"Step {step} exists already, at `{self.steps.path(step)}`. Delete it, "
                 "or replace it with `force=True`."
             )
-        return b"replace" if force else b"new"
+        # Those of process 0 count for all.
+        metrics, wrong = offer.numbers()
+        before = self.start.attempt
+        if self.start.settle(step, self.damaged) is not before:
+            self._retention.forget()
+        how = "replace" if force else "new"
+        why = "" if wrong is None else str(wrong) or type(wrong).__name__
+        return json.dumps([how, metrics, why]).encode()
+
+    def _of_orbax(self, step: int) -> FileExistsError:
+        return FileExistsError(
+            f"Step {step} exists already in `{self.steps.root}`: there is an Orbax "
+            "checkpoint, which is left as it is."
+        )
 
     def _check_metrics(self, offer: PendingState) -> None:
         """**Raises:** `ValueError` for metrics without that of `best`, as long as no
@@ -196,8 +234,7 @@ class Saves:
         has = self.policy.has_metric
         self._has_metric = best[0] in offer.metrics or has(_steps.metrics(self.steps))
         if not self._has_metric:
-            near = _nearest.NameIndex(offer.metrics).nearest(best[0], 3)
-            some = ", ".join(f"`{name}`" for name in near or offer.metrics)
+            some = _policy.nearest(best[0], offer.metrics)
             raise ValueError(
                 f"`best` is by the metric `{best[0]}`, which no step has, and the "
                 f"`metrics` of step {offer.step} are {some}. Nothing was saved."
@@ -213,7 +250,7 @@ class Saves:
                 self.base = going.handle
                 if leads and retain:
                     left = self._retention.retain(going.step, self.damaged)
-                    self._undeleted += left
+                    self._undeleted.extend(left)
                     self.steps.journal.saved(going.step)
         except Exception as e:
             self._undeleted.append(f"{type(e).__name__}: {e}")
@@ -222,25 +259,39 @@ class Saves:
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted."""
-        if self.going is None:
-            return
-        try:
-            self.going.handle.result()
-            if not self.going.handle._reaches(self.going.over):
-                self._undeleted.append("The thread of the save has ended.")
-        except Exception:
-            self.going = None
-            raise
-        self.going = None  # But not after Ctrl-C: it goes on.
+        for going in self.going.copy():
+            try:
+                going.handle.result()
+                if not going.handle._reaches(going.over):
+                    self._undeleted.append("The thread of the save has ended.")
+            except Exception:
+                self._forget(going)
+                raise
+            self._forget(going)  # But not after Ctrl-C: it goes on.
         if self._undeleted:
-            text, self._undeleted = "\n  ".join(self._undeleted), []
+            undeleted, self._undeleted = self._undeleted, []
+            text = "\n  ".join(undeleted)
             _log.say(_log.WARNING, f"Older steps were not deleted:\n  {text}")
             warnings.warn(f"Older steps were not deleted:\n  {text}", stacklevel=3)
 
+    def _forget(self, going: Saving) -> None:
+        # Another thread may have waited for it too.
+        with contextlib.suppress(ValueError):
+            self.going.remove(going)
+
     # ---- The end of a run.
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a fork of the process of the run, which saves nothing."""
+        return os.getpid() != self._pid
 
     def end(self) -> None:
         """Saves what was last given to `save`, if it is not saved."""
+        with self._turn.taken(_context.check_fork):
+            self._end()
+
+    def _end(self) -> None:
         try:
             self.wait()
             offer = self.offered
@@ -257,6 +308,10 @@ class Saves:
 
     def end_after(self, error: BaseException) -> None:
         """Saves it after an error, which has notes on what cannot be done."""
+        with self._turn.taken(_context.check_fork):
+            self._end_after(error)
+
+    def _end_after(self, error: BaseException) -> None:
         offer, self.offered = self.offered, None
         is_saved = False
         try:
@@ -288,7 +343,7 @@ class Saves:
 
     def _is_under_way(self, offer: KeptState) -> bool:
         """Whether the state is being saved, or is saved."""
-        if self.going is not None and self.going.step == offer.step:
+        if any(going.step == offer.step for going in self.going.copy()):
             return True
         if self._begun != offer.step:
             return False
@@ -298,7 +353,7 @@ class Saves:
 
     def forget(self) -> None:
         """Says what is lost, where a manager ends without the end of a `with`."""
-        if self.offered is not None and not self._is_told:
+        if self.offered is not None and not (self._is_told or self.is_forked):
             text = self._not_saved(self.offered, _NO_WITH)
             _log.say(_log.WARNING, text)
             # Python shows no `ResourceWarning` unless it is asked to.

@@ -12,7 +12,8 @@ import functools as ft
 import operator
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .. import _extensions
@@ -20,12 +21,14 @@ from .._format import _files, _index, _json, _schema, _text
 from .._format._journal import StepRow
 from .._load import _published
 from .._runtime import _log
-from .._save import _background, _delete, _inplace, _leftovers, _transaction
+from .._save import _background, _delete, _leftovers, _transaction
 from .._storage import _root, _store
 from .._storage._backend import Backend, Usage
 from .._storage._local import LocalDirectory
 from .._storage._objects import ObjectStore
-from . import _clean, _listing, _numbered
+from . import _attempts, _clean, _listing, _numbered
+from ._attempts import Attempt, Lineage
+from ._listing import Listing
 from ._policy import Policy
 from ._step_journal import index_of, Journal
 
@@ -35,7 +38,12 @@ _PINS = "eqx_ckpt.pins"
 # What Orbax has in each of its trees.
 _ORBAX = "_METADATA"
 _MAX_METRICS = 2**20
-_MOST_FINISHED = 1024
+# So many are named in an error.
+_SHOWN = 20
+# Seconds that a deletion takes from its look for a pin, at most, in an object store.
+_LEAVES = 5
+# How often all steps are looked at, where others save and delete them meanwhile.
+_LOOKS = 100
 
 
 class Signature(NamedTuple):
@@ -56,11 +64,13 @@ class StepFacts(NamedTuple):
 
 class Skip(NamedTuple):
     """Why a step is not restored. `is_lost`: there was something to restore.
-    `is_going`: another writer is about to complete it."""
+    `is_going`: another writer is about to complete it. `is_unread`: nothing says that
+    anything is wrong with it."""
 
     why: str
     is_lost: bool
     is_going: bool = False
+    is_unread: bool = False
 
 
 class Steps:
@@ -74,6 +84,14 @@ class Steps:
         self._store = store_of(root) if store_of else None
         self.journal = Journal(self.root, self.directories)
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
+        # The names of steps that Orbax has called otherwise than by their number alone,
+        # once they were listed; and where the trees of its steps are.
+        self._names: dict[int, str] | None = None
+        self._trees: dict[int, str] = {}
+        self._listed_trees: dict[int, list[str]] = {}
+        self._attempts: dict[int, Attempt] = {}
+        # The ids of saves, by what they were read of.
+        self._ids: dict[tuple[int, Signature], str] = {}
 
     @property
     def cleans(self) -> bool:
@@ -82,7 +100,9 @@ class Steps:
         return isinstance(self.root, LocalDirectory)
 
     def path(self, step: int) -> str | os.PathLike[str]:
-        key = f"{check(step)}/{_ITEM}"
+        if self.cleans and check(step) not in self._trees:
+            self.signature(step)
+        key = self._trees.get(step, f"{check(step)}/{_ITEM}")
         return f"{self.root.url}/{key}" if self._store is None else self._store / key
 
     def _at(self, step: int) -> Backend:
@@ -90,9 +110,9 @@ class Steps:
 
     def directories(self) -> list[int]:
         """**Raises:** `ValueError` where nobody can tell which there are."""
-        return list(self._listed())
+        return list(self.listing().steps)
 
-    def _listed(self) -> dict[int, str | None]:
+    def listing(self) -> Listing:
         """The steps, as `_listing.read` has them in an object store; elsewhere a list
         does not show which are complete. **Raises:** as `directories`."""
         if not self.root.can_list():
@@ -101,50 +121,190 @@ class Steps:
                 "nothing is listed. Restore one that you know, with `step=`."
             )
         if isinstance(self.root, ObjectStore):
-            return _listing.read(self.root, self.journal.steps())
-        return dict.fromkeys(_numbered.steps_in(self.root.list_top() or {}))
+            listing = _listing.read(self.root, self.journal.steps())
+            self._listed_trees = listing.trees
+            return listing
+        names = self.root.list_top() or {}
+        steps = _numbered.steps_in(names)
+        others = {_numbered.number_of(name): name for name in names if names[name]}
+        self._names = {
+            step: name
+            for step, name in others.items()
+            if step is not None and str(step) not in names and self._is_orbax(name)
+        }
+        attempts = None if _attempts.PLACE in names else []
+        return Listing(dict.fromkeys([*steps, *self._names]), attempts)
 
-    def complete(self) -> list[int]:
+    def attempts(self, listing: Listing) -> list[int]:
+        """The numbers of attempts, the last first. **Raises:** as `numbers` does."""
+        numbers = listing.attempts
+        if numbers is None:
+            numbers = _numbered.numbers(self.root, _attempts.PLACE)
+        return sorted(numbers, reverse=True)
+
+    def complete(self, listing: Listing | None = None) -> list[int]:
         """The complete steps, in order."""
-        listed = self._listed()
-        found = [step for step, save in listed.items() if save is not None]
-        left = sorted(listed.keys() - set(found))
-        signatures = zip(left, self.each(self.signature, left))
-        return sorted([*found, *(step for step, there in signatures if there)])
+        for listed in self.listings() if listing is None else [listing]:
+            # From the oldest on: an older one goes when a newer one is complete.
+            left = sorted(s for s, save in listed.steps.items() if save is None)
+            there = dict(zip(left, self.each(self.signature, left)))
+            found = [s for s in sorted(listed.steps) if there.get(s, True)]
+            if found:
+                return found
+        return []
 
-    def latest(self) -> int | None:
-        """The newest complete step; older ones are not looked at."""
-        for listed in self.listings():
-            for step, save in listed.items():
-                if save is not None or self.signature(step):
-                    return step
+    def is_complete(self, step: int, listing: Listing) -> bool:
+        return listing.steps[step] is not None or self.signature(step) is not None
+
+    def latest(self, is_begun: bool = False) -> int | None:
+        """The newest complete step that counts; older ones are not looked at.
+        `is_begun`: as of `lineage`."""
+        for listing in self.listings():
+            lineage = self.lineage(listing, is_begun)
+            if (step := self.newest(listing, lineage)) is not None:
+                return step
         return None
 
-    def listings(self) -> Iterator[dict[int, str | None]]:
-        """The steps, the newest first; again, where they have changed meanwhile: what
-        another process saves and deletes is then neither complete nor there."""
-        before: set[int] | None = None
-        for _ in range(10):
-            listed = self._listed()
-            if listed.keys() == before:
+    def newest(
+        self, listing: Listing, lineage: Lineage, without: Collection[int] = ()
+    ) -> int | None:
+        """The newest complete step, in the order in which they are restored."""
+        for step in in_order(listing, lineage):
+            if step not in without and self.is_complete(step, listing):
+                return step
+        return None
+
+    def listings(self) -> Iterator[Listing]:
+        """The steps; again, where a look at them finds none that is complete, while
+        others may save and delete them: one that was not complete yet may have been
+        before an older one was gone. Not so if two looks and all lists have the same.
+        """
+        before: list[set[int]] = []
+        for _ in range(_LOOKS):
+            listing = self.listing()
+            there = set(listing.steps)
+            if before[-2 if there else -1 :] == [there] * (2 if there else 1):
                 return
-            yield dict(sorted(listed.items(), reverse=True))
-            before = set(listed)
+            yield listing
+            before.append(there)
+
+    def lineage(self, listing: Listing, is_begun: bool = False) -> Lineage:
+        """The attempt that counts: the last that has a complete step of its own, or
+        `is_begun`, as it has near steps."""
+        is_save = lambda step, save: self._is_save(step, save, listing)
+        for number in self.attempts(listing):
+            attempt = self._attempt(number)
+            if attempt is not None:
+                lineage = Lineage(attempt, is_save)
+                newest_first = sorted(listing.steps, reverse=True)
+                own = filter(lineage.is_own, newest_first)
+                if is_begun or any(self.is_complete(step, listing) for step in own):
+                    return lineage
+        return Lineage(None, is_save)
+
+    def left(self) -> set[int]:
+        """The steps that an earlier attempt has left."""
+        listing = self.listing()
+        return self.lineage(listing).left(listing.steps)
+
+    def _attempt(self, number: int) -> Attempt | None:
+        if number not in self._attempts:
+            found = _attempts.read(self.root, number)
+            if found is None:
+                return None
+            self._attempts[number] = found
+        return self._attempts[number]
+
+    def _is_save(self, step: int, save: str, listing: Listing) -> bool:
+        """Whether a step is still a save, or nothing or damaged by now."""
+        return step in listing.steps and self.save_of(step, listing) in (save, None)
+
+    def save_of(self, step: int, listing: Listing) -> Any:
+        """The id of the save of a step; "" for one of Orbax, and None if it has none
+        that can be read."""
+        if listing.steps[step]:
+            return listing.steps[step]
+        signature = self.signature(step)
+        if signature is None or not signature.is_ours:
+            return None if signature is None else ""
+        key = step, signature
+        if key not in self._ids:
+            try:
+                self._ids[key] = self.journal.row(step, signature.stamp).save
+            except (FileNotFoundError, ValueError):
+                return None
+        return self._ids[key]
 
     def signature(self, step: int) -> Signature | None:
         """None of a step that is not complete, or leads through a link."""
         stamp = self.root.stamp(index_of(step))
         if stamp:
+            self._trees.pop(step, None)
             return Signature(stamp)
-        stamp = self.root.stamp(f"{step}/{_ITEM}/{_ORBAX}")
-        if not stamp or self._is_left(step):
+        key = self._tree_of(step)
+        stamp = "" if key is None else self.root.stamp(f"{key}/{_ORBAX}")
+        if key is None or not stamp or self._is_left(step):
             return None
+        name = key.rpartition("/")[0]
         is_renamed = isinstance(self.root, LocalDirectory)
-        if not is_renamed and not self.root.stamp(f"{step}/{_published.DONE}"):
+        if not is_renamed and not self.root.stamp(f"{name}/{_published.DONE}"):
             return None
-        if not _published.is_finished(self.root.below(str(step))):
+        if not _published.is_finished(self.root.below(name)):
             return None
+        self._trees[step] = key
         return Signature(stamp, is_ours=False)
+
+    # ---- Steps of Orbax, which may be called otherwise, and have other items.
+
+    def _tree_of(self, step: int) -> str | None:
+        """The one tree that a step of Orbax has, if it has one, or `default`."""
+        name = self._name(step)
+        usual = f"{name}/{_ITEM}"
+        if self.root.stamp(f"{usual}/{_ORBAX}"):
+            return usual
+        items = self.items(step)
+        return f"{name}/{items[0]}" if len(items) == 1 else None
+
+    def _name(self, step: int) -> str:
+        if self._names is None and self.cleans:
+            if not self.root.is_directory(str(step)):
+                self.listing()
+        return (self._names or {}).get(step, str(step))
+
+    def _is_orbax(self, name: str) -> bool:
+        keys = f"{name}/{_published.TOP}", f"{name}/{_ITEM}/{_ORBAX}"
+        return any(map(self.root.stamp, keys))
+
+    def items(self, step: int) -> list[str]:
+        """The trees in a step of Orbax, but `default`; in an object store, as they were
+        listed."""
+        name = self._name(step)
+        if not self.cleans or not self.root.stamp(f"{name}/{_published.TOP}"):
+            return self._listed_trees.get(step, [])
+        tops = _tops(self.root.below(name))
+        inside = sorted(item for item in tops if tops[item] and item != _ITEM)
+        return [item for item in inside if self.root.stamp(f"{name}/{item}/{_ORBAX}")]
+
+    def check_readable(self) -> None:
+        """For a run without a complete step. **Raises:** `ValueError` if Orbax has
+        saved steps there that are not read: they are not nothing."""
+        tops = _tops(self.root)
+        there = [name for name in sorted(tops) if tops[name] and self._is_other(name)]
+        if there:
+            shown = ", ".join(f"`{_text.escape(name)}`" for name in there[-_SHOWN:])
+            raise ValueError(
+                f"`{self.root}` has steps of Orbax that a manager does not read: "
+                f"{shown}. Open one by its path, and choose another directory for this "
+                "run."
+            )
+
+    def _is_other(self, name: str) -> bool:
+        """Whether a name is that of a step that Orbax has finished."""
+        if _numbered.number_of(name) is None or not self._is_orbax(name):
+            return False
+        if _numbered.is_step(name) and self._is_left(int(name)):
+            return False
+        return _published.is_finished(self.root.below(name))
 
     def _is_left(self, step: int) -> bool:
         """Whether a step without our index was once complete, and ours."""
@@ -152,11 +312,15 @@ class Steps:
         return bool(_published.saves(root)) or _files.DIGESTS in _tops(root)
 
     def survey(
-        self, metrics: bool = True, of: Iterable[int] | None = None
+        self,
+        metrics: bool = True,
+        of: Mapping[int, str | None] | Iterable[int] | None = None,
     ) -> dict[int, StepFacts]:
-        """Facts about each step, or some, in order, with or without its
-        metrics."""
-        listed = self._listed() if of is None else dict.fromkeys(of)
+        """Facts about each step, or some, in order, with or without its metrics. `of`
+        may be a list of them, as `listing` has it."""
+        if not isinstance(of, Mapping):
+            of = self.listing().steps if of is None else dict.fromkeys(of)
+        listed = of
         known: dict[int, StepFacts] = {}
         for step, save in listed.items():
             # A list shows that it is still what the journal has.
@@ -164,7 +328,7 @@ class Steps:
             if row is not None:
                 found = row.metrics if metrics else None
                 known[step] = StepFacts(Signature(row.stamp), found)
-        left = [step for step in listed if step not in known]
+        left = sorted(step for step in listed if step not in known)
         know = lambda step: self._know(step, listed[step] is not None, metrics)
         known.update(zip(left, self.each(know, left)))
         return dict(sorted(known.items()))
@@ -202,7 +366,7 @@ class Steps:
     def read_metrics(self, step: int, signature: Signature) -> dict[str, Any]:
         if signature.is_ours:
             return self.journal.row(step, signature.stamp).metrics
-        key = f"{step}/metrics/metrics"
+        key = f"{self._name(step)}/metrics/metrics"
         value = self.root.read(key, limit=_MAX_METRICS)
         found = _json.parse(value.data, f"`{key}`") if value else None
         return found if isinstance(found, dict) else {}
@@ -235,17 +399,45 @@ class Steps:
             return Skip(
                 "its save was not completed, as when a process is killed", False
             )
-        if "_CHECKPOINT_METADATA" in _tops(self.root.below(str(step))):
-            return Skip(f"Orbax has saved it without an item `{_ITEM}`", True)
+        if items := self.items(step):
+            has = " and ".join(f"`{_text.escape(item)}`" for item in items)
+            why = f"Orbax has saved it as {has}: open one by its path"
+            return Skip(why, False, is_unread=True)
         return None
 
     def pin(self, step: int) -> None:
-        step = check(step)
-        find = lambda: self.signature(step)
-        if _store.look_twice(self.root, find, bool) is None:
-            raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
+        """**Raises:** `FileNotFoundError` if there is no such step."""
+        find = lambda: self.signature(check(step))
+        if _store.look_twice(self.root, find, bool) is not None:
+            tree = self.root.below(self._trees.get(step, f"{step}/{_ITEM}"))
+            # Whoever deletes it looks for pins under this lock.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with tree.lock(wait=True):
+                    is_new = self._pin(step)
+                    if self._is_staying(step):
+                        return
+                    if is_new:
+                        self.unpin(step)
+        raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
+
+    def _pin(self, step: int) -> bool:
+        """Returns whether it was not pinned."""
         with contextlib.suppress(FileExistsError):
             _numbered.write(self.root, _PINS, step, b"\n")
+            return True
+        return False
+
+    def _is_staying(self, step: int) -> bool:
+        """Whether a step is there, once it is pinned. Where there are no locks, whoever
+        deletes a step takes its mark away before it looks for a pin, and puts it back
+        if there is one: so a step of ours without a mark may be on its way."""
+        end = time.monotonic() + _LEAVES
+        while (found := self.signature(step)) is not None:
+            is_marked = self.cleans or self.root.has(f"{step}/{_published.DONE}")
+            if not found.is_ours or is_marked or time.monotonic() > end:
+                return True
+            time.sleep(0.05)
+        return False
 
     def unpin(self, step: int) -> None:
         _numbered.delete(self.root, _PINS, check(step))
@@ -255,7 +447,7 @@ class Steps:
         return set(_numbered.numbers(self.root, _PINS))
 
     def is_linked(self, step: int) -> bool:
-        at = str(step)
+        at = self._name(step)
         return self.root.is_link(f"{at}/{_ITEM}") or self.root.is_link(at)
 
     def check_own(self, step: int) -> None:
@@ -281,8 +473,6 @@ class Steps:
 
     def delete(self, step: int) -> None:
         step = check(step)
-        if step in self.pinned():
-            raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
         if self.is_read(step):
             raise ValueError(
                 f"A save that goes on reads lazy leaves of step {step}. Delete it once "
@@ -295,14 +485,19 @@ class Steps:
                 f"Step {step} of `{self.root}` was saved by Orbax, and is left as it "
                 "is. Delete it with Orbax's own manager."
             )
-        self.remove(step)
+        if not self.remove(step):
+            raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
 
     def mark(self, step: int) -> None:
         """Says that a step of ours is whole, to managers of Orbax that write steps in
         place."""
-        with contextlib.suppress(FileExistsError):
-            if self._is_ours(step):
-                self.root.write(f"{step}/{_published.DONE}", [b"by eqx_ckpt"])
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            with self._at(step).lock(wait=True):
+                if self._is_ours(step):
+                    self.root.write(f"{step}/{_published.DONE}", [_published.OURS])
+                    # Where there are no locks, another may have deleted it.
+                    if not self.cleans and not self._is_ours(step):
+                        _transaction.discard(self.root, f"{step}/{_published.DONE}")
 
     def unmark(self, step: int) -> None:
         """Says so no more of a step of ours that is replaced or deleted."""
@@ -312,14 +507,29 @@ class Steps:
     def _is_ours(self, step: int) -> bool:
         return not self.is_linked(step) and bool(self.root.stamp(index_of(step)))
 
-    def remove(self, step: int) -> None:
-        with _log.timed("delete") as timer:
+    def remove(self, step: int) -> bool:
+        """Deletes a step of ours, unless it is pinned. Returns whether it has."""
+        mark = f"{step}/{_published.DONE}"
+
+        def is_free() -> bool:
+            # First: see `_is_staying`.
             self.unmark(step)
-            _delete.remove(self._at(step))
+            if not _numbered.has(self.root, _PINS, step):
+                return True
+            with contextlib.suppress(FileExistsError):
+                self.root.write(mark, [_published.OURS])
+            return False
+
+        with _log.timed("delete") as timer:
+            if not _delete.remove(self._at(step), is_free):
+                return False
+            # Another may have put it there since.
+            _transaction.discard(self.root, mark)
             self.root.drop_directory(str(step))
         self._known.pop(step, None)
         self.journal.deleted(step)
         self.say(_log.INFO, "Deleted", step, seconds=timer.seconds)
+        return True
 
     def say(self, level: int, did: str, step: int, why: str = "", **facts: Any) -> None:
         """Logs what was done with a step."""
@@ -338,35 +548,26 @@ class Steps:
                 _clean.clean(self.root.below(str(step)).url)
             self.root.drop_directory(str(step))
 
-    def finish(self) -> None:
-        """Finishes the save of a step that was killed right after its commit: it was
-        the last one. Of very many steps only newer ones are looked at."""
-        times: dict[int, float] = {}
-        if self.cleans and self.root.entry() == "directory":
-            for step in sorted(self.directories())[-_MOST_FINISHED:]:
-                with contextlib.suppress(OSError):
-                    found = self.root.usage([index_of(step)])
-                    times[step] = found and found.time or 0.0
-        step = max(times, key=times.__getitem__, default=None)
-        if step is not None and not self.is_linked(step):
-            root = self._at(step)
-            assert isinstance(root, LocalDirectory)
-            _inplace.finish(root)
-
     def set_aside(self, step: int, force: bool) -> None:
         """Moves a damaged step away, whole, so that none is replaced that may be good.
 
         **Raises:** `FileExistsError` if it is not damaged after all, and not `force`;
         `OSError` if nobody can tell.
         """
-        if self.signature(step) is None:
-            return
-        if not force and self._is_whole(step):
-            raise FileExistsError(
-                f"Step {step} at `{self.path(step)}` could not be read when a step was "
-                "restored, and is whole now. Restore it, or replace it with "
-                "`force=True`."
-            )
+        while (found := self.signature(step)) is not None:
+            if not force and self._is_whole(step):
+                raise FileExistsError(
+                    f"Step {step} at `{self.path(step)}` could not be read when a step "
+                    "was restored, and is whole now. Restore it, or replace it with "
+                    "`force=True`."
+                )
+            with self._at(step).lock(wait=True):
+                # Another may have saved it anew since.
+                if self.signature(step) == found:
+                    self._move_aside(step)
+                    return
+
+    def _move_aside(self, step: int) -> None:
         away = f"{_ITEM}.damaged-{secrets.token_hex(4)}"
         self.root.below(str(step)).move(_ITEM, away, _files.INDEX)
         why = f"it is damaged, and is `{away}` now"
@@ -394,11 +595,28 @@ def _tops(root: Backend) -> Mapping[str, bool]:
     return {}
 
 
+def in_order(listing: Listing, lineage: Lineage) -> Iterator[int]:
+    """The steps as they are restored: the newest first, and last those that an earlier
+    attempt has left."""
+    left: list[int] = []
+    for step in sorted(listing.steps, reverse=True):
+        if lineage.is_left(step):
+            left.append(step)
+        else:
+            yield step
+    yield from left
+
+
 def best(steps: Steps, policy: Policy) -> int | None:
-    """The step with the best metric. **Raises:** as `metrics`."""
+    """The step with the best metric, of those that count.
+
+    **Raises:** as `metrics`; `ValueError` if steps have metrics, and none has it.
+    """
     if policy.best is None:
         raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
-    known = metrics(steps)
+    found = metrics(steps, of_all=False)
+    policy.check_metric(found)
+    known = dict(found)
     while (step := policy.best_of(known)) is not None:
         if not steps.root.is_far:
             return step
@@ -413,18 +631,22 @@ def best(steps: Steps, policy: Policy) -> int | None:
     return None
 
 
-def metrics(steps: Steps) -> dict[int, dict[str, Any]]:
-    """Metrics of the steps that have any.
+def metrics(steps: Steps, of_all: bool = True) -> dict[int, dict[str, Any]]:
+    """Metrics of the steps that have any, of all or of those that count.
 
     **Raises:** `OSError` for a step that cannot be read now.
     """
-    known = {}
-    for step, (_, found, error) in steps.survey().items():
-        if error is not None:
-            raise error
-        if found is not None:
-            known[step] = found
-    return known
+    for listing in steps.listings():
+        known = {}
+        for step, (_, found, error) in steps.survey(of=listing.steps).items():
+            if error is not None:
+                raise error
+            if found is not None:
+                known[step] = found
+        if known:
+            left = set() if of_all else steps.lineage(listing).left(known)
+            return {step: known[step] for step in known.keys() - left}
+    return {}
 
 
 def check(step: Any) -> int:

@@ -139,6 +139,7 @@ RULES = {
     ),
     "durable": FLAG,
     "elementwise": FLAG,
+    "orbax": FLAG,
     "filter_spec": Rule(
         "a bool, a function of a leaf, or a pytree prefix of the tree made of those",
         lambda x: _is_flag(x) or not isinstance(x, str | bytes | numbers.Number),

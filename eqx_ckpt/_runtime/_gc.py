@@ -4,19 +4,28 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-from . import _cleanup
+from ._settings import Setting
+
+
+# Objects. A number that no program sets.
+_RARELY = 1_000_003
+
+# The collector is not switched off, so that `gc.disable` and `gc.enable` of the program
+# hold, whichever thread calls them meanwhile.
+_thresholds = Setting(
+    gc.get_threshold,
+    lambda found: gc.set_threshold(*found),
+    lambda found: (_RARELY, *found[1:]),
+    lambda now: now[0] == _RARELY,
+)
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Switches the collector off for a while.
+    """Lets the collector run rarely for a while.
 
     A call that makes several objects for each of 10,000 leaves sets it off again and
     again, each time over all that the process has: a third of the time of a save.
     """
-    if not gc.isenabled():
-        yield
-        return
-    with _cleanup.surely(gc.enable):
-        gc.disable()
+    with _thresholds.changed():
         yield

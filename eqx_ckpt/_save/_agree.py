@@ -8,10 +8,10 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._format import _index
+from .._format import _index, _record
 from .._runtime import _processes
 from .._runtime._processes import Processes
-from .._tree import _leaf, _sharding
+from .._tree import _host_copy, _leaf, _sharding
 from . import _payload
 from ._lazies import LazySource
 from ._payload import PlannedLeaf
@@ -58,7 +58,8 @@ def _lines(plan: Plan) -> dict[str, Any]:
         "the layout": plan.options.layout,
         "the metadata": plan.options.metadata,
         "the base": plan.options.base,
-        "static fields": list(vars(plan.facts.statics).values()),
+        "static fields": plan.facts.record.values,
+        "the nodes of the tree": _record.encode(plan.facts.record),
         "whether it has a state of its own (`own`)": plan.options.own is not None,
         "the leaves": [leaf.name for leaf in plan.leaves],
     }
@@ -82,7 +83,7 @@ def _count(value: Any) -> int | None:
         return None
     if len(_sharding.processes(value.sharding)) < _processes.count():
         return None
-    return int(np.asarray(value.addressable_data(0)))
+    return int(_host_copy.as_numpy(value.addressable_data(0)))
 
 
 def _digest(leaf: PlannedLeaf) -> str:

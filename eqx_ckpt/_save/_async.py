@@ -3,17 +3,17 @@
 import contextlib
 import copy
 import functools as ft
-import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
 from .. import _extensions
-from .._runtime import _arguments, _cleanup, _gc, _log, _threads
+from .._runtime import _arguments, _gc, _log, _threads
 from .._runtime._processes import Processes
+from .._runtime._settings import Setting
 from .._storage import _open_files, _root
 from .._tree import _host_copy, _leaf
 from .._tree._filters import FilterSpec, IsLeaf
@@ -147,7 +147,7 @@ def start(
         # In an object store it is TensorStore's threads that write.
         quietly = contextlib.nullcontext() if is_far else _threads.quietly()
         try:
-            with quietly, _switching_promptly():
+            with quietly, _interval.changed():
                 write()
         finally:
             # The handle may live on, without them.
@@ -177,13 +177,14 @@ def stage(planned: Plan, held: Set[int]) -> Plan:
     leaves = planned.leaves
     # The bytes of an alias are those of another leaf.
     away = held | {place for place, _ in planned.form.aliases}
-    copies = _payload.copied_together(leaves, away)
-    for place in away:
-        copies[place] = None
-    values = [
-        copies[place] if place in copies else _stage_value(leaf)
-        for place, leaf in enumerate(leaves)
-    ]
+    with _payload.casts(leaves, planned.form):
+        copies = _payload.copied_together(leaves, away)
+        for place in away:
+            copies[place] = None
+        values = [
+            copies[place] if place in copies else _stage_value(leaf)
+            for place, leaf in enumerate(leaves)
+        ]
     names, _, *rest = zip(*leaves)
     return planned._replace(
         leaves=list(_payload.planned(zip(names, values, *rest, strict=True))),
@@ -208,25 +209,16 @@ def _collect(leaves: list[PlannedLeaf]) -> None:
             leaves[place] = leaf._replace(value=_host_copy.collect(leaf.value))
 
 
-# Seconds. Python's own is 0.005.
-_SWITCH = 1e-4
+# Seconds. Python's own are 0.005, and no program sets these.
+_PROMPTLY = 97e-6
 
-
-@contextlib.contextmanager
-def _switching_promptly() -> Iterator[None]:
-    """Lets threads that compute in Python hand over the interpreter sooner.
-
-    A save gives up the interpreter for each of some hundred calls to the system. To get
-    it back, it would each time wait for a whole interval of a busy main thread.
-    """
-    was = sys.getswitchinterval()
-    ours = min(was, _SWITCH)
-
-    def undo() -> None:
-        # Python keeps it in whole microseconds.
-        if math.isclose(sys.getswitchinterval(), ours, abs_tol=1e-6):
-            sys.setswitchinterval(was)
-
-    with _cleanup.surely(undo):
-        sys.setswitchinterval(ours)
-        yield
+# Threads that compute in Python hand over the interpreter sooner. A save gives it up
+# for each of some hundred calls to the system. To get it back, it would each time wait
+# for a whole interval of a busy main thread.
+_interval = Setting(
+    sys.getswitchinterval,
+    # Python cuts it to whole microseconds.
+    lambda found: sys.setswitchinterval(found + 0.5e-6),
+    lambda found: min(found, _PROMPTLY),
+    lambda now: round(now * 1e6) == round(_PROMPTLY * 1e6),
+)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import _extensions
-from .._runtime import _cleanup, _log
+from .._runtime import _cleanup, _log, _threads
 from .._runtime._progress import Count
 from .._storage import _context
 from .._storage._backend import Backend
@@ -215,9 +215,7 @@ def _is_started(handle: SaveHandle, thread: threading.Thread) -> bool:
     # After the main thread nobody waits for a new one.
     if not threading.main_thread().is_alive():
         return False
-    try:
-        thread.start()
-    except RuntimeError:
+    if not _threads.is_started(thread):
         return False
     handle._thread = thread
     return True

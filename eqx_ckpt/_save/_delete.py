@@ -4,7 +4,7 @@ import errno
 import functools as ft
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .. import _extensions
 from .._format import _files, _text
@@ -101,8 +101,10 @@ def delete(path: str | os.PathLike[str]) -> None:
     _log.say(_log.INFO, text, path=root.url, seconds=timer.seconds)
 
 
-def remove(root: Backend) -> None:
+def remove(root: Backend, is_free: Callable[[], bool] = lambda: True) -> bool:
     """Deletes a checkpoint: atomically where there are renames, else its index first.
+    It stays unless it `is_free`, which is asked last, and under the lock of writers
+    where there is one. Returns whether it is deleted.
 
     **Raises:** `FileNotFoundError` if there is none, `ValueError` if something else is
     in its directory, or its index cannot be read; then nothing is deleted.
@@ -110,8 +112,7 @@ def remove(root: Backend) -> None:
     if root.entry() not in (None, "directory"):
         raise _nothing(root)
     if isinstance(root, ObjectStore):
-        _remove_in_store(root)
-        return
+        return _remove_in_store(root, is_free)
     assert isinstance(root, LocalDirectory)
     try:
         with root.lock(wait=True):
@@ -121,7 +122,10 @@ def remove(root: Backend) -> None:
             entries = root.list_top() or {}
             (_, names), _ = got
             _refuse(root, foreign(root, names, entries))
+            if not is_free():
+                return False
             _rename_and_delete(root, entries)
+            return True
     except FileNotFoundError:  # Another has deleted it.
         raise _nothing(root) from None
 
@@ -160,7 +164,7 @@ def _nothing(root: Backend) -> FileNotFoundError:
     )
 
 
-def _remove_in_store(root: ObjectStore) -> None:
+def _remove_in_store(root: ObjectStore, is_free: Callable[[], bool]) -> bool:
     """Deletes a checkpoint, its index first. **Raises:** as `remove`."""
     read = ft.partial(_published.read_outline, root)
     got, listed = (job() for job in _store.ahead(root, [read, root.list_all]))
@@ -177,5 +181,8 @@ def _remove_in_store(root: ObjectStore) -> None:
             entries.add(rest.partition("/")[0])
     (_, names), _ = got
     _refuse(root, foreign_among(names, inside, lambda name: inside.get(name, ())))
+    if not is_free():
+        return False
     root.delete_files([_files.INDEX])
     root.delete_files(key for key in keys if key != _files.INDEX)
+    return True

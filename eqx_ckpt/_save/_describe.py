@@ -19,7 +19,7 @@ from .._format._template import Template
 from .._tree import _host_copy, _leaf, _sharding
 from .._tree._flatten import Flat
 from .._tree._leaf import LeafKinds
-from . import _assign, _chunking, _lazies, _local_parts, _payload, _tree_spec
+from . import _assign, _chunking, _lazies, _local_parts, _payload
 from ._lazies import LazySource
 from ._options import SaveOptions
 from ._payload import PlannedLeaf
@@ -36,14 +36,13 @@ def describe(
     **Raises:** naming the leaf that cannot be stored.
     """
     values = list(map(flat.leaves.__getitem__, numbers))
-    alike = _leaf.alike(values)
+    alike = _alike(flat, values)
     key = _key(flat, numbers, values, alike, options)
-    kept = [] if key is None else _kept(key)
+    kept: list[Any] = [] if key is None else flat.walk.once(key, None, list)
     parts: dict[int, Part] = {}
     if not kept:
-        paths = [flat.paths[number] for number in numbers]
-        values, form, parts = _described(paths, values, alike, options)
-        kept.append((form, _shardings(values), _bare(form, values, alike)))
+        values, form, parts = _described(flat, numbers, values, alike, options)
+        kept.append((form, _shardings(values, alike), _bare(form, values, alike)))
     form, shardings, bare = kept[0]
     owners: Sequence[_assign.Owners | None] = [None] * len(values)
     if options.count > 1:
@@ -70,11 +69,11 @@ def _bare(form: TreeSpec, values: Sequence[Any], alike: LeafKinds) -> list[bool]
     return out
 
 
-@_tree_spec.remembered
-def _kept(key: Any) -> list[tuple[TreeSpec, dict[str, int], list[bool]]]:
-    """Facts about the leaves of a key, once somebody has put them in here: their form,
-    their shardings, and whether they are bare."""
-    return []
+def _alike(flat: Flat, values: Sequence[Any]) -> LeafKinds:
+    """The kinds of leaves, those of the last tree like it where these are the same."""
+    if not flat.is_walk_kept:
+        return _leaf.alike(values, [])
+    return _leaf.alike(values, flat.walk.once("kinds", None, list))
 
 
 def _key(
@@ -91,10 +90,7 @@ def _key(
         return None
     if options.processes == "own" and any(map(_local_parts.is_spread, values)):
         return None
-    names: Any = flat.seen, tuple(numbers)
-    if flat.seen is None:
-        names = _names.identity([flat.paths[number] for number in numbers])
-    if names is None:
+    if not flat.is_walk_kept:
         return None
     arrays = values
     types = list(map(type, values))
@@ -106,7 +102,7 @@ def _key(
     if len({*map(id, arrays)}) < len(arrays):
         aliases = tuple(map(first.setdefault, map(id, arrays), it.count()))
     asked = options.layout, options.chunks, options.compression, options.dtype
-    return asked, names, alike, aliases
+    return "described", asked, tuple(numbers), alike, aliases
 
 
 @ft.cache
@@ -115,12 +111,17 @@ def _is_shared(cls: type) -> bool:
 
 
 def _described(
-    paths: Sequence[tuple], given: Sequence[Any], alike: LeafKinds, options: SaveOptions
+    flat: Flat,
+    numbers: Sequence[int],
+    given: Sequence[Any],
+    alike: LeafKinds,
+    options: SaveOptions,
 ) -> tuple[list[Any], TreeSpec, dict[int, Part]]:
     """The values that leaves are written from, their spec, and the part of a leaf, if
     not all."""
     values: list[Any] = []
-    path_of: dict[str, tuple] = {}
+    number_of: dict[str, int] = {}
+    flat.walk.check_names(numbers)
     shared: dict[Any, int] = {}
     # Where templates are equal, so are their numbers.
     templates: dict[Template, int] = {}
@@ -132,12 +133,13 @@ def _described(
     is_kept = not (callable(options.chunks) or has_parts)
     # The templates of leaves of a kind and kinds of keys.
     known: dict[tuple[int, str], Template] = {}
-    named = _names.namer()
-    for place, (path, leaf, kind) in enumerate(zip(paths, given, alike[1])):
-        name, keys = named(path)
-        if name in path_of:
-            raise _names.twins(name, path_of[name], path)
-        path_of[name] = path
+    names, letters = flat.walk.names, flat.walk.letters
+    for place, (number, leaf, kind) in enumerate(zip(numbers, given, alike[1])):
+        name, keys = names[number], letters[number]
+        if name in number_of:
+            paths = flat.paths
+            raise _names.twins(name, paths[number_of[name]], paths[number])
+        number_of[name] = number
         value, template = leaf, known.get((kind, keys))
         if template is None:
             value, template, part = _as_stored(name, keys, leaf, options)
@@ -154,10 +156,11 @@ def _described(
                 template = template._replace(chunk=own[origin].chunk)
         values.append(value)
         own.append(template)
-    numbers = tuple([templates.setdefault(t, len(templates)) for t in own])
-    _check_nodes(list(zip(path_of, [t.keys for t in own])), path_of)
-    names, some = tuple(path_of), tuple(aliases.items())
-    return values, _tree_spec.tree_spec(names, numbers, tuple(templates), some), parts
+    of = tuple([templates.setdefault(t, len(templates)) for t in own])
+    if not flat.walk.are_names_apart:
+        _check_nodes([t.keys for t in own], number_of, flat)
+    some = tuple(aliases.items())
+    return values, TreeSpec(tuple(number_of), of, tuple(templates), some), parts
 
 
 def _as_stored(
@@ -185,22 +188,23 @@ def _as_stored(
     return value, template._replace(codec=codec), part
 
 
-def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> None:
+def _check_nodes(letters: Sequence[str], numbers: dict[str, int], flat: Flat) -> None:
     """**Raises:** for a leaf that has the name of a node, and for two nodes of one
     name: the checkpoint's own tree has one place for both."""
-    nodes: dict[str, tuple[str, tuple]] = {}
-    for leaf, kinds in leaves:
+    nodes: dict[str, tuple[str, int]] = {}
+    for leaf, kinds in zip(numbers, letters):
         name, dot, _ = leaf.rpartition(".")
         while dot:
             kinds = kinds[:-1]
-            known, other = nodes.setdefault(name, (kinds, paths[leaf]))
-            if name in paths or known != kinds:
+            known, other = nodes.setdefault(name, (kinds, numbers[leaf]))
+            if name in numbers or known != kinds:
+                one, two = numbers.get(name, other), numbers[leaf]
                 raise ValueError(
                     f"Two parts of the tree have the name `{name}`: those on the key "
-                    f"paths {paths.get(name, other)} and {paths[leaf]}. Rename one of "
+                    f"paths {flat.paths[one]} and {flat.paths[two]}. Rename one of "
                     "the keys, or leave one of the parts out with `filter_spec`."
                 )
-            if other is not paths[leaf]:
+            if other != numbers[leaf]:
                 break  # Nodes around it are known too.
             name, dot, _ = name.rpartition(".")
 
@@ -227,10 +231,15 @@ def _owners(
     return out
 
 
-def _shardings(values: Sequence[Any]) -> dict[str, int]:
+def _shardings(values: Sequence[Any], alike: LeafKinds) -> dict[str, int]:
     """Numbers of leaves that are spread over devices, by the text of their sharding."""
-    arrays = (x for x in values if isinstance(x, jax.Array))
-    counts = collections.Counter([x.sharding for x in arrays])
+    kinds, numbers = alike
+    rest = [x for x, number in zip(values, numbers) if number < 0]
+    arrays = [x.sharding for x in rest if isinstance(x, jax.Array)]
+    counts = collections.Counter(arrays)
+    for number, count in collections.Counter(numbers).items():
+        if number >= 0 and isinstance(kinds[number][-1], jax.sharding.Sharding):
+            counts[kinds[number][-1]] += count
     found: dict[str, int] = collections.Counter()
     for sharding, count in counts.items():
         if text := _sharding.text(sharding):

@@ -3,7 +3,8 @@ write of the index is the commit, as of `_inplace`.
 
 Each request is a round trip. So all that is to be known is asked for before the first
 write, in one, and what need not be in order is done together. In order are: the data;
-the index; the files for other readers; and the deletion of what those referred to.
+the files for other readers, at a path that was empty; the index; and the deletion of
+what was there.
 """
 
 import contextlib
@@ -41,10 +42,9 @@ def _unclaim(root: ObjectStore) -> None:
 def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
     root: ObjectStore = save.root
     before = save.found.file
+    _store.gather(root, [ft.partial(root.write, key, [side[key]]) for key in side])
     save.commit(lambda: root.replace(_files.INDEX, index, before), index)
     with save.committed():
-        jobs = [ft.partial(root.write, key, [side[key]]) for key in side]
-        _store.gather(root, jobs)
         with contextlib.suppress(OSError, ValueError):
             root.delete_files(_outdated(save, side))
 

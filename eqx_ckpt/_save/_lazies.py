@@ -63,7 +63,8 @@ def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
         return LazySource(lazy, template)
     if target.kind == "key" or target.dtype is None:
         # These have no views: what they are read as is small, or as it was stored.
-        template = lazy._template._replace(chunk=(), codec=None)
+        template = _target.as_read(lazy._template, target)
+        template = template._replace(chunk=(), codec=None)
     else:
         template = _leaf.array_template(
             target.kind, lazy.shape, lazy.dtype, None, bool(lazy.weak_type)

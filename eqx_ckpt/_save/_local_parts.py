@@ -46,7 +46,7 @@ def part_of(value: Any, template: Template) -> LocalPart | None:
     # Each shard alone: a computation with all of the array takes all processes.
     parts = [jr.key_data(x) if template.kind == "key" else x for x in shards.parts]
     if not _host_copy.on_device(value):
-        parts = [np.asarray(x) for x in parts]
+        parts = list(map(_host_copy.as_numpy, parts))
     stored = template._replace(shape=(len(parts) * shape[0], *shape[1:]))
     is_large = stored.nbytes // len(parts) >= _grid.LEAST
     part = Part(template.shape, tuple(starts))

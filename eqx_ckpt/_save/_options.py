@@ -40,6 +40,7 @@ class PlaceKeywords(EncodeKeywords, total=False):
 
     layout: Literal["ocdbt", "zarr"]
     durable: bool
+    orbax: bool
 
 
 class BytesKeywords(EncodeKeywords, total=False):
@@ -92,6 +93,7 @@ class SaveOptions(NamedTuple):
     processes: Who = "all"
     own: bytes | None = None
     base: Base = None
+    orbax: bool = False
 
     @property
     def count(self) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools as ft
 import itertools as it
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
@@ -11,13 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._format import _digests
+from .._format import _digests, _grid, _template
 from .._format._index import StoredFunction
 from .._format._template import Template
 from .._runtime._progress import Advance
 from .._storage import _codecs
-from .._tree import _host_copy
+from .._tree import _host_copy, _leaf
 from .._tree._host_copy import Payload
+from .._tree._leaf import UnheldError
 from ._assign import Owners
 from ._tree_spec import TreeSpec
 
@@ -185,14 +187,14 @@ class Data:
         digests, start = _digests.block_digests(data), _digests.SIZE * row
         self.digests[start : start + _digests.SIZE * len(digests)] = b"".join(digests)
 
-    def chunks(self, place: int, numbers: range) -> Iterator[Any]:
-        """Some chunks of a leaf as they are stored: padded, and compressed if so."""
+    def chunks(self, place: int, numbers: range) -> Iterator[Iterable[Any]]:
+        """Some chunks of a leaf as they are stored: padded, and compressed if so. Each
+        comes in pieces, of which all are drawn before the next chunk is."""
         t = self.leaves[place].template
         encode = None if t.codec is None else _codecs.encoder(t)
         if t.chunk != t.shape:
             return self._cut(place, numbers, encode)
-        data = self._whole(place)
-        return iter([data if encode is None else encode(data)])
+        return iter([self._whole(place, encode)])
 
     def together(self, batch: SmallBatch) -> bytes:
         """The bytes of small leaves, each of one chunk that is not compressed, as they
@@ -230,26 +232,102 @@ class Data:
 
     def _cut(
         self, place: int, numbers: range, encode: Callable[[np.ndarray], bytes] | None
-    ) -> Iterator[Any]:
+    ) -> Iterator[Iterable[Any]]:
         leaf, grid, first = self.leaves[place], self.grids[place], self._first[place]
         t = leaf.template
         regions = grid.regions[numbers.start : numbers.stop]
         parts = _host_copy.to_host_by_regions(leaf.value, t, regions)
         for number, part in zip(numbers, parts):
-            data = _digests.as_bytes(part)
-            self._digest(first + grid.blocks[number], data)
-            if data.nbytes != grid.full:
-                data = _padded(part, t.chunk)
-            yield data if encode is None else encode(data)
+            row, is_live = first + grid.blocks[number], _may_change(leaf.value, part)
+            if is_live and encode is None and part.nbytes == grid.full:
+                yield self._copied(row, _digests.as_bytes(part))
+            else:
+                part = part.copy() if is_live else part
+                data = _digests.as_bytes(part)
+                self._digest(row, data)
+                if data.nbytes != grid.full:
+                    data = _padded(part, t.chunk)
+                yield [data if encode is None else encode(data)]
             self.advance(part.nbytes, number + 1 == len(grid.keys))
 
-    def _whole(self, place: int) -> np.ndarray:
+    def _whole(
+        self, place: int, encode: Callable[[np.ndarray], bytes] | None
+    ) -> Iterable[Any]:
         """The bytes of a leaf of one chunk."""
-        leaf = self.leaves[place]
+        leaf, row = self.leaves[place], self._first[place]
         self.advance(self.grids[place].full, 1)
-        data = leaf.value.data if isinstance(leaf.value, StagedBytes) else whole(leaf)
-        self._digest(self._first[place], data)
-        return data
+        if isinstance(leaf.value, StagedBytes):
+            data = leaf.value.data
+        else:
+            part = _host_copy.to_host(leaf.value, leaf.template)
+            data = part.reshape(-1).view(np.uint8)
+            if _may_change(leaf.value, part):
+                if encode is None:
+                    return self._copied(row, data)
+                data = data.copy()
+        self._digest(row, data)
+        return [data if encode is None else encode(data)]
+
+    def _copied(self, row: int, data: np.ndarray) -> Iterator[np.ndarray]:
+        """The bytes of a chunk, copied: what is digested is then what is written, also
+        if a thread of the program writes to the memory meanwhile."""
+        for start in range(0, max(1, data.nbytes), _grid.BLOCK):
+            block, digest = data[start : start + _grid.BLOCK], _digests.Stream()
+            for at in range(0, block.nbytes, _PIECE):
+                piece = block[at : at + _PIECE].copy()
+                digest.update(piece.data)
+                yield piece
+            own = slice(_digests.SIZE * row, _digests.SIZE * (row + 1))
+            self.digests[own] = digest.digest()
+            row += 1
+
+
+# So many bytes are copied at a time, which the caches of a core hold.
+_PIECE = 2**18
+
+
+def _may_change(value: Any, part: np.ndarray) -> bool:
+    """Whether the program may write to the memory of a part of a leaf: to that of an
+    array of NumPy, unless the part is a copy, or all of it was staged."""
+    if not isinstance(value, np.ndarray) or _host_copy.is_own(value):
+        return False
+    return part is value or not part.flags.owndata
+
+
+@contextlib.contextmanager
+def casts(leaves: Sequence[PlannedLeaf], form: TreeSpec) -> Iterator[None]:
+    """Around what casts leaves to the `dtype` of a save.
+
+    **Raises:** one `ValueError` for all leaves with numbers that it does not hold.
+    """
+    try:
+        yield
+    except UnheldError:
+        lines = [
+            f"  {leaf.name}: {_leaf.told(errors, math.prod(leaf.template.shape))}"
+            for leaf, grid in zip(leaves, form.grids)
+            if (errors := list(_unheld(leaf, grid.regions)))
+        ]
+        raise ValueError(
+            "Values of the tree do not survive the cast to `dtype`; nothing was saved:"
+            "\n" + "\n".join(lines) + "\nPass a `dtype` that holds them, or cast these "
+            "leaves yourself before: `astype` of JAX takes any value."
+        ) from None
+
+
+def _unheld(
+    leaf: PlannedLeaf, regions: Iterable[tuple[slice, ...]]
+) -> Iterator[UnheldError]:
+    """The errors of the regions that this process has of a leaf."""
+    dtype: Any = getattr(leaf.value, "dtype", None)
+    is_cast = _template.is_floating(dtype)
+    for region in regions if is_cast and leaf.alias is None else ():
+        try:
+            list(_host_copy.to_host_by_regions(leaf.value, leaf.template, [region]))
+        except UnheldError as e:
+            yield e
+        except ValueError:
+            pass  # Another process has this one.
 
 
 def whole(leaf: PlannedLeaf) -> Any:

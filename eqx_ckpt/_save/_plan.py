@@ -5,20 +5,23 @@ import itertools as it
 import json
 import operator
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast, NamedTuple
 
+import equinox as eqx
 from jaxtyping import PyTree
 
 from .. import _extensions
-from .._format import _index, _json
+from .._format import _index, _json, _record
 from .._format._index import BaseFacts, Index, SaveFacts, StoredFunction
-from .._format._leaves import Leaves, Part, Statics, Structure
+from .._format._leaves import Leaves, Part
+from .._format._record import TreeRecord
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
-from .._tree import _filters, _flatten, _leaf, _select, _states, _static
-from .._tree._filters import IsLeaf
+from .._tree import _filters, _flatten, _leaf, _select, _states
 from .._tree._flatten import Flat
+from .._tree._node import Node
 from . import (
     _describe,
     _lazies,
@@ -41,13 +44,11 @@ _MAX_BYTES = 2**30
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TreeFacts:
-    """Facts about a tree beside its leaves. `holes` are places where nothing is stored,
-    for other readers; the rest is as in `Leaves`."""
+    """Facts about a tree beside its leaves: its record, and the places where nothing is
+    stored, for other readers."""
 
+    record: TreeRecord
     holes: list[_sidecars.Hole]
-    markers: dict[int, str]
-    statics: Statics
-    structure: Structure | None
 
 
 class Plan(NamedTuple):
@@ -91,8 +92,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     leaves, form, shardings, parts = _describe.describe(flat, numbers, options)
     if options.layout == "zarr":
         _to_zarr.check_case(form.names, root)
-    make = lambda: _facts(pytree, is_leaf, flat, chosen, numbers, wholes)
-    facts = make() if where else flat.once("facts", make, numbers)
+    facts = _facts(flat, numbers, wholes if options.orbax else [])
     values = map(operator.attrgetter("value"), leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
     functions: PlannedFunctions = {}
@@ -108,29 +108,38 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     return made
 
 
-def _facts(
-    tree: PyTree,
-    is_leaf: IsLeaf,
-    flat: Flat,
-    chosen: Sequence[bool],
-    numbers: Sequence[int],
-    wholes: Sequence[tuple],
-) -> TreeFacts:
-    entries = _states.state_entries(tree, flat, "")
-    if entries:
-        _states.check_order(entries, flat, numbers)
-    markers = {
-        place: entry.label
-        for place, number in enumerate(numbers if entries else ())
-        if (entry := entries.get(number)) is not None and entry.label is not None
-    }
-    structure = _extensions.find("structure")
-    return TreeFacts(
-        _sidecars.holes(tree, is_leaf, flat, numbers, wholes),
-        markers,
-        _static.record(tree, is_leaf, flat, chosen),
-        structure and structure(tree, is_leaf, flat, numbers),
-    )
+def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeFacts:
+    """Facts about a tree. Nodes that are stored as `wholes` are told to Orbax."""
+    _states.check_order(_states.state_entries(flat), flat, numbers)
+    stored = {*numbers}
+    record = flat.record([i in stored for i in range(len(flat.leaves))])
+
+    def make() -> TreeFacts:
+        try:
+            _record.check(record)
+        except ValueError as e:
+            raise ValueError(
+                f"Nothing was saved: {e}. Save it as several checkpoints with `where`."
+            ) from None
+        _check_state(flat, record)
+        holes = _sidecars.holes(flat, numbers, wholes) if wholes else []
+        return TreeFacts(record, holes)
+
+    return flat.walk.once(("facts", id(record), tuple(wholes)), record, make)
+
+
+def _check_state(flat: Flat, record: TreeRecord) -> None:
+    """Warns of layers whose values are in a State, in a tree that has none."""
+    if flat.walk.types.isdisjoint((eqx.nn.State, Node)):
+        rows = [row for row in record.rows if record.kinds[row.kind].how == "index"]
+        # Before `make_with_state` has taken it out, each has its first value.
+        if any(record.counts[row.children[0]] == 0 for row in rows):
+            warnings.warn(
+                "The tree that is saved has layers whose values are in an "
+                "`eqx.nn.State`, such as the averages of a BatchNorm, and no State: "
+                "they are not saved. Save both in one tree, as in `(model, state)`.",
+                stacklevel=2,
+            )
 
 
 def check_index(plan: Plan) -> None:
@@ -164,9 +173,9 @@ def index_of(
 ) -> tuple[Index, dict[str, bytes]]:
     """The index of a save, and the files for other readers at its root."""
     options, form, facts = plan.options, plan.form, plan.facts
-    side = written.side
+    side = written.side if options.orbax else {}
     if not plan.parts:  # No other reader knows of those.
-        side = side | _sidecars.files(plan.leaves, form, facts.holes, options.layout)
+        side = side | _sidecars.files(plan.leaves, form, facts.holes, options)
     others = dict(zip(side, map(_index.digest, side.values())))
     table = form, facts, tuple(plan.parts.items()), written.placed
     leaves, columns = (_make_table if form.is_coded else _table)(*table)
@@ -201,10 +210,8 @@ def _make_table(
         list(form.templates),
         list(form.numbers),
         dict(form.aliases),
-        facts.markers,
-        facts.statics,
-        facts.structure,
-        parts=dict(parts),
+        dict(parts),
+        facts.record,
     )
     return leaves, _index.encode_columns(leaves, placed.files, placed.placement)
 

@@ -2,9 +2,10 @@
 
 A save writes its data under its own save id. Then it writes the index, on condition
 that the index is still the one it found: this is the commit. Then it deletes the data
-of other saves. Where a layout has fixed names (`zarr`), the save is written beside the
-path, and the two directories change places. These are the strategies: `_inplace`, or
-`_instore` in an object store, and `_swapped`. A checkpoint of one file is of `_zips`.
+of other saves. Where files have fixed names (with `layout="zarr"`, or for Orbax), the
+save is written beside the path, and the two directories change places. These are the
+strategies: `_inplace`, or `_instore` in an object store, and `_swapped`. A checkpoint
+of one file is of `_zips`.
 """
 
 import contextlib
@@ -19,18 +20,20 @@ from .._runtime._processes import Processes
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from . import _inplace, _instore, _leftovers, _path_state, _swapped
+from ._options import SaveOptions
 from ._transaction import Transaction
 
 
 def begin(
-    root: Backend, layout: str, overwrite: bool, held: contextlib.ExitStack
+    root: Backend, options: SaveOptions, held: contextlib.ExitStack
 ) -> Transaction:
     """A transaction of a save to a path. At the end of `held` what is in it is deleted
     unless it is published."""
     # The path itself may be a link; its target is what is written to.
     root = root.real()
-    found = _path_state.examine(root, overwrite)
-    swaps = "zarr" in (layout, found.layout)
+    found = _path_state.examine(root, options.overwrite)
+    # Files at the root have the same names in each save.
+    swaps = options.orbax or "zarr" in (options.layout, found.layout)
     if swaps:
         _swapped.check(root, found)
     undo = held.enter_context(contextlib.ExitStack())
@@ -46,7 +49,7 @@ def begin(
     else:
         save = Transaction(*begun, _inplace.put, own)
         save.make(root.below(own), held)
-    if swaps and layout == "ocdbt":
+    if swaps and options.layout == "ocdbt":
         save.work.make_directories([own])
     return save
 

@@ -30,6 +30,7 @@ from . import (
     _lazies,
     _notes,
     _options,
+    _payload,
     _plan,
     _publish,
     _reuse,
@@ -70,7 +71,8 @@ def tree_serialise_leaves(
         and of functions `leaf -> bool`. By default [`is_storable`][].
     - `is_leaf`: called on every node; if true, that node is treated as a leaf.
     - `where`: a function from the tree to the nodes to store; all of it by default.
-    - `dtype`: a floating dtype to cast floating arrays to as they are written.
+    - `dtype`: a floating dtype to cast floating arrays to as they are written. A number
+        that does not fit is a `ValueError`, which names all leaves that have some.
     - `metadata`: anything that JSON gives back exactly, such as hyperparameters.
     - `layout`: `"ocdbt"`, a few files however many leaves; or `"zarr"`, a Zarr v3 array
         of its own for each leaf, in a directory of its name.
@@ -113,6 +115,11 @@ def tree_serialise_leaves(
         [`Checkpoint.check_base`][] tells whether another path has it. A query and a
         password in a URL are left out. A base that was opened from a file object has no
         path, and is an error; so is a file of another format without any value.
+    - `orbax`: whether to write the few files, too, with which Orbax restores the
+        checkpoint, and TensorStore finds all of it in one database at `path`. They are
+        there when the save is, and an overwrite without `orbax` leaves none of them.
+        With them the new directory takes the place of the old one; in a store the path
+        must be empty.
     - `processes`: `"own"` for a save that this process of many makes alone, at a path
         of its own: no other takes part, or is waited for. If an array is spread over
         processes, the parts on this process's devices are stored; docs/processes.md
@@ -190,12 +197,13 @@ def write(
             count.bar = held.enter_context(bar)
         save = ""
         if not _open_files.is_archive(plan.root):
-            with processes.heard():
+            with processes.heard(), _payload.casts(plan.leaves, form):
                 save = _write_directory(plan, processes, base, count.advance, held)
         elif processes.count > 1:
             raise ValueError("Several processes cannot write one file: save to a path.")
         else:
-            _extensions.call("save_file", plan, count.advance)
+            with _payload.casts(plan.leaves, form):
+                _extensions.call("save_file", plan, count.advance)
     if _log.is_on(_log.INFO):
         metadata = options.metadata
         step = metadata.get("step") if isinstance(metadata, dict) else None
@@ -228,7 +236,7 @@ def _write_directory(
     leads = processes.leads
     if leads and len(set(accounts)) == 1:
         with unpublished(root, form.nbytes):
-            begun = _publish.begin(root, options.layout, options.overwrite, held)
+            begun = _publish.begin(root, options, held)
             if processes.count > 1:
                 begun.work.make_directories([begun.own])
     at = None if begun is None else (begun.work, begun.own)

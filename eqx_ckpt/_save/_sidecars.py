@@ -13,15 +13,13 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxtyping import PyTree
-
 from .._format import _files, _json, _names
 from .._format._template import Template
 from .._storage import _arrays
 from .._tree import _flatten
-from .._tree._filters import IsLeaf
 from .._tree._flatten import Flat
 from . import _payload, _tree_spec
+from ._options import SaveOptions
 from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
 
@@ -84,48 +82,36 @@ class Hole(NamedTuple):
     kind: str
 
 
-def holes(
-    pytree: PyTree,
-    is_leaf: IsLeaf,
-    flat: Flat,
-    numbers: Sequence[int],
-    wholes: Iterable[tuple],
-) -> list[Hole]:
+def holes(flat: Flat, numbers: Sequence[int], wholes: Iterable[tuple]) -> list[Hole]:
     """Places where `eqx.filter` of the tree has None, and empty nodes, by their names.
 
     `numbers` are those of the stored leaves, `wholes` the key paths of the nodes that
     are stored. Orbax restores into a target only if it has an entry for each of these.
     """
+    walk = flat.walk
     # An empty node is in front of the leaf whose number it has here.
     found = [
-        (before, False, path, _empty_kind(node))
-        for before, path, node in _flatten.empty_nodes(pytree, is_leaf)
+        (before, False, name, keys, _empty_kind(cls))
+        for before, name, keys, cls in walk.empty_nodes
     ]
     if len(numbers) < len(flat.leaves):
         rest = {*range(len(flat.leaves))}.difference(numbers)
-        found += [(number, True, flat.paths[number], "None") for number in rest]
+        found += [(n, True, walk.names[n], walk.letters[n], "None") for n in rest]
         found.sort(key=lambda x: x[:2])
-    nodes = set(wholes)
-    named = _names.namer()
-    out: list[Hole] = []
-    for number, _, path, kind in found:
-        if () in nodes or any(path[:i] in nodes for i in range(len(path))):
-            try:
-                name, keys = named(path)
-            except ValueError:
-                continue  # A key that has no name.
-            if "%" not in name:
-                before = bisect.bisect_left(numbers, number)
-                out.append(Hole(before, name, keys, kind))
-    return out
+    whole = _names.within(_flatten.module_name(path, "") for path in wholes)
+    return [
+        Hole(bisect.bisect_left(numbers, number), name, keys, kind)
+        for number, _, name, keys, kind in found
+        if _names.is_plain(name, len(keys)) and whole(name) is not None
+    ]
 
 
-def _empty_kind(x: Any) -> str:
-    if isinstance(x, Mapping):
+def _empty_kind(cls: type) -> str:
+    if issubclass(cls, Mapping):
         return "Dict"
-    if isinstance(x, list):
+    if issubclass(cls, list):
         return "List"
-    is_tuple = isinstance(x, tuple) and not hasattr(x, "_fields")
+    is_tuple = issubclass(cls, tuple) and not hasattr(cls, "_fields")
     return "Tuple" if is_tuple else "None"
 
 
@@ -220,20 +206,21 @@ class _Entries:
 
 
 def files(
-    leaves: Sequence[PlannedLeaf], form: TreeSpec, holes: Sequence[Hole], layout: str
+    leaves: Sequence[PlannedLeaf],
+    form: TreeSpec,
+    holes: Sequence[Hole],
+    options: SaveOptions,
 ) -> dict[str, bytes]:
     """All files for other readers that go into the root of a checkpoint."""
-    if layout == "ocdbt" and not has_database(form):
-        return {}
+    out = _zarr_files(form) if options.layout == "zarr" else {}
+    if not options.orbax or options.layout == "ocdbt" and not has_database(form):
+        return out
     texts: list[tuple[int, str]] = []
     if "str" in map(operator.attrgetter("kind"), form.templates):
         texts = [
             (i, _text(x)) for i, x in enumerate(leaves) if x.template.kind == "str"
         ]
-    out = dict(_orbax_files(form, tuple(texts), tuple(holes), layout))
-    if layout == "zarr":
-        out.update(_zarr_files(form))
-    return out
+    return out | _orbax_files(form, tuple(texts), tuple(holes), options.layout)
 
 
 def _text(leaf: PlannedLeaf) -> str:

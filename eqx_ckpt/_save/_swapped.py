@@ -26,8 +26,8 @@ def check(root: Backend, found: PathState) -> None:
     if not isinstance(root, LocalDirectory):
         raise ValueError(
             f"The store of `{root}` cannot exchange two directories atomically, so a "
-            'checkpoint with `layout="zarr"` cannot be replaced there, nor replace '
-            'another. Use `layout="ocdbt"`, or another path.'
+            'checkpoint with `layout="zarr"` or `orbax=True` cannot be replaced there, '
+            "nor replace another. Use another path."
         )
     others = foreign(root, found.names, entries)
     if others:

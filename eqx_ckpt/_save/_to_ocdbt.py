@@ -109,14 +109,14 @@ def _write_file(
                 yield bytes(offset - at)
             if small is not None:
                 yield data.together(small)
-            elif own is None:
-                yield from data.chunks(place, numbers)
             else:
                 end = 0
-                for chunk in data.chunks(place, numbers):
-                    yield chunk
-                    end += len(chunk)
-                    own.append(end)
+                for pieces in data.chunks(place, numbers):
+                    for piece in pieces:
+                        yield piece
+                        end += len(piece)
+                    if own is not None:
+                        own.append(end)
             at = stretches[-1].stop(data.grids[stretches[-1].place].full)
 
     into.write(f"{into.own}/{number}", buffers())

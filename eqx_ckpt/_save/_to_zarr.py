@@ -30,8 +30,8 @@ def write(save: Save, into: Destination[Backend]) -> Files:
         keys = keys[numbers.start : numbers.stop]
         parents = {key.rpartition("/")[0] for key in keys}
         root.make_directories(parents or [parent])
-        for key, chunk in zip(keys, data.chunks(place, numbers)):
-            root.write(key, [chunk], syncs)
+        for key, pieces in zip(keys, data.chunks(place, numbers)):
+            root.write(key, pieces, syncs)
         if syncs:
             # The directory of the leaf itself has more to come.
             below = {p[:at] for p in parents for at in _cuts(p)} - {parent}

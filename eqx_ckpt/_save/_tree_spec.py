@@ -1,8 +1,7 @@
 """The spec of the tree of a save: all of it but the values.
 
 A training loop saves one form again and again. What follows from it alone, such as
-the files for other readers, is made once: by functions that are given a form and
-nothing that it lacks, and remember their last few results.
+the files for other readers, is made once, and kept with it.
 """
 
 import collections
@@ -10,7 +9,7 @@ import dataclasses
 import functools as ft
 import itertools as it
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .._format import _columns, _grid
 from .._format._grid import Grid
@@ -20,12 +19,17 @@ from .._format._template import Template
 @dataclasses.dataclass(frozen=True, eq=False)
 class TreeSpec:
     """The leaves of a save in their order: their names, the numbers of their templates,
-    and those that share the bytes of another, with its place. See `tree_spec`."""
+    and those that share the bytes of another, with its place."""
 
     names: tuple[str, ...]
     numbers: tuple[int, ...]
     templates: tuple[Template, ...]
     aliases: tuple[tuple[int, int], ...]
+
+    @ft.cached_property
+    def results(self) -> dict[Any, Any]:
+        """Results of functions that are `remembered`."""
+        return {}
 
     @ft.cached_property
     def is_coded(self) -> bool:
@@ -84,11 +88,22 @@ class TreeSpec:
 F = TypeVar("F", bound=Callable)
 
 
+# Results that are kept with a spec.
+_MAX_RESULTS = 16
+
+
 def remembered(function: F) -> F:
-    """A function whose results for its last four arguments are kept: it must do nothing
-    else than compute a result, which nobody changes."""
-    return ft.lru_cache(maxsize=4)(function)  # pyright: ignore[reportReturnType]
+    """A function of a spec, whose last few results are kept with that: it must do
+    nothing else than compute a result, which nobody changes."""
 
+    @ft.wraps(function)
+    def call(form: TreeSpec, *args: Any) -> Any:
+        key = function, args
+        if key not in form.results:
+            made = function(form, *args)
+            if len(form.results) >= _MAX_RESULTS:
+                form.results.clear()
+            form.results[key] = made
+        return form.results[key]
 
-# The last few are kept: what is equal to one of those is that very object.
-tree_spec = remembered(TreeSpec)
+    return call  # pyright: ignore[reportReturnType]

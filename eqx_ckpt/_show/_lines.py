@@ -4,7 +4,7 @@ JAX is needed for those of an index."""
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .._format import _leaves, _names
+from .._format import _names, _values
 from .._format._leaves import Record
 from .._load import _wording
 
@@ -32,7 +32,7 @@ def of_fields(modules: Iterable[tuple[str, str]]) -> Iterator[TreeLine]:
     most = _MOST_FIELDS
     for module, text in modules:
         if text not in shown:
-            fields = _leaves.parsed(text)[0].items()
+            fields = _values.plain_fields(text).items()
             rows = [(_names.quote(name), f"= {short(x)}") for name, x in fields]
             shown[text] = rows
         rows = shown[text]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .._format import _template, _text
+from .._format import _template, _text, _values
 from .._format._leaves import Unreadable
 from .._load._source import Source
 from .._storage._backend import Usage
@@ -175,7 +175,8 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Span]]) -> Ta
 
 class Summary(NamedTuple):
     """A step of a run. `state` is "complete", "incomplete" (its save was killed, or
-    goes on), "damaged", or "unread" if nobody can tell now; `why` says more.
+    goes on), "damaged", or "unread" if nobody can tell now; `why` says more, such as
+    that a step is of an earlier attempt.
 
     `nbytes` are those of its arrays in memory; `data` is what its data files take, and
     `time` when it was saved, if it is on a disk.
@@ -237,7 +238,7 @@ def _marks(x: Summary, is_best: bool) -> Span:
     said = ["best"] * is_best + ["pinned"] * x.is_pinned
     said += ["by Orbax"] * (not x.is_ours)
     if x.state == "complete":
-        return Span(", ".join(said), "good")
+        return Span(", ".join([*said, *[x.why] * bool(x.why)]), "good")
     why = _text.bounded(" ".join(x.why.split()), 120)
     text = ", ".join([*said, f"{x.state}: {why}"])
     return Span(text, "odd" if x.state == "incomplete" else "bad")
@@ -279,8 +280,11 @@ def contents(source: Source) -> Contents:
             top = name.partition(".")[0]
             count, nbytes = tops.get(top, (0, 0))
             tops[top] = count + 1, nbytes + sizes[number]
-    statics = leaves.statics
-    fields = sum(len(statics.values[row]) for row in statics.of.values())
+    of_row = {row: name for name, row in leaves.node_names.items()}
+    texts = {row: leaves.fields_text(name) for row, name in of_row.items()}
+    rows = collections.Counter(leaves.node_names.values())
+    plain = _values.plain_fields
+    fields = sum(n * len(plain(texts[row])) for row, n in rows.items())
     return Contents(dict(+kinds), dict(numbers.most_common()), tops, fields)
 
 

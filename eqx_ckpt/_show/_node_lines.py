@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from .._format import _leaves, _template
+from .._format import _template
 from .._load._lazy import LazyArray
 from .._load._nodes import StoredBody
 from .._tree import _folding, _node
@@ -43,7 +43,7 @@ def _of_stored(body: StoredBody) -> Iterator[TreeLine]:
             line = _lines.of_record(leaves.record(member))
             yield line._replace(name=line.name[cut:])
         else:
-            fields = _leaves.fields_text(leaves.statics, member)
+            fields = leaves.fields_text(member)
             modules.append((member[cut:], fields))
     yield from _lines.of_fields(modules)
 

@@ -8,7 +8,7 @@ import importlib
 import itertools as it
 from typing import Any
 
-from .._format import _leaves, _text
+from .._format import _text
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._run import _manager
@@ -39,9 +39,8 @@ def html(x: Any) -> str:
 
 @html.register
 def _checkpoint(x: Checkpoint) -> str:
-    statics = x._source.index.leaves.statics
-    texts = ((name, _leaves.fields_text(statics, name)) for name in statics.of)
-    fields = _lines.of_fields(texts)
+    leaves = x._source.index.leaves
+    fields = _lines.of_fields((n, leaves.fields_text(n)) for n in leaves.node_names)
     facts = _model.facts(x._source)
     about = [(title, text.replace("\n", ", ")) for title, text in facts.items()]
     metadata = _html.text("metadata", _model.metadata(x._source))

@@ -17,8 +17,15 @@ def summaries(steps: Steps, newest: int = 0) -> list[Summary]:
     """
     there = sorted(steps.directories())[-newest:]
     pins = steps.pinned() if there else set()
-    found = steps.each(ft.partial(_summary, steps), there)
-    return [x._replace(is_pinned=True) if x.step in pins else x for x in found]
+    left = steps.left() if there else set()
+    found: list[Summary] = steps.each(ft.partial(_summary, steps), there)
+    return [
+        x._replace(is_pinned=x.step in pins, why=x.why or _LEFT * (x.step in left))
+        for x in found
+    ]
+
+
+_LEFT = "of an earlier attempt"
 
 
 def _summary(steps: Steps, step: int) -> Summary:

@@ -20,8 +20,6 @@ from ._local import LocalDirectory
 
 
 _little = [{"name": "bytes", "configuration": {"endian": "little"}}]
-# As checkpoints of version 1 are compressed.
-_zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 
 
 _ZEROS = {"bool": False, "int": 0, "float": 0.0, "complex": [0.0, 0.0]}
@@ -56,8 +54,8 @@ def zarr_spec(template: Template, kvstore: dict[str, Any]) -> dict[str, Any]:
 
 def _compressors(template: Template) -> list[dict[str, Any]]:
     codec = template.codec
-    if codec not in _blosc.CODECS:
-        return [] if codec is None else [_zstd]
+    if codec is None:
+        return []
     configuration = _blosc.configuration(codec, template.itemsize)
     return [{"name": "blosc", "configuration": configuration}]
 

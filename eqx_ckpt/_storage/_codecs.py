@@ -8,7 +8,7 @@ import tensorstore as ts
 
 from .._format import _blosc
 from .._format._template import dtype_of, Template
-from . import _arrays, _zstd
+from . import _arrays
 
 
 _memory = {"driver": "memory"}
@@ -43,9 +43,7 @@ def decoder(template: Template) -> Callable[[Any, np.ndarray], None]:
     It raises `ValueError` for what is no such chunk, and allocates nothing for it.
     """
     dtype, full = dtype_of(template.stored), template.full
-    unpack = None
-    if template.codec is not None:
-        unpack = _unpack_zstd if template.codec == "zstd" else _blosc_unpacker(template)
+    unpack = None if template.codec is None else _blosc_unpacker(template)
 
     def decode(data: Any, into: np.ndarray) -> None:
         if unpack is None:
@@ -60,13 +58,6 @@ def decoder(template: Template) -> Callable[[Any, np.ndarray], None]:
         into[...] = chunk[tuple(map(slice, into.shape))]
 
     return decode
-
-
-def _unpack_zstd(data: Any, into: np.ndarray) -> None:
-    made = _zstd.decode(bytes(data), into.nbytes)
-    if len(made) != into.nbytes:
-        raise ValueError("a frame of zstd makes less than a chunk")
-    into[:] = np.frombuffer(made, np.uint8)
 
 
 def _blosc_unpacker(template: Template) -> Callable[[Any, np.ndarray], None]:

@@ -7,7 +7,6 @@ import dataclasses
 import errno
 import functools as ft
 import itertools as it
-import operator
 import os
 import pathlib
 import stat
@@ -30,8 +29,9 @@ _OPEN_FILES = next((p for p in ("/proc/self/fd", "/dev/fd") if os.path.isdir(p))
 _WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 # Directories that this process has made and locked, by their paths.
 _locked: dict[str, Descriptor] = {}
-# Directories to which names lead that are durable, as far as this process knows.
-_lasting: set[str] = set()
+# Directories to which names lead that are durable, as far as this process knows: as
+# others may replace one, with its number there.
+_lasting: dict[str, tuple[int, int]] = {}
 _MOST_LASTING = 4096
 
 
@@ -405,13 +405,15 @@ class LocalDirectory(Backend):
             _local_files.sync_directory(f"{self.path}/{key}" if key else self.path)
 
     def sync_above(self, made: Sequence[Backend] = ()) -> None:
-        _lasting.difference_update(map(operator.attrgetter("url"), made))
-        found: list[str] = []
+        for directory in made:
+            _lasting.pop(directory.url, None)
+        found: dict[str, tuple[int, int]] = {}
         for above in map(str, pathlib.Path(self.path).parents):
             _local_files.sync_directory(above)
-            if above in _lasting:
+            there = os.stat(above)
+            found[above] = there.st_dev, there.st_ino
+            if _lasting.get(above) == found[above]:
                 break
-            found.append(above)
         if len(_lasting) > _MOST_LASTING:
             _lasting.clear()
         _lasting.update(found)

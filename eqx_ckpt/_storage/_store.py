@@ -197,15 +197,6 @@ def is_file(root: Backend) -> bool:
     return bool(key) and bool(above.stamp(key))
 
 
-def may_hold(root: Backend, key: str) -> bool:
-    """Whether there may be anything in the directory `key`."""
-    if not root.is_far or not root.can_list():
-        return True
-    with contextlib.suppress(PermissionError):  # To list may not be allowed.
-        return root.is_directory(key)
-    return True
-
-
 def folds_case(root: Backend) -> bool:
     """Whether names that differ by case only are one."""
     return isinstance(root, LocalDirectory) and _local_files.folds_case(root.path)

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from .._runtime import _log
+from .._runtime import _log, _threads
 from .._storage import _context
 from . import _remote
 
@@ -187,5 +187,7 @@ def start(call: Callable[..., Any], *args: Any) -> cf.Future[Any]:
             except BaseException as e:
                 future.set_exception(e)
 
-    threading.Thread(target=run, name="eqx_ckpt", daemon=True).start()
+    thread = threading.Thread(target=run, name="eqx_ckpt", daemon=True)
+    if not _threads.is_started(thread):
+        run()
     return future

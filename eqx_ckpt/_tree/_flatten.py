@@ -1,76 +1,92 @@
-"""A pytree as the rest sees it: leaves with key paths, Modules and States."""
+"""A pytree as the rest sees it: leaves with names, and the record of all else."""
 
-import dataclasses
 import functools as ft
-import operator
-import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import equinox as eqx
-import jax
 import jax.tree_util as jtu
-import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _names
+from .._format import _names, _values
+from .._format._record import TreeRecord
 from .._runtime import _arguments
-from . import _node, _seen
+from . import _recorder, _walk
 from ._filters import IsLeaf
-from ._node import Node
-from ._seen import SeenStructure
+from ._walk import Walk
 
 
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Flat:
-    """A flattened tree. `paths[i]` leads to `leaves[i]`. `seen`: what is kept of its
-    structure."""
+    """A flattened tree: its `leaves` in JAX's order, and its `walk`, which may be that
+    of an earlier tree like it."""
 
-    paths: list[tuple]
-    leaves: list[Any]
-    structure: Any
-    seen: SeenStructure | None = None
+    def __init__(self, tree: PyTree, is_leaf: IsLeaf, walk: Walk, leaves: list[Any]):
+        self.tree, self._is_leaf = tree, is_leaf
+        self.walk, self.leaves = walk, leaves
 
     @ft.cached_property
-    def types(self) -> set[type]:
-        """The types of its nodes."""
-        known = self.seen and self.seen.types
-        return known or _seen.node_types(self.structure)
+    def structure(self) -> Any:
+        return self._kept(
+            "structure", lambda: jtu.tree_structure(self.tree, self._is_leaf)
+        )
+
+    @ft.cached_property
+    def paths(self) -> list[tuple]:
+        """The key path of each leaf."""
+        find = lambda: jtu.tree_flatten_with_path(self.tree, self._is_leaf)[0]
+        return self._kept("paths", lambda: [path for path, _ in find()])
+
+    def _kept(self, what: str, make: Callable[[], T]) -> T:
+        """A result that has static values and keys of the tree in it: kept for others
+        like it, if none of these can change."""
+        if self.is_walk_kept and all(map(_is_fixed, self.walk.values.encoded)):
+            return self.walk.once(what, None, make)
+        return make()
+
+    @property
+    def is_walk_kept(self) -> bool:
+        """Whether results for trees like it are kept with its walk."""
+        return self._is_leaf is None and self.walk.is_kept
 
     def names(self, source: str = "") -> list[str]:
-        """The dotted names of the leaves, if that of the tree is `source`."""
-        named = _names.namer(source)
-        make = lambda: [named(path)[0] for path in self.paths]
-        return self.once(("names", source), make)
+        """The dotted names of the leaves, if that of the tree is `source`.
 
-    def once(
-        self, what: Any, make: Callable[[], T], numbers: Iterable[int] | None = None
-    ) -> T:
-        """A result of `make`, which nobody changes: of trees of one structure it is
-        made once. `numbers`: it follows from leaves as well, from the types of those of
-        these numbers and from the values of the others."""
-        if self.seen is None:
+        **Raises:** `ValueError` for a leaf that cannot have one.
+        """
+        walk = self.walk.at(source)
+        walk.check_names(range(len(self.leaves)))
+        return walk.names
+
+    def record(self, chosen: Sequence[bool]) -> TreeRecord:
+        """The record of the tree, of which the `chosen` leaves are stored."""
+        make = lambda: _recorder.record(self.walk, self.leaves, chosen)
+        if not self.is_walk_kept:
             return make()
-        key = ((), ()) if numbers is None else _seen.key_of(self.leaves, numbers)
-        return make() if key is None else self.seen.once((what, key[0]), key[1], make)
+        key = _recorder.key(self.walk, self.leaves, chosen)
+        return self.walk.once(key, None, make)
 
 
 def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
     if is_leaf is None:
-        seen, leaves = _seen.find(tree)
-        if seen is None:
-            leaves, structure = jtu.tree_flatten(tree)
-            seen = _seen.seen(structure)
-        if seen is not None:
-            if len(seen.paths) < len(leaves):
-                seen.paths = [x for x, _ in jtu.tree_flatten_with_path(tree)[0]]
-            return Flat(seen.paths, leaves, seen.structure, seen)
-    pairs, structure = jtu.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    leaves = list(map(operator.itemgetter(1), pairs))
-    return Flat(list(map(operator.itemgetter(0), pairs)), leaves, structure)
+        return Flat(tree, None, *_walk.find(tree))
+    walk = Walk(tree, is_leaf)
+    return Flat(tree, is_leaf, walk, walk.leaves)
+
+
+# Kinds of encoded values that cannot change in place, and hold nothing.
+_FIXED = frozenset(
+    "float int str complex bytes ellipsis dtype numpy jax builtin scalar absent "
+    "markers tuple range".split()
+)
+
+
+def _is_fixed(x: Any) -> bool:
+    kind, own = _values.split(x)
+    if type(own) is list and kind in ("tuple", "absent"):
+        return all(map(_is_fixed, own))
+    return type(x) not in (dict, list) or kind in _FIXED
 
 
 @_arguments.checked()
@@ -98,106 +114,6 @@ def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
     return jtu.tree_unflatten(flat.structure, flat.names())
 
 
-# ---- Modules, and the nodes of Modules that were saved.
-
-
-# In the place of a field that a Module does not have.
-ABSENT = object()
-
-
-def field_values(module: Any, names: Iterable[str]) -> list[Any]:
-    """The fields of a Module, or `ABSENT`. Equinox looks at each attribute that it
-    gives, and so is slow."""
-    own = object.__getattribute__(module, "__dict__")
-    try:
-        return list(map(own.__getitem__, names))
-    except KeyError:
-        return [getattr(module, name, ABSENT) for name in names]
-
-
-@ft.lru_cache(maxsize=4096)
-def is_module(cls: type) -> bool:
-    """Whether nodes of a type are Modules, or those of Modules that were saved."""
-    return issubclass(cls, (eqx.Module, Node))
-
-
-# What has no nodes in it, as most children.
-_BARE = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, types.FunctionType, np.generic)
-_SCALARS = (type(None), bool, int, float, complex, str, bytes, object)
-_CONTAINERS = (list, tuple, dict)
-
-
-@ft.lru_cache(maxsize=4096)
-def _is_bare(cls: type) -> bool:
-    return cls in _SCALARS or issubclass(cls, _BARE)
-
-
-def modules(
-    tree: PyTree, is_leaf: IsLeaf, source: str = ""
-) -> Iterable[tuple[str, Any]]:
-    """The name and the Module of every Module in a tree, without those inside leaves.
-    `source` is the name of the tree itself."""
-    out: list[tuple[str, Any]] = []
-
-    def add(x: Any, name: str, depth: int) -> None:
-        if is_leaf is not None and is_leaf(x):
-            return
-        cls, depth = type(x), depth + 1
-        if is_module(cls):
-            out.append((name, x))
-        if cls is list or cls is tuple:
-            pairs = zip(map(str, range(len(x))), x)
-        elif cls is Node:
-            body = _node.body_of(x)
-            pairs = zip(_node.components(body.spec()), body.children())
-        elif is_module(cls):
-            parts = _seen.module_fields(cls)[0]
-            pairs = zip(parts.values(), field_values(x, parts))
-        else:
-            some = jtu.tree_flatten_with_path(x, lambda y: y is not x)[0]
-            some = [(path, y) for path, y in some if path and not _is_bare(type(y))]
-            pairs = [(_names.component(path[0])[1], y) for path, y in some]
-        for part, child in pairs:
-            if not _is_bare(type(child)):
-                below = _names.child(name, part)
-                _names.check_size(below, depth)
-                add(child, below, depth)
-
-    add(tree, source, 0)
-    return out
-
-
-def empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> list[tuple[int, tuple, Any]]:
-    """All nodes without children, as None and empty containers: the number of the leaf
-    that comes next, the key path, and the node."""
-    stop = _is_empty
-    if is_leaf is not None:
-        stop = lambda x: is_leaf(x) or _is_empty(x)
-    out: list[tuple[int, tuple, Any]] = []
-    for i, (path, x) in enumerate(jtu.tree_flatten_with_path(tree, is_leaf=stop)[0]):
-        if _is_empty(x) and not (is_leaf is not None and is_leaf(x)):
-            out.append((i - len(out), path, x))
-    return out
-
-
-def _is_empty(x: Any) -> bool:
-    if x is None:
-        return True
-    cls = type(x)
-    if cls in _CONTAINERS:
-        return not x
-    if _is_full(cls):
-        return False
-    found = jtu.default_registry.flatten_one_level(x)
-    return found is not None and not list(found[0])
-
-
-@ft.lru_cache(maxsize=4096)
-def _is_full(cls: type) -> bool:
-    """Whether no value of a type is a node without children."""
-    is_module = issubclass(cls, eqx.Module)
-    return _is_bare(cls) or is_module and bool(_seen.module_fields(cls)[0])
-
-
 def module_name(path: tuple, source: str) -> str:
+    """The dotted name of the node that a key path leads to."""
     return _names.name_of(path, source)[0] if path else source

@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
-import ml_dtypes
 import numpy as np
 
 from .._format import _template
 from .._format._template import Template
-from . import _leaf, _register, _sharding, _target
+from . import _guards, _leaf, _register, _sharding, _target
 from ._target import Target
 
 
@@ -33,7 +31,7 @@ def regions(target: Target) -> list[tuple[slice, ...]] | None:
     sharding = target.sharding
     if sharding is None or target.kind not in ("jax", "key"):
         return None
-    is_one = target.kind == "key" or target.weak or _leaf.is_whole(sharding)
+    is_one = target.kind == "key" or _leaf.is_whole(sharding)
     if is_one and _leaf.is_local(sharding):
         return None
     return _sharding.here(sharding, target.shape)
@@ -79,6 +77,19 @@ def from_host(
         plain = target._replace(codec=None)
         leaf = from_host(arrays, template, plain, owned, converted)
         return _register.from_leaf(target.codec, leaf)
+    if target.kind not in ("jax", "key"):
+        return _from_host(arrays[0], template, target, owned, converted)
+    with _guards.lifted():
+        return as_weak(_on_devices(arrays, template, target, owned, converted), target)
+
+
+def _on_devices(
+    arrays: Sequence[np.ndarray],
+    template: Template,
+    target: Target,
+    owned: bool,
+    converted: bool,
+) -> jax.Array:
     if target.sharding is None or regions(target) is None:
         return _from_host(arrays[0], template, target, owned, converted)
     if target.kind == "key":
@@ -88,8 +99,7 @@ def from_host(
         return _sharding.assemble(target.sharding, target.shape, keys, dtype)
     parts = host_parts(arrays, template, target, owned, converted)
     dtype = result_dtype(template, target)
-    array = _sharding.assemble(target.sharding, target.shape, parts, dtype)
-    return as_weak(array, target)
+    return _sharding.assemble(target.sharding, target.shape, parts, dtype)
 
 
 def host_parts(
@@ -106,12 +116,23 @@ def host_parts(
     return [_from_host(x, template, host, owned, converted) for x in arrays]
 
 
-def as_weak(array: jax.Array, target: Target) -> jax.Array:
-    """An array with the weak type that `target` asks for, where its dtype has one."""
+@ft.lru_cache(maxsize=4096)
+def _weak_aval(aval: Any) -> Any:
+    return aval.update(weak_type=True)
+
+
+def as_weak(array: Any, target: Target) -> jax.Array:
+    """An array with the weak type that `target` asks for, in the same memory."""
     if not target.weak:
         return array
-    weak = jax.jit(_weak_like, out_shardings=target.sharding)(array)
-    return weak if weak.dtype == array.dtype else array
+    # JAX has no public function for this but those of `jax.numpy`, which compile a
+    # program for each shape and have the dtypes of Python's numbers alone. Of this one
+    # `array` is left to itself.
+    sharding, make = array.sharding, type(array)
+    is_one = sharding.num_devices == 1 and _leaf.is_local(sharding)
+    parts = [array] if is_one else [shard.data for shard in array.addressable_shards]
+    aval = _weak_aval(array.aval)
+    return make(aval, sharding, parts, array.committed, _skip_checks=True)
 
 
 def _from_host(
@@ -134,8 +155,8 @@ def _from_host(
     if template.dtype == "int":
         value = int.from_bytes(array.tobytes(), "little", signed=True)
         array, owned = np.asarray(value, object), True
-    elif template.stored != template.dtype and not converted:
-        array = array.view(_template.dtype_of(template.dtype))
+    elif not converted:
+        (array,) = viewed([array], template)
     # Nearly all leaves skip this. Numbers of 64 bits are those that JAX may narrow.
     if not converted and (array.dtype != target.dtype or array.dtype.itemsize > 4):
         wanted = result_dtype(template, target)
@@ -154,8 +175,20 @@ def _from_host(
     return value if type(value) is python else python(value)
 
 
+def viewed(arrays: list[np.ndarray], template: Template) -> list[np.ndarray]:
+    """Stored arrays as arrays of the dtype that was saved, where there is one."""
+    if template.stored == template.dtype or template.dtype in _leaf.NOT_ARRAYS:
+        return arrays
+    dtype = _template.dtype_of(template.dtype)
+    return [array.view(dtype) for array in arrays]
+
+
 def _to_key(array: np.ndarray, target: Target) -> jax.Array:
-    return jr.wrap_key_data(jax.device_put(array.copy()), impl=target.impl)
+    return as_key(jax.device_put(array.copy()), target)
+
+
+def as_key(data: jax.Array, target: Target) -> jax.Array:
+    return jr.wrap_key_data(data, impl=target.impl)
 
 
 # On CPU, JAX takes memory as it is where it begins at a multiple of so many bytes.
@@ -168,14 +201,26 @@ _seen: collections.Counter[Kind] = collections.Counter()
 
 
 def plain_kind(target: Target) -> Kind | None:
-    """The dtype and shape of an array, if `target` asks for that as JAX has it, on no
-    device."""
-    if target.kind != "jax" or target.weak or target.codec is not None:
+    """The dtype and shape of an array, or of the data of keys, if `target` asks for it
+    as JAX has it, on no device."""
+    if target.sharding is not None or target.codec is not None:
         return None
+    if target.kind == "key":
+        assert target.impl is not None
+        return np.dtype(np.uint32), target.shape + _leaf.key_shape(target.impl)
     dtype = target.dtype
-    if target.sharding is not None or dtype is None or dtype.itemsize > 4:
+    if target.kind != "jax" or dtype is None:
+        return None
+    if dtype != jax.dtypes.canonicalize_dtype(dtype):
         return None
     return dtype, target.shape
+
+
+def finish(target: Target) -> Callable[[jax.Array, Target], jax.Array] | None:
+    """What makes the leaf of an array of a target's `plain_kind`, if that is not it."""
+    if target.kind == "key":
+        return as_key
+    return as_weak if target.kind == "jax" and target.weak else None
 
 
 def numpy_kind(target: Target) -> Kind | None:
@@ -215,43 +260,16 @@ def compiled(arrays: Sequence[np.ndarray]) -> list[Any]:
     """New jax arrays, which are uncommitted, of `TOGETHER` or fewer, which are alike.
 
     A compiled function makes them, at a quarter of what `jax.device_put` takes, and
-    always copies. What the caller debugs is not this function.
+    always copies.
     """
     # One program is compiled, for the full number.
     filled = [*arrays, *it.repeat(arrays[-1], TOGETHER - len(arrays))]
-    with (
-        jax.disable_jit(False),
-        jax.debug_nans(False),
-        jax.debug_infs(False),
-        jax.transfer_guard_host_to_device("allow"),
-    ):
-        return _identity(filled)[: len(arrays)]
-
-
-def _weak_like(x: Any) -> jax.Array:
-    """The same numbers, weakly typed where JAX has such a dtype."""
-    # There is no public function for this. Numbers of Python are weakly typed, and an
-    # array stays so while it is only updated.
-    zero = {"bool": False, "int": 0, "float": 0.0, "complex": 0j}
-    weak = jnp.full(x.shape, zero[_template.number_type(x.dtype)])
-    return weak.at[...].set(x) if weak.dtype == x.dtype else weak
+    return _identity(filled)[: len(arrays)]
 
 
 def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:
-    if target.weak:
-        out = _weak_like(array)
-        if out.dtype == array.dtype and out.weak_type:
-            return jax.device_put(out, target.sharding) if target.sharding else out
     # Unlike `jnp.array` this compiles no program for each shape.
     return jax.device_put(array if owned else array.copy(), target.sharding)
-
-
-def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Floats as other floats, and ints as ints that hold every value.
-
-    **Raises:** `ValueError` for a value that they do not hold.
-    """
-    return _convert(array, Target("numpy", dtype, array.shape, cast=True), dtype)
 
 
 def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:
@@ -260,15 +278,10 @@ def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:
             f"JAX would narrow {target.dtype} to {wanted}: set `jax_enable_x64`, or "
             "read it into NumPy, as `np.asarray` does"
         )
-    kind = _template.number_type(wanted)
-    if kind == "int" and array.size:
-        low, high = int(array.min()), int(array.max())
-        info = ml_dtypes.iinfo(wanted)
-        if low < info.min or high > info.max:
-            value = low if low < info.min else high
-            raise ValueError(f"{value} does not fit into {wanted}")
+    if target.cast or _template.number_type(wanted) == "int":
+        return _leaf.cast(array, wanted)
     out = _leaf.astype(array, wanted)
-    if kind != "int" and not target.cast:
+    if array.size:
         # One scalar as another kind of scalar: it has to be the same number.
         value, back = complex(array.item()), complex(out.item())
         for x, y in ((value.real, back.real), (value.imag, back.imag)):

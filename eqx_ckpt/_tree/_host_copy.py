@@ -13,7 +13,7 @@ import numpy as np
 
 from .._format import _template
 from .._format._template import Template
-from . import _leaf, _sharding
+from . import _guards, _leaf, _sharding
 from ._sharding import Shards
 
 
@@ -23,7 +23,7 @@ def owned(array: Any) -> np.ndarray:
     That of a jax.Array on CPU may be that of a NumPy array, or of another framework's:
     nothing tells.
     """
-    return np.array(array, order="C")
+    return np.array(as_numpy(array), order="C")
 
 
 def stage(leaf: Any, template: Template) -> Any:
@@ -34,7 +34,9 @@ def stage(leaf: Any, template: Template) -> Any:
     caller's: arrays in memory that it is computed of are `owned` since it was made.
     """
     if isinstance(leaf, np.ndarray):
-        return owned(leaf)
+        copy = owned(leaf)
+        copy.flags.writeable = False
+        return copy
     if isinstance(leaf, Shards):
         return leaf._replace(parts=list(map(_stage_part, leaf.parts)))
     if not isinstance(leaf, jax.Array):
@@ -42,6 +44,12 @@ def stage(leaf: Any, template: Template) -> Any:
     return stage(_in_parts(leaf, template), template)
 
 
+def is_own(array: np.ndarray) -> bool:
+    """Whether nobody writes to the memory of an array any more: it was staged."""
+    return array.flags.owndata and not array.flags.writeable
+
+
+@_guards.lifted()
 def _stage_part(part: Any) -> Any:
     if isinstance(part, np.ndarray):
         return owned(part)
@@ -52,6 +60,7 @@ def _stage_part(part: Any) -> Any:
     return own
 
 
+@_guards.lifted()
 def _in_parts(leaf: jax.Array, template: Template) -> np.ndarray | Shards:
     """The parts of an array, or of the data of keys: on CPU as NumPy has them, without
     a copy, and as one array if this process has all of it."""
@@ -77,7 +86,7 @@ def is_staged(value: Any) -> bool:
 
 def collect(value: Shards) -> Shards:
     """The same parts as NumPy has them: waits for copies that are on their way."""
-    return value._replace(parts=[np.asarray(part) for part in value.parts])
+    return value._replace(parts=list(map(as_numpy, value.parts)))
 
 
 class Payload:
@@ -146,6 +155,7 @@ def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
     return stored.view(np.uint8).reshape(len(leaves), -1)
 
 
+@_guards.lifted()
 def _together(arrays: Sequence[Any], dtype: np.dtype) -> np.ndarray:
     """A copy of the elements of arrays in the memory of the host, in one axis."""
     if isinstance(arrays[0], jax.Array):
@@ -195,8 +205,9 @@ def _begin(part: Any, region: tuple[slice, ...]) -> Any:
     starts = [s.start for s in region]
     # One compiled program for all regions of a size.
     sizes = [s.stop - s.start for s in region]
-    out = jax.lax.dynamic_slice(part, starts, sizes)
-    out.copy_to_host_async()
+    with _guards.lifted():
+        out = jax.lax.dynamic_slice(part, starts, sizes)
+        out.copy_to_host_async()
     return out
 
 
@@ -204,11 +215,18 @@ def _join(
     region: tuple[slice, ...], begun: list[tuple[tuple[slice, ...], Any]], dtype: Any
 ) -> np.ndarray:
     if len(begun) == 1:
-        return np.asarray(begun[0][1])
+        return as_numpy(begun[0][1])
     out = np.empty([s.stop - s.start for s in region], dtype)
     for to, part in begun:
-        out[to] = np.asarray(part)
+        out[to] = as_numpy(part)
     return out
+
+
+def as_numpy(array: Any) -> np.ndarray:
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)  # A matrix keeps its axes when it is flattened.
+    with _guards.lifted():
+        return np.asarray(jr.key_data(array) if _leaf.is_key(array) else array)
 
 
 @ft.lru_cache(maxsize=1024)
@@ -224,9 +242,7 @@ def _on_host(leaf: Any, template: Template) -> np.ndarray:
         return np.frombuffer(_leaf.encoded(leaf), np.uint8)
     if template.dtype == "int":
         return np.frombuffer(_leaf.int_bytes(leaf), np.uint8)
-    if template.kind == "key" and not isinstance(leaf, np.ndarray):
-        leaf = jr.key_data(leaf)
-    return np.asarray(leaf)  # A matrix keeps its axes when it is flattened.
+    return as_numpy(leaf)
 
 
 def _stored(array: np.ndarray, template: Template) -> np.ndarray:
@@ -234,7 +250,7 @@ def _stored(array: np.ndarray, template: Template) -> np.ndarray:
     dtype = _template.dtype_of(name)
     if array.dtype != dtype:
         # Either the cast that was asked for, or big-endian numbers.
-        array = _leaf.astype(array, dtype)
+        array = _leaf.cast(array, dtype)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:

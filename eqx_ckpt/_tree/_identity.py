@@ -11,7 +11,7 @@ import functools as ft
 import math
 import struct
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from .._format import _digests
+from . import _host_copy
 
 
 # Values that are looked at for a key.
@@ -84,26 +85,6 @@ def key(value: Any, most: float = _MOST) -> Any:
     return walk(value, False)
 
 
-def plain_key(values: Sequence[Any]) -> Any:
-    """A key of static fields that are numbers, texts, None and tuples of these, as most
-    are; None if one is anything else. It takes far less time than `key`."""
-    kinds = tuple(map(type, values))
-    if _ATOMS.issuperset(kinds):
-        return kinds, *values
-    keys = []
-    for kind, x in zip(kinds, values):
-        if kind is tuple:
-            x = plain_key(x)
-            if x is None:
-                return None
-        elif kind is float:
-            x = struct.pack("d", x)
-        elif kind not in _ATOMS:
-            return None
-        keys.append(x)
-    return kinds, *keys
-
-
 def is_same(a: Any, b: Any) -> bool:
     """Whether two values are of the same types and bits."""
     try:
@@ -159,7 +140,13 @@ def _of_array(x: jax.Array) -> Any:
     is_known = is_known and isinstance(x.dtype, np.dtype) and x.is_fully_addressable
     if not is_known or x.nbytes > _SMALL:
         return _Object(x)
-    return jax.Array, x.dtype, x.shape, bool(x.weak_type), np.asarray(x).tobytes()
+    return (
+        jax.Array,
+        x.dtype,
+        x.shape,
+        bool(x.weak_type),
+        _host_copy.as_numpy(x).tobytes(),
+    )
 
 
 def _closed_over(fn: types.FunctionType) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 import functools as ft
 import itertools as it
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.core as jax_core
 import jax.numpy as jnp
 import jax.random as jr
+import ml_dtypes
 import numpy as np
 
 from .._format import _grid, _template
@@ -104,8 +106,7 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
     if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(
         leaf, (np.str_, np.bytes_)
     ):
-        if isinstance(leaf, np.ma.MaskedArray):
-            raise TypeError("it is a masked array. Store its `.data` and its `.mask`.")
+        check_plain(leaf)
         kind = "numpy" if isinstance(leaf, np.ndarray) else "generic"
         return array_template(kind, leaf.shape, leaf.dtype, dtype, False)
     for kind, cls in PYTHON.items():
@@ -129,19 +130,30 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
     )
 
 
+def check_plain(array: Any) -> None:
+    """**Raises:** `TypeError` for a subclass of NumPy's array: no file has what it adds
+    to its numbers, such as a unit. Memory in a file is that of any array."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("it is a masked array. Store its `.data` and its `.mask`.")
+    if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
+        name = type(array).__name__
+        raise TypeError(
+            f"it is a `{name}`, which is more than its numbers. Store those, "
+            "`np.asarray` of it, and beside them what else it has, such as a unit; or "
+            f"give `{name}` to `register_leaf`."
+        )
+
+
 LeafKinds = tuple[tuple[Any, ...], tuple[int, ...]]
 
 
-# What told kinds of leaves apart in the last few calls, and what those were. A training
-# loop has other arrays, whose types are the same objects.
-_kinds: list[tuple[tuple[list[Any], ...], LeafKinds]] = []
-_MOST_KINDS = 4
-
-
-def alike(leaves: Sequence[Any]) -> LeafKinds:
+def alike(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
     """The few kinds of leaves that there are, and the number of that of each leaf, -1
-    where nothing is known. Leaves of a kind have one template and one sharding."""
-    global _kinds
+    where nothing is known. Leaves of a kind have one template and one sharding.
+
+    `kept` is for the result of an earlier call: a training loop has other arrays, whose
+    types are the same objects.
+    """
     types = list(map(type, leaves))
     examples = dict(zip(types, leaves))
     traits = dict(zip(examples, map(_traits, examples, examples.values())))
@@ -156,11 +168,11 @@ def alike(leaves: Sequence[Any]) -> LeafKinds:
         return (), (-1,) * len(leaves)
     avals, shardings = list(map(_OF_JAX[0], arrays)), list(map(_OF_JAX[1], arrays))
     found = types, avals, shardings
-    for known, kinds in _kinds:
+    for known, kinds in kept:
         if rest == known[3] and all(map(_are_same, known, found)):
             return kinds
-    kinds = _kinds_of(types, is_jax, zip(avals, _known_shardings(shardings)), rest)
-    _kinds = [((*found, rest), kinds), *_kinds[: _MOST_KINDS - 1]]
+    kinds = _kinds_of(types, is_jax, zip(avals, _unified(shardings)), rest)
+    kept[:] = [((*found, rest), kinds)]
     return kinds
 
 
@@ -190,24 +202,11 @@ def _kinds_of(
     return tuple(kinds), tuple(map(numbers.__getitem__, ids))
 
 
-# Shardings that were seen; and by the ids of these, the first that each is equal to.
-# There are many, also of leaves that are alike, and to compare them takes long.
-_shardings: tuple[list[Any], dict[int, Any]] = [], {}
-_MOST_SHARDINGS = 2**16
-
-
-def _known_shardings(shardings: Sequence[Any]) -> list[Any]:
-    """The same shardings, those that are equal as one object."""
-    global _shardings
-    kept, first = _shardings
-    if not first.keys() >= {*map(id, shardings)}:
-        if len(kept) + len(shardings) > _MOST_SHARDINGS:
-            kept, first = [], {}
-        equal = {x: x for x in first.values()}
-        own = [x for x in shardings if id(x) not in first]
-        more = map(equal.setdefault, own, own)
-        _shardings = kept + own, first | dict(zip(map(id, own), more))
-        first = _shardings[1]
+def _unified(shardings: Sequence[Any]) -> list[Any]:
+    """The same shardings, those that are equal as one object: there may be many."""
+    distinct = {id(x): x for x in shardings}
+    equal: dict[Any, Any] = {}
+    first = {i: equal.setdefault(x, x) for i, x in distinct.items()}
     return list(map(first.__getitem__, map(id, shardings)))
 
 
@@ -347,6 +346,113 @@ def is_whole(sharding: jax.sharding.Sharding) -> bool:
 NOT_ARRAYS = frozenset(("key", "str", "bytes", "int", "float0"))
 
 
+class UnheldError(ValueError):
+    """Numbers of an array that a dtype does not hold: how many of how many, one of
+    them, and the dtype."""
+
+    facts: tuple[int, int, Any, np.dtype]
+
+
+def _unheld(count: int, total: int, example: Any, dtype: np.dtype) -> UnheldError:
+    more = "" if total == 1 else f" ({count} of {total} numbers do not)"
+    error = UnheldError(f"{example} does not fit into {dtype}{more}")
+    error.facts = count, total, example, dtype
+    return error
+
+
+def told(errors: Sequence[ValueError], total: int) -> str:
+    """What is wrong with a leaf of so many numbers, by the errors of its parts."""
+    parts = [e for e in errors if isinstance(e, UnheldError)]
+    if len(parts) < len(errors) or not errors:
+        return str(errors[0]) if errors else ""
+    counts, _, examples, dtypes = zip(*(e.facts for e in parts))
+    return str(_unheld(sum(counts), total, examples[0], dtypes[0]))
+
+
+def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Floats as other floats, and ints as other ints.
+
+    **Raises:** `UnheldError` for ints that the dtype does not have, and for finite
+    numbers that would become infinite or NaN.
+    """
+    is_checked = array.size and not _holds_all(dtype, array.dtype)
+    is_int = _template.number_type(dtype) == "int"
+    if is_checked and is_int:
+        _check(_outside(array, dtype), array, dtype)
+    out = astype(array, dtype)
+    if is_checked and not is_int:
+        _check(_overflowing(array, out), array, dtype)
+    return out
+
+
+def _check(lost: Any, array: np.ndarray, dtype: np.dtype) -> None:
+    count = int(np.count_nonzero(lost))
+    if count:
+        example = array.reshape(-1)[np.argmax(lost)]
+        raise _unheld(count, array.size, example, dtype)
+
+
+def _outside(array: np.ndarray, dtype: np.dtype) -> Any:
+    """Which ints a dtype does not have."""
+    low, high = _range(dtype)
+    if low <= int(array.min()) and int(array.max()) <= high:
+        return False
+    whole = array.astype(object)
+    return (whole < low) | (whole > high)
+
+
+def _overflowing(array: np.ndarray, out: np.ndarray) -> Any:
+    """Which finite numbers have become something else that is far from them."""
+    if out.dtype.kind == "c":
+        real = _overflowing(np.real(array), np.real(out))
+        return real | _overflowing(np.imag(array), np.imag(out))
+    low, high = _range(out.dtype)
+    with np.errstate(invalid="ignore"):
+        # Nearly always this is all that is looked at. It is false of NaN.
+        if low <= float(array.min()) and float(array.max()) <= high:
+            return False
+        if _has_nan(out.dtype):
+            return np.isfinite(array) & ~np.isfinite(out)
+        # There the largest number stands for all that are larger.
+        step = float(ml_dtypes.finfo(out.dtype).eps) * 2.0 ** math.floor(
+            math.log2(high)
+        )
+        return ~(np.abs(array.astype(np.float64)) <= high + step / 2)
+
+
+@ft.cache
+def _holds_all(dtype: np.dtype, other: np.dtype) -> bool:
+    """Whether a dtype has all finite numbers of another one, or nearly the same."""
+    if other.kind == "O" or _template.number_type(dtype) not in (
+        "int",
+        "float",
+        "complex",
+    ):
+        return other.kind != "O"
+    (low, high), (least, most) = _range(dtype), _range(other)
+    return low <= least and most <= high and (_has_nan(dtype) or dtype == other)
+
+
+@ft.cache
+def _range(dtype: np.dtype) -> tuple[Any, Any]:
+    """The least and the largest number of a dtype, or of the parts of complex ones."""
+    dtype = dtype.newbyteorder("=")
+    if _template.number_type(dtype) == "int":
+        whole = ml_dtypes.iinfo(dtype)
+        return int(whole.min), int(whole.max)
+    if dtype.kind == "c":
+        dtype = np.finfo(dtype).dtype
+    info = ml_dtypes.finfo(dtype)
+    return float(info.min), float(info.max)
+
+
+@ft.cache
+def _has_nan(dtype: np.dtype) -> bool:
+    if _template.number_type(dtype) == "int":
+        return True
+    return bool(np.isnan(astype(np.full(1, np.nan, np.float32), dtype)).any())
+
+
 def astype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """As a cast in JAX: what is too large becomes infinite, without a warning."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -369,6 +475,13 @@ def key_dtype(impl: str) -> Any:
             f"JAX does not know the PRNG implementation {impl!r} in this process. "
             "Define it before the key is used."
         ) from e
+
+
+@ft.cache
+def key_shape(impl: str) -> tuple[int, ...]:
+    """The shape of the data of one key of a PRNG implementation."""
+    key = jax.ShapeDtypeStruct((), key_dtype(impl))
+    return jax.eval_shape(jr.key_data, key).shape
 
 
 def abstract(template: Template) -> jax.ShapeDtypeStruct:

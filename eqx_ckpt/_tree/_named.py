@@ -6,33 +6,11 @@ returns calls itself as the function that it was given. Nothing is imported by a
 
 import functools as ft
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 
-
-class Name(NamedTuple):
-    """The module that a function or a class says it is of, and its qualified name."""
-
-    module: str
-    qualified: str
-
-    @property
-    def package(self) -> str:
-        return self.module.partition(".")[0]
-
-    @property
-    def shown(self) -> str:
-        return f"{self.module}.{self.qualified}"
-
-    def is_alike(self, other: "Name") -> bool:
-        """Whether both are of one package, in which functions may have moved. What a
-        script has is in `__main__` when it runs, and elsewhere when it is imported."""
-        packages = {self.package, other.package} - _SCRIPTS
-        return self.qualified == other.qualified and len(packages) < 2
-
-
-_SCRIPTS = {"__main__", "__mp_main__"}
+from .._format._values import Name
 
 
 def own(x: Any) -> Name | None:
@@ -80,9 +58,7 @@ def _has_no_name(cls: type) -> bool:
     return not any(ways & vars(base).keys() for base in cls.__mro__)
 
 
-def parse(value: Any) -> Name | None:
-    """A name as an index has it; None for what is none."""
-    if type(value) is list and len(value) == 2:
-        if all(type(x) is str and x for x in value):
-            return Name(*value)
-    return None
+@ft.lru_cache(maxsize=4096)
+def class_name(cls: type) -> tuple[str, str]:
+    """The module and the qualified name that a class gives itself."""
+    return own(cls) or ("", cls.__name__)

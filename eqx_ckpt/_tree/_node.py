@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools as ft
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,48 +10,24 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .. import _extensions
-from .._format import _names, _text
-from .._format._leaves import fields_text as fields_text, parsed as parsed
-from . import _encoded, _folding
+from .._format import _names, _text, _values
+from . import _folding
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Spec:
     """All of a node but its children: what `jax.tree_util` compares."""
 
     # `(kind, key)` for each child, as in `_names.component`.
     keys: tuple[tuple[str, str | int], ...]
-    # The static fields of a Module, as JSON: `fields_text`.
+    # The static values of a node, encoded, as JSON: `Leaves.fields_text`.
     fields: str
-    # The label of each entry of an eqx.nn.State: `_states.Entry`. Else none.
-    labels: tuple[str | None, ...]
-
-    # Of what cannot be compared old checkpoints say nothing: their nodes and those of
-    # new ones are of one kind.
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Spec)
-            and (self.keys, self.labels) == (other.keys, other.labels)
-            and _compared(self.fields) == _compared(other.fields)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.keys, _compared(self.fields), self.labels))
+    # The label of each entry of an eqx.nn.State, as `label_text` gives it. Else none.
+    labels: tuple[str, ...]
 
     @ft.cached_property
     def is_sequence(self) -> bool:
         return bool(self.keys) and all(kind in "sf" for kind, _ in self.keys)
-
-
-@ft.lru_cache(maxsize=4096)
-def _compared(fields: str) -> str:
-    """The `fields_text` without what cannot be compared."""
-    if not fields:
-        return ""
-    plain, encoded = json.loads(fields)
-    encoded = {name: _encoded.unnamed(x) for name, x in encoded.items()}
-    encoded = {name: x for name, x in encoded.items() if x != _encoded.OTHER}
-    return json.dumps([plain, encoded]) if plain or encoded else ""
 
 
 class Body:
@@ -213,8 +188,7 @@ def body_of(node: Node) -> Body:
 
 def static_fields(node: Node) -> dict[str, Any]:
     """The static fields that JSON holds. They are the caller's, who may change them."""
-    text = body_of(node).fields()
-    return json.loads(text)[0] if text else {}
+    return _values.plain_fields(body_of(node).fields())
 
 
 def _missing(node: Node, what: str) -> str:

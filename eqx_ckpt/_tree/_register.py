@@ -1,7 +1,7 @@
 """`register_leaf`: leaf types of one's own, as leaves that can be stored."""
 
 import contextlib
-import functools as ft
+import contextvars
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +22,16 @@ class Codec(NamedTuple):
     from_leaf: Callable[[Any], Any]
 
 
-_codecs: dict[type, Codec] = {}
+# The registrations that are in force, by an object for each, in the order of the calls.
+# Blocks of several tasks or threads overlap, and end in any order: each takes back its
+# own. No lock is held, as Ctrl-C may come anywhere: each change is one step.
+_registered: dict[object, tuple[type, Codec]] = {}
+# Those of this task or thread, which come before those of others.
+_of_task: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar(
+    "_of_task", default=()
+)
+# What was found in `_registered`, for each type: a new dict after each change.
+_found: dict[type, dict[object, Codec]] = {}
 
 # A codec of these would be one of most other leaves, or of none.
 _own = (
@@ -40,6 +49,9 @@ def register_leaf(
     take them; or, as a context manager, for the calls in its block:
     `with ec.register_leaf(...):`. A [`CheckpointManager`][] has to end inside of that
     block, as it saves the last state at its own end.
+
+    Blocks may overlap, in threads and in tasks of asyncio. If several are about one
+    type, each task goes by its own, and a thread without one by the newest.
 
     A load makes such a value where `like` has one. It fits what is stored if the leaf
     that `to_leaf` makes of the one in `like` does: an array has to have its shape and
@@ -85,26 +97,52 @@ def register_leaf(
     for name, function in (("to_leaf", to_leaf), ("from_leaf", from_leaf)):
         if not callable(function):
             raise TypeError(f"`{name}` is not a function, but {function!r}.")
-    before = _codecs.get(cls)
-    _set(cls, Codec(cls.__qualname__, cls, to_leaf, from_leaf))
-    undo = contextlib.ExitStack()
-    undo.callback(_set, cls, before)
-    return undo
+    block = object()
+    with contextlib.ExitStack() as undo:
+        for _ in range(2):  # As Ctrl-C may come in the first.
+            undo.callback(_take_back, block)
+        _of_task.set((*filter(_registered.__contains__, _of_task.get()), block))
+        _registered[block] = cls, Codec(cls.__qualname__, cls, to_leaf, from_leaf)
+        _look_anew()
+        return undo.pop_all()
 
 
-def _set(cls: type, codec: Codec | None) -> None:
-    if codec is None:
-        _codecs.pop(cls, None)
-    else:
-        _codecs[cls] = codec
-    codec_of.cache_clear()
+def _take_back(block: object) -> None:
+    _registered.pop(block, None)
+    _look_anew()
 
 
-@ft.cache
+def _look_anew() -> None:
+    global _found
+    _found = {}
+
+
 def codec_of(cls: type) -> Codec | None:
     """The codec of leaves of a type, if it or a base of it was registered."""
-    found = next((_codecs[base] for base in cls.__mro__ if base in _codecs), None)
-    return found and found._replace(cls=cls)
+    if not _registered:
+        return None
+    # This dict is taken first: if a registration comes or goes meanwhile, nobody asks
+    # it any more.
+    found = _found
+    codecs = found.get(cls)
+    if codecs is None:
+        codecs = found[cls] = _codecs_of(cls)
+    if len(codecs) > 1:
+        own = [block for block in _of_task.get() if block in codecs]
+        return codecs[own[-1] if own else [*codecs][-1]]
+    return next(iter(codecs.values()), None)
+
+
+def _codecs_of(cls: type) -> dict[object, Codec]:
+    """Those of the nearest base that was registered, by their blocks."""
+    registered = _registered.copy()
+    types = {of for of, _ in registered.values()}
+    base = next(filter(types.__contains__, cls.__mro__), None)
+    return {
+        block: codec._replace(cls=cls)
+        for block, (of, codec) in registered.items()
+        if of is base
+    }
 
 
 def to_leaf(value: Any) -> Any:

@@ -2,108 +2,55 @@
 StateIndex each belongs to."""
 
 import collections
-import itertools as it
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax.tree_util as jtu
 import numpy as np
-from jaxtyping import PyTree
 
 from .._format import _names, _template
 from .._format._leaves import Leaves
-from . import _flatten, _leaf, _node, _register
+from .._format._record import Label
+from . import _leaf, _register
 from ._flatten import Flat
 from ._node import Node
 
 
 class Entry(NamedTuple):
-    """One entry of a State: the name of the State, its position, and its label.
-
-    Labels say which StateIndex an entry belongs to: `=` and its marker, without the
-    name of the class, when `eqx.nn.make_with_state` made it; else `@` and the dotted
-    names of the StateIndex, with commas between; None when neither is known.
-    """
+    """One entry of a State: the name of the State, its position, and its label."""
 
     state: str
     position: int
-    label: str | None
+    label: Label
 
 
 # The labels of the entries of one State, by their positions; and what each looks like,
 # by its leaves: their names below it, shapes and kinds. Entries that look alike can be
 # exchanged unseen.
-Labels = dict[int, str | None]
+Labels = dict[int, Label]
 Looks = dict[int, set[tuple]]
 
 
-def state_entries(tree: PyTree, flat: Flat, source: str) -> dict[int, Entry]:
-    """The entry of a State that each leaf belongs to, by the number of the leaf."""
-    find = lambda: _state_entries(tree, flat.paths, source)
-    return flat.once(("entries", source), find)
-
-
-def _state_entries(
-    tree: PyTree, paths: Sequence[tuple], source: str
-) -> dict[int, Entry]:
-    if jtu.FlattenedIndexKey not in {*map(type, it.chain.from_iterable(paths))}:
+def state_entries(flat: Flat, source: str = "") -> dict[int, Entry]:
+    """The entry of a State that each leaf of a tree belongs to, by the number of the
+    leaf."""
+    if eqx.nn.State not in flat.walk.types and Node not in flat.walk.types:
         return {}
-    states, indices = _walk(tree, source)
-    labels = {path: _labels(x, indices) for path, x in states.items()}
+    states = flat.record([True] * len(flat.leaves)).states(source)
+    nearest = _names.within(states)
     out = {}
-    for number, path in enumerate(paths):
-        for cut in range(len(path)):
-            if path[:cut] in labels:
-                position = path[cut].key
-                name = _flatten.module_name(path[:cut], source)
-                out[number] = Entry(name, position, labels[path[:cut]][position])
-                break
+    for number, name in enumerate(flat.walk.at(source).names):
+        state = nearest(name)
+        if state is not None and state != name:
+            position = int(_names.below(name, state).partition(".")[0])
+            out[number] = Entry(state, position, states[state][position])
     return out
 
 
-def _walk(
-    tree: PyTree, source: str
-) -> tuple[dict[tuple, eqx.nn.State | Node], dict[Any, list[str]]]:
-    """The States in a tree by key path, and the names of the StateIndex of each
-    marker."""
-
-    def stop(x: Any) -> bool:
-        is_node = isinstance(x, Node) and bool(_node.body_of(x).spec().labels)
-        return is_node or isinstance(x, (eqx.nn.State, eqx.nn.StateIndex))
-
-    states: dict[tuple, eqx.nn.State | Node] = {}
-    indices: dict[Any, list[str]] = {}
-    for path, x in jtu.tree_flatten_with_path(tree, is_leaf=stop)[0]:
-        if isinstance(x, eqx.nn.StateIndex):
-            name = _names.name_of(path, source)[0]
-            indices.setdefault(x.marker, []).append(name)
-        elif isinstance(x, (eqx.nn.State, Node)):
-            states[path] = x
-    return states, indices
-
-
-def _labels(state: eqx.nn.State | Node, indices: dict[Any, list[str]]) -> Labels:
-    """The label of each entry of a State, by its position."""
-    if isinstance(state, Node):
-        spec = _node.body_of(state).spec()
-        return {int(key): label for (_, key), label in zip(spec.keys, spec.labels)}
-    markers = state.tree_flatten()[1]
-    return {i: _label(marker, indices) for i, marker in enumerate(markers)}
-
-
-def index_names(tree: PyTree, source: str = "") -> dict[str, list[str]]:
-    """The names, below `source`, of the StateIndex that each label stands for."""
-    _, indices = _walk(tree, source)
-    return {str(_label(marker, indices)): names for marker, names in indices.items()}
-
-
-def _label(marker: Any, indices: dict[Any, list[str]]) -> str | None:
-    if isinstance(marker, str):
-        return "=" + re.sub(r"^\w+", "", marker)
-    names = indices.get(marker)
-    return "@" + ",".join(sorted(names)) if names else None
+def states_of(flat: Flat) -> Mapping[str, Sequence[Label]]:
+    """The labels of the entries of each State in a tree, by its name."""
+    return flat.record([True] * len(flat.leaves)).states()
 
 
 def stored_entries(
@@ -113,12 +60,13 @@ def stored_entries(
     labels: Labels = {}
     looks: Looks = {}
     for place in places:
-        position, _, rest = _names.below(leaves.names[place], state).partition(".")
-        if position.isdecimal():
+        part, _, rest = _names.below(leaves.names[place], state).partition(".")
+        if part.isdecimal():
+            position = int(part)
             t = leaves.templates[leaves.template[place]]
             kind = t.kind if t.kind in ("key", "str", "bytes") else _number(t.dtype)
-            labels[int(position)] = leaves.markers.get(place)
-            looks.setdefault(int(position), set()).add((rest, t.logical_shape, kind))
+            labels[position] = leaves.labels.get(place, Label())
+            looks.setdefault(position, set()).add((rest, t.logical_shape, kind))
     return labels, looks
 
 
@@ -131,14 +79,14 @@ def stored_names(
     entries: dict[int, Entry],
     names: Sequence[str],
     state_there: Callable[[str], str],
-    labels_there: Callable[[Labels, Labels], Labels],
+    labels_there: Callable[[Labels], Labels] = lambda labels: labels,
 ) -> dict[int, str | None]:
     """The name under which each leaf of an entry of a State is stored; None if the
     State there has no such entry.
 
     Entries have positions as names, but match by their StateIndex. `state_there` gives
     the name of a State in the checkpoint, and `labels_there` the labels that its
-    entries have there, by those that are stored.
+    entries have there, by those that they have here.
     """
     by_state: dict[str, Labels] = {}
     for entry in entries.values():
@@ -149,8 +97,7 @@ def stored_names(
         below = there + "." if there else ""
         places = [p for name, p in saved.places.items() if name.startswith(below)]
         known, looks = stored_entries(saved, there, places)
-        labels = labels_there(labels, known)
-        moves[state] = below, match_entries(there, labels, known, looks)
+        moves[state] = below, match_entries(there, labels_there(labels), known, looks)
     out: dict[int, str | None] = {}
     for number, entry in entries.items():
         below, positions = moves[entry.state]
@@ -165,16 +112,15 @@ def check_order(entries: dict[int, Entry], flat: Flat, numbers: Iterable[int]) -
     """**Raises:** `ValueError` if only the order tells what some entries belong to, and
     it could change unseen. `numbers` are those of the leaves that are stored."""
     states: dict[str, Looks] = {}
-    for number in numbers:
+    for number in numbers if entries else ():
         entry = entries.get(number)
-        if entry is not None and entry.label is None:
+        if entry is not None and not any(entry.label):
             leaf = _register.to_leaf(flat.leaves[number])
             kind = type(leaf).__name__
             if hasattr(leaf, "dtype"):
                 is_key = _leaf.is_key(leaf)
                 kind = "key" if is_key else _template.number_type(np.dtype(leaf.dtype))
-            rest = _names.name_of(flat.paths[number])[0]
-            rest = _names.below(rest, entry.state).partition(".")[2]
+            rest = _names.below(flat.walk.names[number], entry.state).partition(".")[2]
             looks = states.setdefault(entry.state, {}).setdefault(entry.position, set())
             looks.add((rest, tuple(np.shape(leaf)), kind))
     for state, looks in states.items():
@@ -210,42 +156,96 @@ def match_entries(
     state: str, wanted: Labels, saved: Labels, looks: Looks
 ) -> dict[int, int | None]:
     """For each position in one State, the position in another that its label leads to,
-    or None.
+    or None: by a name that both have of the StateIndex; else by its marker, without the
+    name of the class; else by a marker that ends the name of the other.
 
     If one of the two has no labels at all, only the order is left. A State has none if
     it comes without its model, and its markers are objects.
 
     **Raises:** `RuntimeError` if that could have changed unseen.
     """
-    known = {label: at for at, label in saved.items() if label is not None}
-    words = {label: _words(label) for label in known}
-    # Labels are data from a file, and comparing all of them takes so many steps.
-    few = len(wanted) * len(known) <= _MAX_PAIRS
-    if not known or not any(wanted.values()):
+    known = {at: label for at, label in saved.items() if any(label)}
+    if not known or not any(map(any, wanted.values())):
         _check_positions(state, set(wanted), looks, bool(known))
         return {position: position for position in wanted}
-    rest = {at: looks[at] for at, x in saved.items() if x is None}
-    alone = {position for position, label in wanted.items() if label is None}
+    rest = {at: looks.get(at, set()) for at in saved.keys() - known.keys()}
+    alone = {position for position, label in wanted.items() if not any(label)}
     if alone and rest:
         _check_positions(state, alone, rest, False)
-    out = {}
-    for position, label in wanted.items():
-        if label is None:
-            out[position] = position if position in rest else None
-        elif label in known:
-            out[position] = known[label]
-        else:
-            own = _words(label)
-            near = [
-                (_extra(own, words[x], label[0] != x[0]), known[x])
-                for x in known
-                if few
-            ]
-            near = sorted((n, place) for n, place in near if n is not None)
-            is_one = near and [n for n, _ in near].count(near[0][0]) == 1
-            out[position] = near[0][1] if is_one else None
+    find = _finder(known)
+    out = {
+        position: (position if position in rest else None)
+        if position in alone
+        else find(label)
+        for position, label in wanted.items()
+    }
     count = collections.Counter(out.values())
     return {key: None if count[place] > 1 else place for key, place in out.items()}
+
+
+# Labels are data from a file, and comparing all of them takes so many steps.
+_MAX_PAIRS = 2**20
+
+
+def _finder(known: Mapping[int, Label]) -> Callable[[Label], int | None]:
+    """A function that finds the one position that a label leads to."""
+    by_name = _grouped(
+        (name, at) for at, label in known.items() for name in label.names
+    )
+    by_path = _grouped((path_of(label), at) for at, label in known.items())
+    # Of each label the paths whose ends are compared.
+    ends = [
+        (at, is_name, words)
+        for at, label in known.items()
+        for is_name, words in _paths(label)
+    ]
+
+    def find(label: Label) -> int | None:
+        found = {at for name in label.names for at in by_name.get(name, ())}
+        if not found and label.marker is not None:
+            found = by_path.get(path_of(label), set())
+        if not found:
+            near: dict[int, int] = {}
+            own = _paths(label) if len(ends) * len(known) <= _MAX_PAIRS else []
+            for is_name, words in own:
+                for at, is_other_name, others in ends:
+                    short, long = sorted((words, others), key=len)
+                    if is_name != is_other_name and long[-len(short) :] == short:
+                        extra = len(long) - len(short)
+                        near[at] = min(near.get(at, extra), extra)
+            found = {at for at, n in near.items() if n == min(near.values())}
+        return found.pop() if len(found) == 1 else None
+
+    return find
+
+
+def _grouped(pairs: Iterable[tuple[Any, int]]) -> dict[Any, set[int]]:
+    out: dict[Any, set[int]] = {}
+    for key, at in pairs:
+        if key is not None:
+            out.setdefault(key, set()).add(at)
+    return out
+
+
+def path_of(label: Label) -> tuple[str, ...] | None:
+    """The path of a StateIndex from its model, which a marker of Equinox is, without
+    the name of the class."""
+    if label.marker is None:
+        return None
+    return tuple(re.findall(r"\w+", re.sub(r"^\w+", "", label.marker)))
+
+
+def _paths(label: Label) -> list[tuple[bool, list[str]]]:
+    """The names of a label, and the path of its marker; and whether each is a name."""
+    out = [(True, name.split(".")) for name in label.names]
+    if path := path_of(label):
+        out.append((False, list(path)))
+    return out
+
+
+def show_label(label: Label) -> str:
+    """A label for people."""
+    return ",".join(sorted(label.names)) or ".".join(path_of(label) or ())
 
 
 def _check_positions(
@@ -272,28 +272,3 @@ def _check_positions(
         f"{_shown(state)} has entries of which nothing says what they belong to but "
         f"their order, which may have changed: {why}. Nothing was loaded. {advice}"
     )
-
-
-_MAX_PAIRS = 2**20
-
-
-def _extra(
-    one: list[list[str]], two: list[list[str]], of_two_kinds: bool
-) -> int | None:
-    """None if two labels are of two indices; else by how many words they differ.
-
-    An index may have several names, and one that fits is enough. Its marker is a path
-    from the model, so it is the end of a name, which is a path from the top of a tree.
-    """
-    for a in one:
-        for b in two:
-            short, long = sorted((a, b), key=len)
-            if a == b or (of_two_kinds and long[-len(short) :] == short):
-                return len(long) - len(short)
-    return None
-
-
-def _words(label: str) -> list[list[str]]:
-    if label[0] == "=":
-        return [re.findall(r"\w+", label)]
-    return [name.split(".") for name in label[1:].split(",")]

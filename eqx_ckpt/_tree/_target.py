@@ -58,16 +58,17 @@ def _target_of(like: Any) -> Target:
                 "`like` has a tracer there, which does not say where the leaf goes. "
                 "Load outside of `jit`, `grad` and `vmap`, or into a skeleton."
             )
-        sharding = like.sharding
-        if not isinstance(like, jax.Array):
-            sharding = _placed(sharding, like.shape)
+        sharding = None
+        if isinstance(like, jax.Array):
+            if like.committed:
+                sharding = like.sharding
+        else:
+            sharding = _placed(like.sharding, like.shape)
             if sharding is None and _processes.count() > 1:
                 raise TypeError(
                     "It has no sharding. In a run of many processes every abstract "
                     "leaf needs one, such as `ec.skeleton(..., sharding=)` gives it."
                 )
-        elif not like.committed:
-            sharding = None
         if sharding is not None:
             if axes := _sharding.unreduced(sharding):
                 raise TypeError(
@@ -75,10 +76,10 @@ def _target_of(like: Any) -> Target:
                     "one that is, as what is stored is whole."
                 )
             _sharding.check_here(sharding)
-        if _leaf.is_key_dtype(like.dtype):
-            return Target("key", None, like.shape, False, impl_of(like), sharding)
-        return _jax_target(like.dtype, like.shape, like.weak_type, sharding)
+        weak = getattr(like, "weak_type", False)  # Keys lack it.
+        return _jax_target(like.dtype, like.shape, weak, sharding)
     if isinstance(like, np.ndarray):
+        _leaf.check_plain(like)
         return Target("numpy", like.dtype, like.shape)
     if isinstance(like, np.generic) and not isinstance(like, (np.str_, np.bytes_)):
         return Target("generic", like.dtype, like.shape)
@@ -94,8 +95,10 @@ def _target_of(like: Any) -> Target:
 
 @ft.lru_cache(maxsize=4096)
 def _jax_target(
-    dtype: np.dtype, shape: tuple[int, ...], weak: bool, sharding: Any
+    dtype: Any, shape: tuple[int, ...], weak: bool, sharding: Any
 ) -> Target:
+    if _leaf.is_key_dtype(dtype):
+        return Target("key", None, shape, False, impl_of(dtype), sharding)
     return Target("jax", dtype, shape, bool(weak), None, sharding)
 
 
@@ -123,12 +126,12 @@ def _placed(sharding: Any, shape: tuple[int, ...]) -> jax.sharding.Sharding | No
     return sharding
 
 
-def impl_of(key: Any) -> str:
-    """The PRNG implementation of typed keys, or of what stands for some."""
-    if isinstance(key, jax.Array):
-        return str(jr.key_impl(key))
+@ft.cache
+def impl_of(dtype: Any) -> str:
+    """The PRNG implementation of the keys of a dtype."""
     found = []
-    jax.eval_shape(lambda k: found.append(str(jr.key_impl(k))), key)
+    keys = jax.ShapeDtypeStruct((), dtype)
+    jax.eval_shape(lambda k: found.append(str(jr.key_impl(k))), keys)
     return found[0]
 
 
@@ -162,7 +165,11 @@ def misfit(template: Template, target: Target) -> tuple[str, str] | None:
     or "dtype", and a hint; or None."""
     kinds = {template.kind, target.kind}
     if len(kinds) > 1 and not _NOT_NUMBERS.isdisjoint(kinds):
-        return ("kind", "")
+        if not _is_of_keys(template, target):
+            return ("kind", "")
+        return (
+            None if target.cast else ("kind", "`cast=True` makes the one of the other.")
+        )
     if template.logical_shape != target.shape:
         return ("shape", "")
     if template.kind == "key":
@@ -177,7 +184,7 @@ def misfit(template: Template, target: Target) -> tuple[str, str] | None:
         if types[0] != types[1] or types[0] == "none":
             return ("dtype", "")
         if not (target.cast or _is_other_scalar(template, target)):
-            return ("dtype", "`cast=True` converts it.")
+            return ("dtype", _kept(template, target) or "`cast=True` converts it.")
     if target.kind == "jax" and not target.cast:
         if jax.dtypes.canonicalize_dtype(wanted) != wanted:
             hint = (
@@ -186,6 +193,39 @@ def misfit(template: Template, target: Target) -> tuple[str, str] | None:
             )
             return ("dtype", hint)
     return None
+
+
+def _is_of_keys(template: Template, target: Target) -> bool:
+    """Whether typed PRNG keys are asked for, and their data is stored as legacy keys
+    have it, or the other way round."""
+    if target.kind == "key":
+        assert target.impl is not None
+        is_data = template.kind in ("jax", "numpy") and template.dtype == "uint32"
+        return is_data and template.shape == target.shape + _leaf.key_shape(target.impl)
+    is_data = target.kind in ("jax", "numpy") and target.dtype == np.uint32
+    return template.kind == "key" and is_data and template.shape == target.shape
+
+
+def as_read(template: Template, target: Target) -> Template:
+    """The template of what is read: of data that is read as keys, that of keys."""
+    if target.kind != "key" or template.kind == "key":
+        return template
+    own = Template(template.keys, "key", "key", template.shape, "uint32", ())
+    return own._replace(impl=target.impl)
+
+
+def _kept(template: Template, target: Target) -> str:
+    """The way to load an array of NumPy as it is where `jax.eval_shape` has made a
+    narrower one of JAX of it."""
+    if (template.kind, target.kind) != ("numpy", "jax"):
+        return ""
+    saved = _leaf.saved_dtype(template)
+    if saved.itemsize < 8 or jax.dtypes.canonicalize_dtype(saved) != target.dtype:
+        return ""
+    return (
+        "it was a NumPy array, and a `like` of `ec.skeleton` keeps it as it is; "
+        "`cast=True` narrows it."
+    )
 
 
 _NOT_NUMBERS = frozenset(("key", "str", "bytes"))

@@ -12,7 +12,7 @@ import operator
 import os
 import queue
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from .._load import _source
 from .._load._reader import CHANGED, unreadable
 from .._load._source import Source
 from .._runtime import _batching, _progress
+from .._runtime._threads import Crew
 from .._storage import _codecs, _store
 from .._zips._window import Window
 
@@ -147,13 +148,13 @@ def scan(
 
     def finish() -> None:
         job, future = pending.popleft()
-        problems.extend(future.result())
+        problems.extend(crew.result(future))
         last = sum(c.number + 1 == len(c.grid.keys) for c in job)
         advance(sum(c.grid.full for c in job), last)
 
-    with ThreadPoolExecutor(threads) as pool:
+    with Crew(threads) as crew:
         for job in _batching.batched(_plan(source, records), _nbytes, step):
-            pending.append((job, pool.submit(check, job)))
+            pending.append((job, crew.submit(ft.partial(check, job))))
             for chunk in job:
                 leaf = chunk.record.name if source.database is None else None
                 ends[chunk.file] = chunk.stop, leaf

@@ -81,16 +81,24 @@ class Archive:
                 self._file.detach()
 
 
+# Looks at a path, of which all have to find something else than a checkpoint: another
+# process may delete it and save it.
+_LOOKS = 3
+
+
 def check(root: Backend, overwrite: bool) -> None:
     """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
-    if _probe.look(root) is None:
-        if root.entry() not in (None, "nothing"):
-            raise FileExistsError(
-                f"There is something at `{root}` that is no file. It is left as it is. "
-                "Choose another path."
-            )
-        return
-    if not _probe.is_archive(root):
+    for _ in range(_LOOKS):
+        if _probe.look(root) is None:
+            if root.entry() not in (None, "nothing"):
+                raise FileExistsError(
+                    f"There is something at `{root}` that is no file. It is left as it "
+                    "is. Choose another path."
+                )
+            return
+        if _probe.is_archive(root):
+            break
+    else:
         raise FileExistsError(
             f"There is something else than a checkpoint of one file at `{root}`. It is "
             "left as it is. Choose another path."

@@ -12,6 +12,9 @@ they are applied one after the other: `[concatenate(), stack(), cast()]` makes o
 of the lists `[[x.q, x.k, x.v] for x in c.layers]`. `concatenate` and `stack` take the
 innermost lists of the checkpoint's side, and `unstack` and `split` the outermost of the
 model's: `[unstack(), split()]` is the way back. [`inverse`][] finds it.
+
+From `channels_first` to `gates` they are for layers that libraries store in different
+ways, often in one shape: see docs/layouts.md.
 """
 
 import dataclasses
@@ -25,7 +28,7 @@ import numpy as np
 
 from .._format import _template
 from .._runtime import _arguments
-from . import _deferred
+from . import _deferred, _layouts
 from ._deferred import Lazy
 
 
@@ -251,6 +254,283 @@ def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
     # Of some of them only, nothing says what the others were.
     undo = (lambda: stack(axis)) if only is None else None
     return Adapter(f"unstack({shown}axis={axis})", apply, "like", undo=undo)
+
+
+def channels_first() -> Adapter:
+    """Kernels whose channels are the last axes, as in flax, Haiku and Keras: of a
+    convolution `[height, width, in, out]` to `[out, in, height, width]`, with any
+    number of axes; of a dense layer `[in, out]` to `[out, in]`. A bias stays as it is.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://hwio", jnp.ones((3, 3, 4, 8)))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.channels_first())
+        >>> ec.graft(jnp.zeros((8, 4, 3, 3)), "memory://hwio", [pair])[0].shape
+        (8, 4, 3, 3)
+
+        ```
+    """
+    apply = lambda saved, like: _layouts.moved(saved, True)
+    return Adapter("channels_first()", apply, undo=channels_last)
+
+
+def channels_last() -> Adapter:
+    """The inverse of [`channels_first`][]: `[out, in, height, width]` to `[height,
+    width, in, out]`.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://oihw", jnp.ones((8, 4, 3, 3)))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.channels_last())
+        >>> ec.graft(jnp.zeros((3, 3, 4, 8)), "memory://oihw", [pair])[0].shape
+        (3, 3, 4, 8)
+
+        ```
+    """
+    apply = lambda saved, like: _layouts.moved(saved, False)
+    return Adapter("channels_last()", apply, undo=channels_first)
+
+
+def unit_axes() -> Adapter:
+    """The axes of one element that the model's leaf has: the bias of a convolution is
+    `[n]` in most libraries, and `[n, 1, 1]` in Equinox. It is its own inverse.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://bias", jnp.ones(8))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.unit_axes())
+        >>> ec.graft(jnp.zeros((8, 1, 1)), "memory://bias", [pair])[0].shape
+        (8, 1, 1)
+
+        ```
+    """
+    return Adapter("unit_axes()", _layouts.with_axes_of, undo=unit_axes)
+
+
+@_arguments.checked(groups=_arguments.integer(1))
+def conv_transpose(groups: int = 1) -> Adapter:
+    """The weight of a transposed convolution of PyTorch as `eqx.nn.ConvTranspose` has
+    it: inputs and outputs are exchanged, and the kernel is turned round. With as many
+    channels in as out the shape is the same either way. A bias stays as it is. It is
+    its own inverse.
+
+    **Arguments:**
+
+    - `groups`: as the layer has them.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://up", jnp.ones((4, 8, 3, 3)))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.conv_transpose())
+        >>> ec.graft(jnp.zeros((8, 4, 3, 3)), "memory://up", [pair])[0].shape
+        (8, 4, 3, 3)
+
+        ```
+    """
+    shown = f"groups={groups}" if groups > 1 else ""
+    apply = lambda saved, like: _layouts.conv_transpose(saved, groups)
+    return Adapter(
+        f"conv_transpose({shown})", apply, undo=lambda: conv_transpose(groups)
+    )
+
+
+_HEADS = _arguments.integer(1)
+_KV_HEADS = _arguments.optional(_HEADS)
+
+
+@_arguments.checked(heads=_HEADS, kv_heads=_KV_HEADS)
+def qkv_blocks(heads: int, kv_heads: int | None = None, axis: int = 0) -> Adapter:
+    """A fused projection in which each head has its query, its key and its value by
+    turns, as in GPT-NeoX, BLOOM and Megatron, to one of all queries, then all keys,
+    then all values. [`split`][] may come after it. It is for the weight and the bias.
+
+    **Arguments:**
+
+    - `heads`: how many heads of queries there are.
+    - `kv_heads`: how many of keys and values, if fewer: each has its queries before it,
+        as in Falcon and InternLM2.
+    - `axis`: along which axis they are: 1 for a weight `[in, out]`.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://heads", jnp.arange(6.))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.qkv_blocks(heads=2))
+        >>> ec.graft(jnp.zeros(6), "memory://heads", [pair])[0]
+        Array([0., 3., 1., 4., 2., 5.], dtype=float32)
+
+        ```
+    """
+    return _qkv(False, heads, kv_heads, axis)
+
+
+@_arguments.checked(heads=_HEADS, kv_heads=_KV_HEADS)
+def qkv_interleaved(heads: int, kv_heads: int | None = None, axis: int = 0) -> Adapter:
+    """The inverse of [`qkv_blocks`][].
+
+    **Arguments:** those of [`qkv_blocks`][].
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://blocks", jnp.arange(6.))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.qkv_interleaved(heads=2))
+        >>> ec.graft(jnp.zeros(6), "memory://blocks", [pair])[0]
+        Array([0., 2., 4., 1., 3., 5.], dtype=float32)
+
+        ```
+    """
+    return _qkv(True, heads, kv_heads, axis)
+
+
+def _qkv(is_back: bool, heads: int, kv_heads: int | None, axis: int) -> Adapter:
+    groups = heads if kv_heads is None else kv_heads
+    if heads % groups:
+        raise ValueError(f"`heads={heads}` is no multiple of `kv_heads={kv_heads}`.")
+
+    def order(saved: Lazy) -> np.ndarray:
+        rows = _layouts.rows_of(saved, heads + 2 * groups, axis, "heads")
+        return _layouts.blocks(heads, groups, rows)
+
+    name = "qkv_interleaved" if is_back else "qkv_blocks"
+    given = f"heads={heads}" + (f", kv_heads={kv_heads}" if kv_heads else "")
+    undo = lambda: _qkv(not is_back, heads, kv_heads, axis)
+    return _reordering(name, given, order, is_back, axis, undo)
+
+
+def _reordering(
+    name: str,
+    given: str,
+    order: Callable[[Lazy], np.ndarray],
+    is_back: bool,
+    axis: int,
+    undo: Callable[[], Adapter],
+) -> Adapter:
+    """Another order of rows; `is_back`: from that order."""
+
+    def apply(saved: Lazy, like: Any) -> Lazy:
+        rows = order(saved)
+        return _layouts.reordered(saved, np.argsort(rows) if is_back else rows, axis)
+
+    shown = given + (f", axis={axis}" if axis else "")
+    return Adapter(f"{name}({shown})", apply, undo=undo)
+
+
+_SIZE = _arguments.optional(_arguments.integer(2))
+
+
+@_arguments.checked(heads=_HEADS, size=_SIZE)
+def rotary_halves(heads: int, size: int | None = None, axis: int = 0) -> Adapter:
+    """A projection to queries or keys, made for rotary positions that turn pairs of
+    neighbours (Llama as Meta has it, GPT-J), for ones that turn the first half with
+    the second (`eqx.nn.RotaryPositionalEmbedding`, Hugging Face's Llama).
+
+    **Arguments:**
+
+    - `heads`: how many heads this projection has: keys may have fewer.
+    - `size`: how many numbers of each head are turned, from the first; all by default.
+    - `axis`: along which axis they are: 1 for a weight `[in, out]`.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://pairs", jnp.arange(4.))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.rotary_halves(heads=1))
+        >>> ec.graft(jnp.zeros(4), "memory://pairs", [pair])[0]
+        Array([0., 2., 1., 3.], dtype=float32)
+
+        ```
+    """
+    return _rotary(False, heads, size, axis)
+
+
+@_arguments.checked(heads=_HEADS, size=_SIZE)
+def rotary_pairs(heads: int, size: int | None = None, axis: int = 0) -> Adapter:
+    """The inverse of [`rotary_halves`][].
+
+    **Arguments:** those of [`rotary_halves`][].
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://halves", jnp.arange(4.))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.rotary_pairs(heads=1))
+        >>> ec.graft(jnp.zeros(4), "memory://halves", [pair])[0]
+        Array([0., 2., 1., 3.], dtype=float32)
+
+        ```
+    """
+    return _rotary(True, heads, size, axis)
+
+
+def _rotary(is_back: bool, heads: int, size: int | None, axis: int) -> Adapter:
+    def order(saved: Lazy) -> np.ndarray:
+        rows = _layouts.rows_of(saved, heads, axis, "heads")
+        turned = rows if size is None else size
+        if turned % 2 or turned > rows:
+            raise ValueError(f"{turned} of the {rows} numbers of a head are no pairs")
+        return _layouts.halves(heads, rows, turned)
+
+    name = "rotary_pairs" if is_back else "rotary_halves"
+    given = f"heads={heads}" + (f", size={size}" if size else "")
+    undo = lambda: _rotary(not is_back, heads, size, axis)
+    return _reordering(name, given, order, is_back, axis, undo)
+
+
+_ORDER = _arguments.Rule(
+    "the letters of gates, each once, such as `ifgo`",
+    lambda x: isinstance(x, str),
+    lambda x: len(x) == len({*x}) > 1,
+)
+
+
+@_arguments.checked(saved=_ORDER, wanted=_ORDER)
+def gates(saved: str, wanted: str = "ifgo", axis: int = 0) -> Adapter:
+    """The gates of a recurrent cell in another order. `eqx.nn.LSTMCell` has `ifgo` (the
+    input, the forget gate, the cell, the output), as PyTorch and Keras have; Haiku
+    `igfo`, ONNX `iofg`. `eqx.nn.GRUCell` has `rzn` (the reset, the update, the new
+    state), as PyTorch has; Keras and ONNX `zrn`.
+
+    **Arguments:**
+
+    - `saved`: the order in the checkpoint, a letter for each gate.
+    - `wanted`: the order in the model.
+    - `axis`: along which axis they are: 1 for a weight `[in, out]`.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://gates", jnp.arange(4.))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.gates("igfo"))
+        >>> ec.graft(jnp.zeros(4), "memory://gates", [pair])[0]
+        Array([0., 2., 1., 3.], dtype=float32)
+
+        ```
+    """
+    if {*saved} != {*wanted}:
+        raise ValueError(f"`saved` and `wanted` name other gates: {saved}, {wanted}.")
+
+    def order(x: Lazy) -> np.ndarray:
+        return _layouts.gates(
+            saved, wanted, _layouts.rows_of(x, len(saved), axis, "gates")
+        )
+
+    given = f"{saved!r}, {wanted!r}"
+    undo = lambda: gates(wanted, saved, axis)
+    return _reordering("gates", given, order, False, axis, undo)
 
 
 def rows(fill: Any = None) -> Adapter:

@@ -13,7 +13,7 @@ from .._functions._computed import Computed, Formula
 from .._load import _lazy
 from .._load._lazy import LazyArray
 from .._storage import _arrays
-from .._tree import _folding, _from_host
+from .._tree import _folding, _leaf
 
 
 Lazy = LazyArray | Formula
@@ -97,7 +97,7 @@ def astype(x: Lazy, dtype: Any) -> Lazy:
         raise ValueError(
             f"{_kinds([x])} is not cast to {wanted}: floats become floats, ints ints"
         )
-    return _map(x, lambda a: _from_host.cast(a, wanted))
+    return _map(x, lambda a: _leaf.cast(a, wanted))
 
 
 def axis_of(rank: int, axis: int) -> int:

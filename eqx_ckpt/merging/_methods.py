@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from .._format import _names
-from .._tree import _leaf, _static
+from .._tree import _compare, _leaf
 
 
 Blocks = Sequence[np.ndarray]
@@ -130,7 +130,7 @@ class Method:
             if not isinstance(value, Mapping):
                 return value
             for pattern, x in value.items():
-                if _names.is_under(name, pattern) or _static.matches(pattern, name):
+                if _names.is_under(name, pattern) or _compare.matches(pattern, name):
                     unused.discard((option, tree, pattern))
                     return number(option, x, name, tree)
             raise ValueError(

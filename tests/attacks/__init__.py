@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xxhash
-from support.version1 import with_zstd
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _columns as _format_columns
@@ -53,16 +52,14 @@ def everything(_: Any) -> bool:
     return True
 
 
-# Kinds of good checkpoints: a layout, and how large leaves are compressed; "1" is how
-# the first release did it, "columns" stands for one of very many leaves.
+# Kinds of good checkpoints: a layout, and how large leaves are compressed; "columns"
+# stands for one of very many leaves.
 KINDS = {
     "ocdbt": ("ocdbt", None),
     "zarr": ("zarr", None),
     "ocdbt-lz4": ("ocdbt", "lz4"),
     "zarr-lz4": ("zarr", "lz4"),
     "ocdbt-zstd": ("ocdbt", "zstd"),
-    "ocdbt-1": ("ocdbt", "1"),
-    "zarr-1": ("zarr", "1"),
     "ocdbt-columns": ("ocdbt", "columns"),
 }
 
@@ -76,12 +73,11 @@ def save(path: pathlib.Path, kind: str) -> None:
             tree(),
             everything,
             layout=layout,
-            compression=None if compression in ("1", "columns") else compression,
+            compression=None if compression == "columns" else compression,
             chunks=lambda name, *_: (32, 128) if name == "net.weight" else None,
             durable=False,
+            orbax=True,
         )
-    if compression == "1":
-        with_zstd(path, "net.weight")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The names of leaves: they become paths, keys of trees, and text on a terminal."""
 
-from . import attack, forge, index_of, place, template
+from . import attack, forge, place, template
+from ._structure import static
 
 
 def rename(path, new, old="net.bias"):
@@ -107,15 +108,11 @@ def unknown_implementation(path, outside):
 
 @attack(None)
 def escapes_in_the_metadata(path, outside):
-    """Metadata, versions and static fields that act on a terminal."""
+    """Metadata and versions that act on a terminal."""
 
     def alter(v):
         v["metadata"] = {"\x1b[2J": "\x1b]0;owned\x07\u202e"}
         v["writer"]["jax"] = "\x1b[31m"
-        v["statics"].append({"\x1b[2J": "\x1b[2J"})
-        v["static"]["%1B%5B2J"] = len(v["statics"]) - 1
-        if "encoded" in v:
-            v["encoded"].append({})
 
     forge(path, alter)
 
@@ -123,6 +120,4 @@ def escapes_in_the_metadata(path, outside):
 @attack("load", "static")
 def escapes_in_a_static_field(path, outside):
     """A static field that differs, and whose value acts on a terminal in the error."""
-    value = index_of(path)
-    row = value["static"]["net"]
-    forge(path, lambda v: v["statics"][row].update(width="\x1b[2J\u202e" * 10**5))
+    static(path, "\x1b[2J\u202e" * 10**3)

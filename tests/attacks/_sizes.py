@@ -105,6 +105,7 @@ def small_leaves_that_are_not_there(path, outside):
         template(v, "net.bias", keys="ks", shape=[2**14], chunk=[2**14])
         number = len(v["templates"]) - 1
         v["template"][place(v, "net.bias")] = old
+        del v["tree"]
         for i in range(1000):
             v["names"].append(f"more.{i}")
             v["file"].append(0)
@@ -118,21 +119,6 @@ def small_leaves_that_are_not_there(path, outside):
 def terabyte_in_directories(path, outside):
     """A leaf of a terabyte whose chunks have files of their own."""
     forge(path, lambda v: template(v, "net.weight", shape=[2**38], chunk=[2**26]))
-
-
-@attack("read", "damaged|missing", kind="zarr-1")
-def gigabytes_of_a_few_bytes(path, outside):
-    """Chunks of 2 GB, of which there is a file of a few bytes for the codec."""
-    shape = [2**29, 4]
-    forge(path, lambda v: template(v, "net.weight", shape=shape, chunk=[2**27, 4]))
-
-
-@attack("read", "damaged|more than this machine", kind="zarr-1")
-def chunk_that_no_machine_holds(path, outside):
-    """A chunk of a petabyte, of a sparse file of as many: its memory cannot be had."""
-    shape = [2**46, 4]
-    forge(path, lambda v: template(v, "net.weight", shape=shape, chunk=shape))
-    os.truncate(path / "net.weight" / "c" / "0" / "0", 2**42)
 
 
 @attack("read", "is not a chunk", kind="zarr")

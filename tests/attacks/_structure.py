@@ -1,4 +1,4 @@
-"""The structure in the index, of which `rebuild` makes the tree."""
+"""The record of the tree in the index, of which `rebuild` makes the tree."""
 
 import os
 from typing import Any
@@ -28,30 +28,58 @@ system = os.system  # As a module has it that imports it.
 
 
 def structure(path, alter):
-    forge(path, lambda value: alter(value["structure"]))
+    forge(path, lambda value: alter(value["tree"]))
+
+
+def module(made):
+    """The kind of the Module, and its row."""
+    number = next(n for n, kind in enumerate(made["kinds"]) if kind[0] == "module")
+    return made["kinds"][number], next(x for x in made["rows"] if x[0] == number)
 
 
 def static(path, new):
     """Another value for the static field of the Module."""
 
     def alter(made):
-        row = next(row for row in made["nodes"] if row[0] == "module")
-        row[3] = [new]
+        module(made)[1][1] = len(made["values"])
+        made["values"].append(new)
 
     structure(path, alter)
 
 
-def add(path, *rows):
-    """Rows between the children of the tree and itself, the last of which it gets in
-    the place of its last child."""
+def kind(path, at, new):
+    """Another entry of the kind of the Module."""
+    structure(path, lambda made: module(made)[0].__setitem__(at, new))
 
-    def alter(made):
-        top = made["nodes"].pop()
-        made["nodes"] += rows
-        top[1] = [*top[1][:-1], len(made["nodes"]) - 1]
-        made["nodes"].append(top)
 
-    structure(path, alter)
+def row(path, change):
+    """Another row of the tree itself."""
+    structure(path, lambda made: change(made["rows"][-1]))
+
+
+def add(made, *rows, values=()):
+    """Rows before that of the tree, each of a kind, of values and of children. They
+    are in the place of the `text`, which is a leaf."""
+    top = made["rows"].pop()
+    for kind, *row in rows:
+        made["rows"].append([len(made["kinds"]), *row])
+        made["kinds"].append(kind)
+    made["values"] += values
+    top[-1] = len(made["rows"]) - 1
+    made["rows"].append(top)
+
+
+def adding(refused, match, name, what, *rows, values=()):
+    """Registers an attack that adds rows."""
+
+    def make(path, outside):
+        structure(path, lambda made: add(made, *rows, values=values))
+
+    make.__doc__, make.__name__ = what, name
+    attack(refused, match)(make)
+
+
+# ---- What is named.
 
 
 @attack("rebuild", "`known` lacks these.*\n.*os[.]system ")
@@ -102,139 +130,240 @@ def named_slot(path, outside):
     static(path, {"name": ["attacks._structure", "Magic.__init__"]})
 
 
+# ---- Kinds.
+
+
 @attack("rebuild", "no class of that kind")
 def function_as_type(path, outside):
     """A known function in the place of the class of a node."""
-    structure(path, lambda v: v["types"][0].__setitem__(1, "seal"))
+    kind(path, 2, "seal")
 
 
 @attack("rebuild", "no class of that kind")
 def class_of_another_kind(path, outside):
     """A known class that is no Module."""
-    structure(path, lambda v: v["types"][0].__setitem__(1, "Attack"))
+    kind(path, 2, "Attack")
 
 
 @attack("rebuild", "it has weight, bias, width")
 def other_fields(path, outside):
     """Fields that the class does not have, as `__class__`."""
-    structure(path, lambda v: v["types"][0].__setitem__(3, ["__class__"]))
+    kind(path, 4, ["__class__"])
 
 
-@attack("rebuild", "two fields of one name")
-def one_field_twice(path, outside):
-    """Two values of one field."""
-    structure(path, lambda v: v["types"][0].__setitem__(2, ["bias", "bias"]))
+@attack("rebuild", r"weight, bias, \\x1b\[2J; it has")
+def field_with_escapes(path, outside):
+    """A field whose name clears a terminal."""
+    kind(path, 4, ["%1B%5B2J"])
 
 
-@attack("open", "no 'types' of the right type")
-def fields_of_no_name(path, outside):
-    """A type whose fields are numbers."""
-    structure(path, lambda v: v["types"][0].__setitem__(2, [1, 2]))
+@attack("rebuild", "`known` lacks")
+def name_with_escapes(path, outside):
+    """The name of a class, in characters that clear a terminal."""
+    kind(path, 2, "\x1b[2J" * 10_000)
+
+
+for _name, _what, _at, _new in (
+    ("one_field_twice", "Two values of one field.", 3, ["bias", "bias"]),
+    ("one_static_twice", "Two static fields of one name.", 4, ["width", "width"]),
+    ("one_name_of_both", "A child and a static field of one name.", 4, ["bias"]),
+    ("fields_of_no_name", "A kind whose fields are numbers.", 3, [1, 2]),
+    ("fields_of_two_names", "A field that is a path.", 3, ["a.b", "../c"]),
+    ("fields_unquoted", "A field whose name is not quoted.", 3, ["wei ght", "bias"]),
+    ("a_true_number", "True, which Python takes for 1.", 3, True),
+    ("fewer_than_none", "Fewer children than none.", 3, -2),
+    ("a_billion_parts", "A number of children for a list of as many names.", 3, 10**9),
+    ("class_of_no_name", "A class that is a list.", 2, ["Net"]),
+    ("kind_of_no_kind", "A kind that is a method of the reader.", 0, "make"),
+    ("kind_of_a_list", "A kind that cannot be a key.", 0, ["leaf"]),
+):
+
+    def _make(path, outside, at=_at, new=_new):
+        kind(path, at, new)
+
+    _make.__doc__, _make.__name__ = _what, _name
+    attack("tree", "tree that is never saved")(_make)
+
+
+# ---- Rows.
 
 
 @attack("rebuild", "other names")
 def leaves_of_another_node(path, outside):
     """The leaves of the Module in another order than they are named in."""
-    structure(path, lambda v: v["types"][0].__setitem__(2, ["bias", "weight"]))
+    kind(path, 3, ["bias", "weight"])
 
 
-@attack("rebuild", "malformed node")
-def node_in_itself(path, outside):
-    """A node that is a child of itself."""
-    structure(path, lambda v: v["nodes"][-1].__setitem__(1, [len(v["nodes"]) - 1]))
+for _name, _what, _change in (
+    ("node_in_itself", "A child that is the node itself.", lambda x: x.append(4)),
+    ("node_before", "A child that comes later.", lambda x: x.__setitem__(1, 99)),
+    (
+        "no_child_before",
+        "More of a child that there is not.",
+        lambda x: x.insert(1, -1),
+    ),
+    ("row_of_no_kind", "A kind that there is not.", lambda x: x.__setitem__(0, 99)),
+    ("kind_from_the_end", "A kind from the end.", lambda x: x.__setitem__(0, -1)),
+    ("true_as_a_child", "A child whose number is true.", lambda x: x.append(True)),
+    ("empty_row", "A row of nothing.", lambda x: x.clear()),
+    (
+        "many_children",
+        "A billion children in a few bytes.",
+        lambda x: x.append(-(10**9)),
+    ),
+    ("fewer_leaves", "A tree without some of its leaves.", lambda x: x.pop()),
+    ("other_leaves", "One with more of them.", lambda x: x.__setitem__(2, 3)),
+):
+
+    def _make(path, outside, change=_change):
+        row(path, change)
+
+    _make.__doc__, _make.__name__ = _what, _name
+    attack("tree", "tree that is never saved")(_make)
 
 
-@attack("rebuild", "no known kind")
-def node_of_no_kind(path, outside):
-    """A kind that is a method of the reader."""
-    add(path, ["make", []])
+@attack("tree", "a value that there is not|malformed row")
+def value_that_is_not(path, outside):
+    """A value by a number that counts from the end."""
+    structure(path, lambda made: module(made)[1].__setitem__(1, -1))
 
 
-@attack("rebuild", "malformed node")
-def number_as_a_bool(path, outside):
-    """A child whose number is true."""
-    add(path, ["tuple", [True]])
+adding(
+    *("tree", "more nodes and static values than are read", "billions_of_nodes"),
+    "Nodes of two alike each, forty in each other.",
+    (["none"],),
+    *((["tuple", "", "", 2], n, -1) for n in range(4, 44)),
+)
+adding(
+    *("tree", "more nodes and static values than are read", "millions_of_nodes"),
+    "A child that is there four million times, in a few bytes.",
+    (["none"],),
+    (["tuple", "", "", 2**22 - 100], 4, 1 - 2**22 + 100),
+)
+adding(
+    *("tree", "as many leaves as there are", "billions_of_leaves"),
+    "Leaves of two alike each, forty in each other.",
+    (["tuple", "", "", 2], 0, -1),
+    *((["tuple", "", "", 2], n, -1) for n in range(4, 44)),
+)
+adding(
+    *("tree", "more nodes and static values than are read", "long_names_again"),
+    "A long name above many nodes, in the names of all of them.",
+    (["none"],),
+    (["tuple", "", "", 2**16], 4, 1 - 2**16),
+    (["dict", "", "", ["a" * 20_000]], 5),
+)
+adding(
+    *("tree", "deep|never saved", "deep_tree"),
+    "Ten thousand nodes in each other.",
+    (["none"],),
+    *((["tuple", "", "", 1], n) for n in range(4, 10_004)),
+)
 
 
-@attack("rebuild", "more nodes and values than are made")
-def billions_of_nodes(path, outside):
-    """Nodes of two alike each, forty in each other."""
-    start = []
-
-    def alter(made):
-        start.append(len(made["nodes"]))
-        made["nodes"].insert(-1, ["tuple", []])
-        for n in range(40):
-            made["nodes"].insert(-1, ["tuple", [start[0] - 1 + n, -1]])
-
-    structure(path, alter)
-
-
-@attack("rebuild", "more nodes and values than are made")
-def many_children(path, outside):
-    """A child that is there a billion times, in a few bytes."""
-
-    def alter(made):
-        number = len(made["nodes"])
-        made["nodes"].insert(-1, ["none", []])
-        made["nodes"].insert(-1, ["tuple", [number - 1, -(10**9)]])
-
-    structure(path, alter)
-
-
-@attack("rebuild", "not as many leaves")
-def fewer_leaves(path, outside):
-    """A tree without some of the leaves that are stored."""
-    structure(path, lambda v: v["nodes"][-1].__setitem__(1, [0, -4]))
-
-
-@attack("rebuild", "a list is a key|other names|not as many")
+@attack("tree", "tree that is never saved")
 def unhashable_key(path, outside):
+    """A dict whose keys are lists, and as many as it has children, or not."""
+    keys = [[1], [2], [3], [4]]
+    alter = lambda made: made["kinds"][made["rows"][-1][0]].extend([[], [], keys])
+    structure(path, alter)
+
+
+@attack("rebuild", "a list is a key")
+def unhashable_keys(path, outside):
     """A dict whose keys are lists."""
     keys = [[1], [2], [3], [4], [5]]
-    structure(path, lambda v: v["nodes"][-1].__setitem__(2, keys))
+    alter = lambda made: made["kinds"][made["rows"][-1][0]].extend([[], [], keys])
+    structure(path, alter)
 
 
-@attack("rebuild", "is never saved")
-def value_of_no_kind(path, outside):
-    """A value of two kinds, which Python would see as one dict."""
-    static(path, {"tuple": [], "list": []})
+# ---- Values.
 
 
-@attack("rebuild", "is never saved")
-def value_of_no_dtype(path, outside):
-    """A scalar of objects: its bytes would be an address."""
-    static(path, {"scalar": ["object", "41" * 8]})
+adding(
+    *("tree", "State without its markers", "state_of_no_markers"),
+    "A State whose markers are a number.",
+    (["state", "", "", 1], 1, 0),
+    values=[{"markers": 7}],
+)
+adding(
+    *("tree", "State without its markers", "state_of_fewer_markers"),
+    "A State with a marker for none of its entries.",
+    (["state", "", "", 1], 1, 0),
+    values=[{"markers": []}],
+)
+adding(
+    *("tree", "malformed marker", "marker_of_no_kind"),
+    "A marker that is a dict.",
+    (["state", "", "", 1], 1, 0),
+    values=[{"markers": [{}]}],
+)
 
 
-@attack("rebuild", "is never saved")
-def deep_value(path, outside):
-    """Lists in each other, until Python has no stack left."""
+def valued(match, name, what, value):
+    """Registers an attack by the value of a static field."""
+
+    def make(path, outside):
+        static(path, value)
+
+    make.__doc__, make.__name__ = what, name
+    attack("rebuild", match)(make)
+
+
+def _deep(count):
     deep: Any = 1
-    for _ in range(400):
+    for _ in range(count):
         deep = [deep]
-    static(path, deep)
+    return deep
 
 
-@attack("rebuild", "is never saved")
-def huge_range(path, outside):
-    """A tuple of a dtype's name that is very long."""
-    static(path, {"dtype": "float" + "9" * 1000})
+_NEVER = "is never saved"
+_TWO = {"tuple": [], "list": []}
+valued(_NEVER, "value_of_no_kind", "A value of two kinds.", _TWO)
+valued(
+    _NEVER, "value_of_no_dtype", "Bytes as an address.", {"scalar": ["object", "41"]}
+)
+valued(_NEVER, "deep_value", "Lists in each other, until no stack is left.", _deep(200))
+valued(_NEVER, "huge_dtype", "A very long number.", {"dtype": "float" + "9" * 1000})
+valued(_NEVER, "kind_of_no_value", "A kind that there is not.", {"eval": "1"})
+valued(_NEVER, "empty_default", "The default of no parameter.", {"default": []})
+valued(_NEVER, "empty_object", "An object of no class.", {"object": []})
+valued(
+    "Give them by `replace`",
+    "text_with_escapes",
+    "What was not saved, told in characters that clear a terminal.",
+    {"unknown": ["", "\x1b[2J" + "a" * 10_000]},
+)
 
 
-@attack("rebuild", "Give them by `replace`")
-def text_with_escapes(path, outside):
-    """What was not saved, told in characters that clear a terminal."""
-    static(path, {"unknown": "\x1b[2J" + "a" * 100_000})
+@attack("tree", "nested more than 250 deep")
+def deeper_value(path, outside):
+    """Lists in each other, until a walk that calls itself overflows."""
+    static(path, _deep(900))
 
 
-@attack("rebuild", "`known` lacks")
-def name_with_escapes(path, outside):
-    """The same in the name of a class."""
-    structure(path, lambda v: v["types"][0].__setitem__(1, "\x1b[2J" * 10_000))
+@attack("tree", "a static value that is too long")
+def long_value(path, outside):
+    """A text that is longer than any that is saved."""
+    static(path, "a" * 10**5)
 
 
-@attack("open", "malformed structure")
-def structure_that_is_none(path, outside):
-    """A number in the place of the structure."""
-    forge(path, lambda value: value.update(structure=7))
+@attack("tree", "malformed tree")
+def tree_that_is_none(path, outside):
+    """A number in the place of the tree."""
+    forge(path, lambda value: value.update(tree=7))
+
+
+for _field in ("kinds", "values", "rows"):
+
+    def _make(path, outside, field=_field):
+        structure(path, lambda made: made.pop(field))
+
+    _make.__doc__, _make.__name__ = f"No {_field}.", f"tree_without_{_field}"
+    attack("tree", "tree that is never saved")(_make)
+
+
+@attack("tree", "has no rows")
+def tree_of_no_rows(path, outside):
+    """A tree of nothing."""
+    structure(path, lambda made: made["rows"].clear())

@@ -3,8 +3,10 @@
 Most of what is made has right lengths and checksums, and gets past the first check.
 """
 
+import collections
 import json
 import pathlib
+import pickle
 import random
 import re
 import shutil
@@ -52,6 +54,16 @@ def _torch(path: pathlib.Path) -> None:
     below = b"}(" + b"".join(rows) + pickles.tensor((3,), of=of[1]) + b"u"
     pickle = pickles.state(net=below, step=pickles.tensor((), (), of=of[2]))
     pickles.write(path, pickle, {str(i): x.tobytes() for i, x in enumerate(storages)})
+
+
+def _odd(path: pathlib.Path) -> None:
+    """Of protocol 5: sets, keys of all kinds, names that clash, items met again."""
+    again = [2**300, bytearray(b"x")]
+    keys = {0: 1, "0": 2, (1, "a"): 3, 0.5: 4, None: 5}
+    value = {"set": {1}, "frozen": frozenset([2]), "keys": keys, "again": again}
+    value |= {"a.b": 1, "a": {"b": 2}, "more": collections.OrderedDict({1.5: again})}
+    made = pickle.dumps(value, 5)[2:-1]
+    pickles.write(path, pickles.state(w=pickles.tensor(), v=made))
 
 
 def _zip(path: pathlib.Path) -> None:
@@ -168,6 +180,20 @@ def _sharded(path: pathlib.Path) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def _unpacked(file: str, below: str) -> Any:
+    """What Orbax wrote, from a zip of it."""
+
+    def make(path: pathlib.Path) -> None:
+        with zipfile.ZipFile(_written / "orbax" / file) as archive:
+            names = [x for x in archive.namelist() if x.startswith(f"{below}/")]
+            for name in (x for x in names if not x.endswith("/")):
+                to = path / name.removeprefix(f"{below}/")
+                to.parent.mkdir(parents=True, exist_ok=True)
+                to.write_bytes(archive.read(name))
+
+    return make
+
+
 def _copied(name: str) -> Any:
     copy = shutil.copytree if (_written / name).is_dir() else shutil.copy
     return lambda path: copy(_written / name, path)
@@ -184,6 +210,8 @@ FOREIGN = {
     "orbax": _orbax,
     "orbax-ocdbt": _database,
     "orbax-plain": _plain,
+    "orbax-mixed": _unpacked("0.4.8.zip", "mixed"),
+    "orbax-early": _unpacked("0.1.8.zip", "mixed-files"),
     "levanter": _copied("levanter-1.2.dev1644/step-7"),
     "levanter-ocdbt": _copied("marin-levanter-0.2.20/step-7"),
     "eformer": _copied("eformer-0.0.101/tree"),
@@ -191,6 +219,7 @@ FOREIGN = {
     "v1": _v1,
     "sharded": _sharded,
     "training.pt": _copied("torch/training.pt"),
+    "odd.pt": _odd,
     "torch-sharded": _copied("torch/sharded"),
     "functions": functions.make,
 }
@@ -253,7 +282,7 @@ def _mutated(r: random.Random, file: pathlib.Path, data: bytes) -> tuple[str, by
         return "array header", _header(r, data)
     if suffix in (".zip", ".npz", ".pt", ".bin"):
         return "zip", fields.in_zip(r, data)
-    if suffix == ".msgpack":
+    if suffix == ".msgpack" or file.name == "checkpoint":
         return "msgpack", fields.in_msgpack(r, data)
     if file.name == "tree" and r.random() < 0.7:
         return "entries", _entries(r, file)

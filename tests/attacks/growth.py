@@ -210,8 +210,8 @@ def _ours(path: pathlib.Path, names: list[str], keys: str) -> None:
         count = len(names)
         v.update(names=names, template=[len(v["templates"]) - 1] * count)
         v.update(file=[0] * count, offset=list(range(count)))
-        v.pop("encoded", None)
-        v.update(splits=[], sizes=[], aliases=[], markers=[], statics=[], static={})
+        v.update(splits=[], sizes=[], aliases=[])
+        del v["tree"]
 
     forge(path, alter)
 
@@ -235,63 +235,86 @@ def _with(path: pathlib.Path, alter: Callable[[dict[str, Any]], None]) -> None:
     forge(path, alter)
 
 
-def _instead(path: pathlib.Path, types: list[Any], *rows: list[Any]) -> None:
-    """Other rows where None is in the structure: their children count from `-1` on."""
-
-    def alter(value: dict[str, Any]) -> None:
-        made = value["structure"]
-        top = made["nodes"].pop()
-        made["types"] += types
-        made["nodes"] += rows
-        top[1] = [0, len(made["nodes"]) - 1]
-        made["nodes"].append(top)
-
-    _with(path, alter)
+def _instead(
+    path: pathlib.Path, kinds: list[Any], *rows: list[Any], values: list[Any] = []
+) -> None:
+    """Other kinds and rows where None is in the tree: both count from 2 on."""
+    kinds = [["leaf"], ["dict", "", "", ["a", "z"]], *kinds]
+    made = {"kinds": kinds, "values": values}
+    made["rows"] = [[0], *rows, [1, 0, len(rows)]]
+    _with(path, lambda value: value.update(tree=made))
 
 
 @growth(40_000)
 def ours_nodes(path, n):
     """Nodes without leaves, which are a row and a number."""
-    _instead(path, [], ["none", []], ["tuple", [2, 1 - n]])
+    _instead(path, [["none"], ["tuple", "", "", n]], [2], [3, 1, 1 - n])
 
 
 @growth(150)
 def ours_fields(path, n):
     """As many Modules as they have fields, each with a name."""
-    kind = ["a", "B", [f"field{i}" for i in range(n)], [], []]
-    rows = [["none", []], ["dataclass", [2, 1 - n], 0, []], ["tuple", [3, 1 - n]]]
-    _instead(path, [kind], *rows)
+    kind = ["dataclass", "a", "B", [f"field{i}" for i in range(n)]]
+    kinds = [["none"], kind, ["tuple", "", "", n]]
+    _instead(path, kinds, [2], [3, 1, 1 - n], [4, 2, 1 - n])
 
 
-@growth(5000)
+@growth(1000)
 def ours_sets(path, n):
     """Integers of one hash in a set."""
-    _instead(path, [], ["value", [], {"set": [i * (2**61 - 1) for i in range(n)]}])
+    value = {"set": [i * (2**61 - 1) for i in range(n)]}
+    _instead(path, [["value"]], [2, 0], values=[value])
 
 
 @growth(5000)
 def ours_keys(path, n):
     """Integers of one hash as the keys of a dict."""
     keys = [i * (2**61 - 1) for i in range(n)]
-    _instead(path, [], ["none", []], ["dict", [2, 1 - n], keys])
+    parts = [f"%={i}" for i in range(n)]
+    kinds = [["none"], ["dict", "", "", parts, [], [], keys]]
+    _instead(path, kinds, [2], [3, 1, 1 - n])
 
 
 @growth(1000)
 def ours_unknown(path, n):
     """Values that were not saved, each with a long text."""
-    rows = [["value", [], {"unknown": f"{i}" + "x" * 900}] for i in range(n)]
-    _instead(path, [], *rows, ["tuple", list(range(2, n + 2))])
+    values = [{"unknown": ["", f"{i}" + "x" * 900]} for i in range(n)]
+    rows = [[2, i] for i in range(n)]
+    kinds = [["value"], ["tuple", "", "", n]]
+    _instead(path, kinds, *rows, [3, *range(1, n + 1)], values=values)
 
 
-@growth(500)
+@growth(300)
 def ours_statics(path, n):
-    """As many Modules as there are fields in the one row that all of them have."""
+    """As many Modules as there are static fields in the one row that all of them are,
+    and as there are nodes that they are in."""
+    kind = ["module", "a", "B", [], [f"field{i}" for i in range(n)]]
+    kinds = [kind, ["tuple", "", "", 10]]
+    _instead(path, kinds, [2, *[0] * n], [3, 1, -9], values=[7])
 
-    def alter(value: dict[str, Any]) -> None:
-        value["statics"], value["encoded"] = [{f"f{i}": 0 for i in range(n)}], [{}]
-        value["static"] = {f"m{i}": 0 for i in range(n)}
 
-    _with(path, alter)
+@growth(300)
+def ours_deep(path, n):
+    """Nodes in each other, each with a name."""
+    kinds = [["none"], ["tuple", "", "", 1]]
+    _instead(path, kinds, [2], *([3, i + 1] for i in range(n)))
+
+
+@growth(100)
+def ours_markers(path, n):
+    """As many States as there are indices, all of which are of each entry."""
+    kinds = [["none"], ["index", "", "", ["init"]], ["tuple", "", "", n]]
+    kinds += [["state", "", "", 1], ["tuple", "", "", 2]]
+    rows = [[2], [3, 0, 1], [4, 2, 1 - n], [5, 0, 1], [4, 4, 1 - n], [6, 3, 5]]
+    _instead(path, kinds, *rows, values=[{"markers": [7]}])
+
+
+@growth(1000)
+def ours_entries(path, n):
+    """A State of many entries, whose markers are those of no index."""
+    kinds = [["none"], ["state", "", "", n]]
+    markers = {"markers": list(range(n))}
+    _instead(path, kinds, [2], [3, 0, 1, 1 - n], values=[markers])
 
 
 def _orbax(path: pathlib.Path, tree: dict[str, Any], **more: Any) -> None:

@@ -103,8 +103,8 @@ MADE: dict[str, Callable[[pathlib.Path], None]] = {
     "zarr": _zarr,
     "in-columns": _in_columns,
     **{name: _copied(name) for name in ("1/ocdbt", "1/zarr", "1/zstd", "1/processes")},
-    **{name: _copied(name) for name in ("2/columns", "2/lz4-columns", "2/own")},
-    **{name: _copied(name) for name in ("2/part", "2/zarr-lz4", "1/functions-0.10.2")},
+    **{name: _copied(name) for name in ("1/columns", "1/lz4-columns", "1/own")},
+    **{name: _copied(name) for name in ("1/part", "1/zarr-lz4", "1/functions-0.10.2")},
 }
 
 
@@ -294,6 +294,9 @@ def use(
     out.call("stats", lambda: ec.stats(path))
     out.call("rebuild", lambda: ec.rebuild(path, _KNOWN))
     out.call("load", lambda: _loaded(ckpt, like))
+    out.call("rename", lambda: _loaded(ckpt, {"x": like}, rename=_IN_X))
+    out.call("graft", lambda: _grafted(ckpt, like))
+    out.call("merge", lambda: _merged(path, good))
     saved = out.call("convert", lambda: _converted(path, target))
     if saved:
         out.expect("what was converted is damaged", not ec.verify(target))
@@ -316,20 +319,36 @@ def _converted(path: pathlib.Path, target: pathlib.Path) -> bool:
 _KNOWN = [sys.modules[__name__], golden, eqx.nn, jax.nn]
 
 
-def _loaded(ckpt: Any, like: Any) -> Any:
+_IN_X = ec.rename(lambda name: f"x.{name}")
+
+
+def _fitted(do: Callable[[], Any]) -> Any:
+    """What a call gives, or None: that trees do not fit is said in one report."""
     try:
-        return ec.tree_deserialise_leaves(ckpt, like, lambda _: True)
+        return do()
     except ec.DamagedError:
         raise
     except (ValueError, RuntimeError) as e:
-        # That they do not fit is said in one report.
-        if "The checkpoint" in str(e) or "does not fit" in str(e):
+        if any(text in str(e) for text in ("The checkpoint", "fit")):
             return None
         raise
 
 
+def _grafted(ckpt: Any, like: Any) -> Any:
+    return _fitted(lambda: ec.graft(like, ckpt, [(lambda m: m, lambda c: c)]))
+
+
+def _merged(path: pathlib.Path, good: pathlib.Path) -> Any:
+    return _fitted(lambda: repr(ec.merge([path, good], ec.merging.average())))
+
+
+def _loaded(ckpt: Any, like: Any, **options: Any) -> Any:
+    load = ec.tree_deserialise_leaves
+    return _fitted(lambda: load(ckpt, like, lambda _: True, **options))
+
+
 _CALLS = "read", "read tree", "diff", "diff back", "stats", "rebuild", "load", "convert"
-_CALLS = *_CALLS, "own"
+_CALLS = *_CALLS, "own", "rename", "graft", "merge"
 
 
 class Bench:

@@ -31,7 +31,7 @@ from support import command
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _index, _journal
-from eqx_ckpt._near import _attempts
+from eqx_ckpt._run import _attempts
 from eqx_ckpt._run._step_journal import Journal
 from eqx_ckpt._run._steps import Steps
 from eqx_ckpt._runtime._processes import Processes

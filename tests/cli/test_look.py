@@ -158,7 +158,8 @@ def test_suggest(ckpt, tmp_path, run, asked):
     data = asked("suggest", b, ckpt, status=1)
     assert data["rules"] == [["^net\\.", "model."]] and data["missing"] == ["lr"]
     assert data["names"]["net.layers.0.bias"] == "model.layers.0.bias"
-    assert (data["left"], data["unclear"], data["turned"]) == ([], [], [])
+    assert (data["left"], data["unclear"]) == ([], [])
+    assert (data["adapters"], data["squares"]) == ({}, [])
 
 
 def test_the_step_of_a_run(steps, run, asked):

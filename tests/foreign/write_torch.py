@@ -1,4 +1,5 @@
-"""Writes the files in `torch/`: `python write_torch.py`, where PyTorch is installed.
+"""Writes the files in `torch/`: `python write_torch.py`, where PyTorch is installed,
+and Lightning and Accelerate.
 
 Beside each stands a `.npz` of its tensors by their dotted names. Those of dtypes that
 NumPy lacks are bytes there.
@@ -6,12 +7,22 @@ NumPy lacks are bytes there.
 
 import argparse
 import collections
+import datetime
 import json
 import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
 
+import accelerate
+import lightning
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import swa_utils
 
 
 here = pathlib.Path(__file__).parent / "torch"
@@ -109,8 +120,143 @@ def training():
     }
 
 
+def odd():
+    w = torch.arange(3.0)
+    recursive = ([],)
+    recursive[0].append(recursive)
+    return {
+        "w": w,
+        "set": {1, 2},
+        "frozen": frozenset([3]),
+        "buffer": bytearray(b"x"),
+        "big": 2**300,
+        "keys": {0: w, "0": w + 1, (1, 2): w + 2, 0.5: w + 3, None: w + 4},
+        "clash": {"a": {"b": w}, "a.b": w + 1},
+        "recursive": recursive,
+        "args": argparse.Namespace(lr=1),
+        "best": np.float64(0.5),
+        "array": np.arange(2),
+        "date": datetime.datetime(2026, 1, 1),
+        "repeated": torch.ones(1).expand(2**26),
+    }
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, width=2):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Linear(width, 1)
+
+    def training_step(self, batch, _):
+        return self.net(batch).sum()
+
+    def configure_optimizers(self):
+        optimiser = torch.optim.Adam(self.parameters())
+        schedule = torch.optim.lr_scheduler.StepLR(optimiser, 1)
+        return [optimiser], [schedule]
+
+
+def write_lightning():
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as above:
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            max_steps=2,
+            logger=False,
+            default_root_dir=above,
+            enable_progress_bar=False,
+        )
+        trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(4, 2)))
+        trainer.save_checkpoint(here / "lightning.ckpt")
+    value = torch.load(here / "lightning.ckpt", weights_only=False)
+    save("lightning.ckpt", value)
+
+
+def write_accelerate():
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = nn.Linear(2, 1)
+    optimiser = torch.optim.AdamW(model.parameters())
+    model, optimiser = accelerator.prepare(model, optimiser)
+    accelerator.backward(model(torch.ones(3, 2)).sum())
+    optimiser.step()
+    accelerator.save_state(here / "accelerate")
+    for name in ("optimizer.bin", "random_states_0.pkl"):
+        shutil.move(here / "accelerate" / name, here / f"accelerate-{name}")
+        value = torch.load(here / f"accelerate-{name}", weights_only=False)
+        save(f"accelerate-{name}", value)
+    shutil.rmtree(here / "accelerate")
+
+
+def write_distributed():
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as above:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{above}/store", rank=0, world_size=1
+        )
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.ones(3, 2)).sum().backward()
+        optimiser.step()
+        value = {
+            "model": model.state_dict(),
+            "optimiser": optimiser.state_dict(),
+            "args": argparse.Namespace(lr=0.1),
+            "epoch": 3,
+            "best": np.float64(0.5),
+            "rng": [torch.get_rng_state()[:8].clone(), np.random.PCG64(0).state],
+        }
+        save("ddp.pt", value)
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        tensor = DTensor.from_local(torch.ones(2), mesh, [Replicate()])
+        torch.save({"w": tensor, "step": 3}, here / "dtensor.pt")
+        save("cured/dtensor.pt", {"w": tensor.full_tensor(), "step": 3})
+        torch.distributed.destroy_process_group()
+
+
+def write_average():
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    average = swa_utils.AveragedModel(
+        model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
+    )
+    average.update_parameters(model)
+    save("ema.pt", {"model": model.state_dict(), "ema": average.state_dict()})
+
+
+def write_cured():
+    """Does to each file what the error about it says."""
+    load = lambda name, **more: torch.load(here / name, **more)
+    save("cured/legacy.pt", load("legacy.pt", weights_only=True))
+    save("cured/module.pt", load("module.pt", weights_only=False).state_dict())
+    conjugated = load("conjugated.pt")
+    save("cured/conjugated.pt", conjugated.resolve_conj().resolve_neg())
+    save("cured/sparse.pt", load("sparse.pt").to_dense())
+    x = torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8)
+    torch.save(x, here / "quantised.pt")
+    save("cured/quantised.pt", load("quantised.pt").dequantize())
+    save("cured/expanded.pt", {"w": load("expanded.pt")["w"][:4].clone()})
+    save("cured/script.pt", torch.jit.load(here / "script.pt").state_dict())
+    odd = load("odd-2.pt", weights_only=False)
+    array, best = torch.from_numpy(odd["array"]), odd["best"].item()
+    save("cured/odd-2.pt", {"array": array, "best": best})
+    shutil.rmtree(here / "distcp", ignore_errors=True)
+    checkpoint.save({"w": torch.ones(2)}, checkpoint_id=here / "distcp", no_dist=True)
+    path = here / "cured" / "distcp.pt"
+    program = "-m torch.distributed.checkpoint.format_utils dcp_to_torch".split()
+    subprocess.run([sys.executable, *program, here / "distcp", path], check=True)
+    save("cured/distcp.pt", torch.load(path))
+
+
 def main():
     here.mkdir(exist_ok=True)
+    (here / "cured").mkdir(exist_ok=True)
+    for protocol in (2, 3, 4, 5):
+        torch.save(odd(), here / f"odd-{protocol}.pt", pickle_protocol=protocol)
+    write_average()
+    write_distributed()
+    write_lightning()
+    write_accelerate()
     save("state.pt", network().state_dict())
     save("dtypes.pth", dtypes())
     save("views.bin", views())
@@ -136,6 +282,7 @@ def main():
     torch.save({"w": torch.ones(2)}, legacy, _use_new_zipfile_serialization=False)
     torch.jit.script(nn.Linear(2, 2)).save(here / "script.pt")
     torch.save({"w": torch.ones(1).expand(2**26)}, here / "expanded.pt")
+    write_cured()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@ import base64
 import json
 import math
 
+import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -19,7 +20,7 @@ def read_checkpoint(path):
     digest = xxhash.xxh3_128_hexdigest(body)
     assert tail == f',"digest":"{digest}"}}'.encode(), "damaged"
     index = json.loads(data)
-    assert index["format"] == "eqx_ckpt" and index["version"] in (1, 2)
+    assert index["format"] == "eqx_ckpt" and index["version"] == 1
     ocdbt = index["layout"] == "ocdbt"
     save = path / "d" / index["save"]
     digests = (save / "digests" if ocdbt else path / "eqx_ckpt.digests").read_bytes()
@@ -129,6 +130,39 @@ def read_columns(path):
     return names, out
 
 
+def read_tree(path):
+    """What each node and leaf is, and its static values, by names."""
+    index = json.loads((path / "eqx_ckpt.json").read_bytes())
+    tree, names, done, out = index["tree"], index["names"], 0, {}
+    known = {"default": ["default_factory"], "partial": ["func"], "index": ["marker"]}
+    known |= dict.fromkeys(("value", "left", "static"), [""]) | {"state": ["markers"]}
+
+    def walk(row, name):
+        nonlocal done
+        number, *rest = tree["rows"][row]
+        kind = tree["kinds"][number]
+        how, _, _, parts, data, *_ = [*kind, *["", "", 0, [], []][len(kind) - 1 :]]
+        data = data or known.get(how, [])
+        out[name] = how, {x: tree["values"][n] for x, n in zip(data, rest)}
+        if how == "leaf":
+            assert names[done] == (name or "%root")
+            done += 1
+        children = []
+        for x in rest[len(data) :]:
+            children += [x] if x >= 0 else children[-1:] * -x
+        has_parts = type(parts) is list
+        assert len(children) == (len(parts) if has_parts else parts)
+        for place, child in enumerate(children):
+            part = parts[place] if has_parts else str(place)
+            if how in ("dict", "ordered", "default") and not has_parts:
+                part = names[done][len(name) + 1 if name else 0 :].partition(".")[0]
+            walk(child, f"{name}.{part}" if name else part)
+
+    walk(len(tree["rows"]) - 1, "")
+    assert done == len(names)
+    return out
+
+
 # ----
 
 
@@ -170,6 +204,25 @@ def test_the_index_alone_leads_to_every_byte(tmp_path):
         found = np.fromfile(data, tree[name].dtype, tree[name].size, offset=offset)
         assert np.array_equal(found, tree[name].ravel())
         assert offset % 64 == 0
+
+
+def test_the_tree_by_the_page(tmp_path):
+    norm = eqx.nn.BatchNorm(3, "batch", mode="ema")
+    tree = {"norms": [norm, norm], "empty": None, "n": {4: 1.5, 5: {"a.b": 2}}}
+    tree |= {"state": eqx.nn.State(norm), "rate": {"f": jnp.tanh, "x": 3}}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    found = read_tree(tmp_path / "a")
+    assert found[""] == ("dict", {}) and found["empty"] == ("none", {})
+    assert found["n.5.a%2Eb"] == ("leaf", {}) == found["n.4"]
+    how, values = found["norms.1"]
+    assert how == "module" and values["input_size"] == 3 and values["mode"] == "ema"
+    markers = [found[f"norms.0.{x}"][1]["marker"]["markers"] for x in _INDICES]
+    assert found["state"] == ("state", {"markers": {"markers": sum(markers, [])}})
+    how, values = found["rate.f"]
+    assert how == "value" and list(values) == [""]
+
+
+_INDICES = "ema_first_time_index", "ema_state_index"
 
 
 def test_a_newer_version_is_refused(tmp_path):

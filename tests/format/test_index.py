@@ -22,12 +22,13 @@ from eqx_ckpt._format import (
     _index,
     _json,
     _names,
+    _record,
     _schema,
     _template,
 )
 from eqx_ckpt._format._extents import Placement
 from eqx_ckpt._format._index import BaseFacts, Index, SaveFacts
-from eqx_ckpt._format._leaves import Leaves, Statics
+from eqx_ckpt._format._leaves import Leaves
 from eqx_ckpt._format._template import Template
 from eqx_ckpt._save import _assign, _plan
 from eqx_ckpt._save._options import SaveOptions
@@ -78,7 +79,7 @@ def templates(draw):
     chunk = tuple(draw(st.integers(1, max(1, n))) for n in shape)
     weak = kind == "jax" and draw(st.booleans())
     keys = draw(st.text("aki", max_size=3))
-    codec = draw(st.sampled_from([None, "zstd", "blosc-lz4", "blosc-zstd"]))
+    codec = draw(st.sampled_from([None, "blosc-lz4", "blosc-zstd"]))
     return keys, kind, dtype, shape, stored, chunk, weak, impl, codec
 
 
@@ -117,8 +118,10 @@ def columns(draw):
         for i, n in enumerate(chunks)
         if n and layout == "ocdbt" and table[number[i]][-1] and i not in aliases
     }
-    values = draw(st.lists(st.dictionaries(st.text("ab"), json_values), max_size=2))
-    of = {f"m{i}": i for i in range(len(values))}
+    values = draw(st.lists(json_values, max_size=2))
+    kinds = [["leaf"], ["module", "m", "M", count, [f"f{i}" for i in range(2)]]]
+    row = [1, *[len(values) - 1] * 2, *_record.packed([0] * count)]
+    tree = {"kinds": kinds, "values": values, "rows": [[0], row]}
     return dict(
         save=f"{draw(st.integers(0, 2**64 - 1)):016x}",
         layout=layout,
@@ -132,8 +135,7 @@ def columns(draw):
         splits=splits,
         sizes=packed,
         aliases=aliases,
-        markers={i: f"={i}" for i in range(0, count, 2)},
-        statics=(values, of, draw(st.sampled_from([None, values]))),
+        recorded=draw(st.sampled_from([None, tree])) if values else None,
         digests="0" * 32,
         others={"_METADATA": "1" * 32},
         writer={"eqx_ckpt": "0.1.0", "jax": "0.0"},
@@ -145,7 +147,6 @@ def columns(draw):
 def make(columns):
     columns = dict(columns)
     columns["templates"] = [Template(*row) for row in columns["templates"]]
-    columns["statics"] = Statics(*columns["statics"])
     columns["saved"] = columns["saved"] and SaveFacts(*columns["saved"])
     columns["base"] = columns["base"] and BaseFacts(*columns["base"])
     fields = [field.name for field in dataclasses.fields(Leaves)], Placement._fields
@@ -305,9 +306,7 @@ def put(*path_and_value):
     return alter
 
 
-_fields = (
-    "names templates template files file offset splits aliases markers statics".split()
-)
+_fields = "names templates template files file offset splits aliases".split()
 
 
 @pytest.mark.parametrize(
@@ -315,9 +314,7 @@ _fields = (
     [
         *(put(name, bad) for name in _fields for bad in (None, "", {}, 0, [None])),
         *(put(name, [[]]) for name in _fields),
-        *(put(name, 7) for name in ("save", "layout", "static", "digests", "writer")),
-        *(put("encoded", bad) for bad in ([7], [{}] * 9, {}, None)),
-        *(put("static", bad) for bad in ({"m": 0}, {"m": "0"}, {"m": -1}, {"": True})),
+        *(put(name, 7) for name in ("save", "layout", "digests", "writer")),
         put("writer", {"jax": 1}),
         *(put("saved", bad) for bad in (7, None, [], {}, {"time": 0, "processes": 1})),
         *(put("saved", "time", bad) for bad in (-1, 2**37, 0.5, True, "0")),
@@ -375,11 +372,6 @@ _fields = (
         put("aliases", [[4]]),
         put("aliases", [["4", 0]]),
         put("aliases", [[4, 0.0]]),
-        put("markers", [[99, "=1"]]),
-        put("markers", [[-1, "=1"]]),
-        put("markers", [[0, 1]]),
-        put("markers", [[0, ""]]),
-        put("markers", [[0, "a", "b"]]),
     ],
 )
 def test_malformed_columns_are_refused(saved, alter):
@@ -426,7 +418,8 @@ IMPOSSIBLE = [
     {"weak": None},
     {"impl": "fry"},
     {"codec": "gzip"},
-    {"codec": ["zstd"]},
+    {"codec": "zstd"},
+    {"codec": ["blosc-lz4"]},
     {"impl": 1},
     {"dtype": "float16"},
     {"dtype": "int"},
@@ -636,44 +629,28 @@ def test_metadata_as_deep_and_as_long_as_it_may_be(tmp_path):
     assert ec.open(tmp_path / "a").metadata == metadata
 
 
-@given(json_values)
-def test_static_fields_are_as_json_has_them(value):
-    assert _json.jsonable(value) == (True, value)
-    assert _json.jsonable((value, {"a": (value,)})) == (True, [value, {"a": [value]}])
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        jnp.float32,
-        print,
-        {1: 2},
-        {"a": {None: 1}},
-        (1, object()),
-        float("nan"),
-        np.float32(1),
-        10**5000,
-        nested(1000),
-        circular,
-        "\ud800",
-    ],
-    ids=lambda x: type(x).__name__,
-)
-def test_static_fields_that_json_cannot_hold(value):
-    assert _json.jsonable(value) == (False, None)
-    assert _json.jsonable({"a": [value]}) == (False, None)
-
-
-def test_static_fields_that_json_cannot_hold_have_a_column_of_their_own(tmp_path):
+def test_the_tree_of_an_index(tmp_path):
     class Net(eqx.Module):
         w: float
         name: str = eqx.field(static=True)
         other: object = eqx.field(static=True)
 
-    index = json.loads(save(tmp_path / "a", Net(1.0, "a", (1, print, object()))))
-    assert index["statics"] == [{"name": "a"}]
-    named = {"name": ["builtins", "print"]}
-    assert index["encoded"] == [{"other": [1, named, {"other": None}]}]
+    nets = [Net(1.0, "a", (1, print, object()))] * 2
+    tree = json.loads(save(tmp_path / "a", {"nets": nets, "none": None}))["tree"]
+    assert tree["kinds"] == [
+        ["leaf"],
+        ["module", *_class(Net), ["w"], ["name", "other"]],
+        ["list", "", "", 2],
+        ["none"],
+        ["dict", "", "", ["nets", "none"]],
+    ]
+    print_, unknown = {"name": ["builtins", "print"]}, ["builtins", "object"]
+    assert tree["values"] == ["a", {"tuple": [1, print_, {"unknown": unknown}]}]
+    assert tree["rows"] == [[0], [1, 0, 1, 0], [2, 1, -1], [3], [4, 2, 3]]
+
+
+def _class(cls):
+    return cls.__module__, cls.__qualname__
 
 
 # ---- What would be too long.

@@ -197,7 +197,8 @@ def test_damaged_nodes_and_manifests_are_noticed(tmp_path):
 
 def test_a_save_is_such_a_database_from_two_places(tmp_path, getkey):
     x = jnp.arange(3.0)
-    ec.tree_serialise_leaves(tmp_path / "a", {"x": x, "y": x, "e": jnp.zeros((0, 2))})
+    tree = {"x": x, "y": x, "e": jnp.zeros((0, 2))}
+    ec.tree_serialise_leaves(tmp_path / "a", tree, orbax=True)
     (save,) = os.listdir(tmp_path / "a" / "d")
     contents = read(tmp_path / "a")
     assert contents == read(tmp_path / "a" / "d" / save)

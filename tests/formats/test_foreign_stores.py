@@ -138,8 +138,8 @@ NAMES = {
     "tree.zip": (10, 4_000, 3),
     "orbax-False": (38, 18_000, 2),
     "orbax-True": (32, 13_000, 4),
-    "orbax-v1": (54, 19_000, 4),
-    "orbax-run/5": (54, 19_000, 4),
+    "orbax-v1": (55, 19_000, 4),
+    "orbax-run/5": (55, 19_000, 4),
 }
 
 
@@ -219,7 +219,7 @@ def test_export_to_a_store(s3):
     ec.tree_serialise_leaves(f"{url}/ours.zip", tree)
     ec.tree_serialise_leaves(f"{url}/ours", tree)
     for other in ("ours.zip", "ours"):
-        with pytest.raises(FileExistsError, match="no `.safetensors` file|something"):
+        with pytest.raises(FileExistsError, match="no `.safetensors` file|a directory"):
             ec.export_safetensors(f"{url}/{other}", tree)
         with pytest.raises(ValueError, match="export_safetensors"):
             ec.tree_serialise_leaves(path, tree)

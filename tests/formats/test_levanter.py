@@ -177,7 +177,7 @@ def test_what_is_not_finished_or_a_part_is_refused(tmp_path):
         ec.open(path)
     database = _copy(FOREIGN / LEVANTER[2], tmp_path / "b")
     (database / "metadata.json").unlink()
-    with pytest.raises(FileNotFoundError, match="may have been interrupted"):
+    with pytest.raises(FileNotFoundError, match="nothing that tells another format"):
         ec.open(database)
 
 

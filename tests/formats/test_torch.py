@@ -4,8 +4,10 @@ import io
 import json
 import pathlib
 import pickle
+import re
 import shutil
 import sys
+import urllib.parse
 import zipfile
 
 import equinox as eqx
@@ -43,6 +45,59 @@ def test_every_tensor_is_what_torch_wrote(name):
     assert ckpt.layout == "torch" and arrays
     for key, array in arrays.items():
         assert _same(ckpt[key].read(), array), key
+
+
+TRAINING = "ema.pt ddp.pt lightning.ckpt accelerate-optimizer.bin".split()
+TRAINING.append("accelerate-random_states_0.pkl")
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_files_of_training_loops(name):
+    """Of averaged weights, of `DistributedDataParallel`, Lightning and Accelerate."""
+    ckpt = ec.open(HERE / name)
+    arrays, names = _expected(name), {urllib.parse.unquote(x): x for x in ckpt}
+    assert arrays
+    for key, array in arrays.items():
+        assert _same(ckpt[names[key]].read(), array), key
+    unreadable = [x for x in ckpt if "(unreadable)" in repr(ckpt[x])]
+    of_numpy = ["numpy_random_seed.1"] if "random" in name else []
+    assert unreadable == (["args", "best"] if name == "ddp.pt" else of_numpy)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_odd_values_refuse_no_file(protocol):
+    ckpt = ec.open(HERE / f"odd-{protocol}.pt")
+    values, why = {}, {}
+    for name, lazy in ckpt.items():
+        try:
+            values[urllib.parse.unquote(name)] = np.asarray(lazy.read()).tolist()
+        except ValueError as e:
+            why[name] = str(e)
+    w = np.arange(3.0)
+    sums = {"w": 0, "keys.0": 0, "keys.'0'": 1, "keys.(1, 2)": 2, "keys.0.5": 3}
+    sums |= {"keys.None": 4, "clash.a.b": 0, "clash.a/b": 1}
+    tensors = {name: (w + x).tolist() for name, x in sums.items()}
+    assert ckpt.tree["clash"]["a.b"].read().tolist() == tensors.pop("clash.a/b")
+    values["clash.a.b"] = ckpt.tree["clash"]["a"]["b"].read().tolist()
+    plain = {"set.0": 1, "set.1": 2, "frozen.0": 3, "buffer": b"x", "big": 2**300}
+    assert values == tensors | plain
+    cures = {
+        "recursive.0.0": "in itself",
+        "args": "argparse.Namespace",
+        "best": r"x.item\(\)",
+        "array": r"torch.from_numpy\(x\)",
+        "date": "datetime.datetime",
+        "repeated": r"x.clone\(\)",
+    }
+    assert why.keys() == cures.keys()
+    assert all(re.search(cures[name], text) for name, text in why.items())
+
+
+def test_a_tensor_of_many_processes():
+    ckpt = ec.open(HERE / "dtensor.pt")
+    assert ckpt["step"].read() == 3
+    with pytest.raises(ValueError, match=r"DTensor.*`x.full_tensor\(\)`"):
+        ckpt["w"].read()
 
 
 def test_dtypes():

@@ -94,7 +94,12 @@ FILES = {
     "reduce.pt": (_torch(_Other()), ".*_Other", "_Other"),
     "new.pt": (_torch(_New(a=1)), ".*_New", "_New"),
     "class.pt": (_torch(_Other), ".*_Other", "_Other"),
-    "keys.pt": (_torch({(1, 2): 3}), "dict", "a key that is no string"),
+    "long.pt": (_torch(2**3000), "int", "an integer of 376 bytes"),
+    "repeated.pt": (
+        _torch(pickles.tensor((2**26,), (0,))),
+        "float32 tensor",
+        r"x.clone\(\)",
+    ),
     "function.pt": (_torch(pickles.storage()), "storage", "no tensor"),
     "axes.pt": (_torch(pickles.tensor((1,) * 40, (1,) * 40)), "float32", "40 axes"),
     "generator.pt": (_torch(np.random.default_rng()), "numpy", "numpy.random"),

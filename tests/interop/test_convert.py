@@ -2,6 +2,7 @@
 
 import ast
 import functools as ft
+import pathlib
 import re
 
 import equinox as eqx
@@ -15,6 +16,9 @@ from attacks import everything, skeleton, tree as all_kinds
 from support.helpers import assert_alike, run_python
 
 import eqx_ckpt as ec
+
+
+FOREIGN = pathlib.Path(__file__).parents[1] / "foreign"
 
 
 def _like():
@@ -116,8 +120,35 @@ def test_one_rule_for_what_safetensors_cannot_hold(ours, tmp_path):
         ec.export_safetensors(to, tree, everything, skip=["nothing"])
     with pytest.raises(TypeError, match="must be a list of names"):
         ec.export_safetensors(to, tree, everything, skip="step")
-    with pytest.raises(ValueError, match="this target holds all"):
-        ec.convert(path, tmp_path / "b.zip", skip=["step"])
+
+
+def test_leaves_out_what_is_skipped(ours, tmp_path):
+    """Also of a target that holds all. The rest is as it was."""
+    path, tree = ours
+    names = [name for name in ec.open(path) if name != "more"]
+    ec.convert(path, tmp_path / "b.zip", skip=[names[0], names[-1]])
+    got = ec.open(tmp_path / "b.zip")
+    assert [name for name in got if name != "more"] == names[1:-1]
+    assert ec.verify(tmp_path / "b.zip") == []
+    assert np.array_equal(got["more"].read(), tree["more"])
+
+
+@pytest.mark.parametrize("target", ["out", "out.zip", "out.safetensors"])
+def test_what_cannot_be_read_is_listed_at_once(tmp_path, target):
+    """With the `skip` that the error shows, the rest is written."""
+    source = FOREIGN / "torch" / "ddp.pt"
+    with pytest.raises(ValueError, match="cannot be read:") as info:
+        ec.convert(source, tmp_path / target, metadata={})
+    text = str(info.value)
+    assert "  args  argparse.Namespace (unreadable): it is an object of" in text
+    assert "  best  numpy._core.multiarray.scalar (unreadable): it is" in text
+    skip = ast.literal_eval(re.search(r"skip=(\[.*?\])`", text)[1])
+    ec.convert(source, tmp_path / target, metadata={}, skip=skip)
+    got = ec.open(tmp_path / target)
+    assert np.array_equal(
+        got["model.module.weight"].read(), ec.open(source)["model.module.weight"].read()
+    )
+    assert {"args", "best"}.isdisjoint(got)
 
 
 def test_what_the_target_cannot_hold(ours, tmp_path):

@@ -151,7 +151,9 @@ def test_attack(results, name):
     assert problems or attack.refused in by_index or name in _sound
     assert attack.refused in errors, out
     assert re.search(attack.match, errors[attack.refused][1]), errors[attack.refused]
-    assert set(errors) <= set(_steps[_steps.index(attack.refused) :])
+    # What is made again otherwise has often changed a static field.
+    first = "load" if attack.refused == "rebuild" else attack.refused
+    assert set(errors) <= set(_steps[_steps.index(first) :])
     before = attack.refused in ("open", "touch", "tree")
     kinds = ("DamagedError", "ValueError" if before else "RuntimeError")
     assert errors[attack.refused][0] in kinds
@@ -326,8 +328,9 @@ def test_labels_of_a_state_that_take_long_to_compare(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "a", state, durable=False)
 
     def alter(v):
-        count = len(v["names"])
-        v["markers"] = [[i, "@" + "x." * 500 + str(i)] for i in range(count)]
+        for value in v["tree"]["values"]:
+            count = len(value["markers"])
+            value["markers"] = ["=" + "x." * 500 + str(i) for i in range(count)]
 
     attacks.forge(tmp_path / "a", alter)
 

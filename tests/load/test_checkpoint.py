@@ -567,9 +567,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
                 row[3] = row[5] = scaled(row[3])
             sizes = [4 * math.prod(value["templates"][i][3]) for i in value["template"]]
             value["offset"] = [0, *it.accumulate(sizes[:-1])]
-            for part in ("statics", "encoded"):
-                value[part] = scaled(value[part])
-            value.pop("structure", None)
+            value["tree"]["values"] = scaled(value["tree"]["values"])
 
         forge(path, grow)
         like = eqx.filter_eval_shape(lambda key: Llama(key, 1024), jr.key(0))

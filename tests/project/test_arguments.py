@@ -22,6 +22,7 @@ WRONG = {
     "copies": ["1", -1],
     "drop": [3],
     "durable": ["no", 0],
+    "orbax": ["no", 0],
     "elementwise": ["yes"],
     "every": [2.5, 0],
     "every_seconds": ["1", -1, float("inf")],
@@ -176,6 +177,8 @@ def test_arguments_of_loads_that_make_no_sense(tmp_path):
         ec.rebuild(tmp_path / "c", [], reshard="devices", processes="own")
     with pytest.raises(ValueError, match="`layout` is for a checkpoint"):
         ec.convert(tmp_path / "c", tmp_path / "c.safetensors", layout="zarr")
+    with pytest.raises(ValueError, match="`processes` is for an export to several"):
+        ec.export_safetensors("m.safetensors", like, processes=ec.Together(timeout=3))
     with pytest.raises(ValueError, match='`reuse` needs `layout="ocdbt"`'):
         ec.tree_serialise_leaves(tmp_path / "d", [1.0], layout="zarr", reuse=tmp_path)
     for wrong in ({"timeout": -1}, {"timeout": "1"}, {"tag": 1.5}):

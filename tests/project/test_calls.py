@@ -89,7 +89,6 @@ LACKS = {
         **_ONE,
     },
     "from_state_dict": {
-        "rename": "its keys can be renamed as they are",
         "static": "such dicts have no static fields",
         "verify": "such dicts have no digests",
         "max_bytes": "all of it is in memory",

@@ -356,7 +356,7 @@ def test_what_is_read_is_what_is_stored(layout, tmp_path):
             "layer.0.w`: `bert.encoder.layer.0.w`, `bert.encoder.layer.1.w`, ",
         ),
         (lambda name: "x", ValueError, "gives one name to several leaves"),
-        ([("w$", ec.adapters.transpose())], ValueError, "has a rule with an adapter."),
+        ([("w$", ec.adapters.transpose())], ValueError, "has a rule with an adapter"),
         (
             [("w$", r"\2")],
             ValueError,

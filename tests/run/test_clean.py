@@ -7,7 +7,6 @@ import threading
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tensorstore as ts
 from support import inside
 from support.command import main
 from support.helpers import files_of, locked, run_python
@@ -236,42 +235,42 @@ class _Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("by", ["clean", "clean the run", "manager"])
-@pytest.mark.parametrize("old", [None, "ocdbt"])
-def test_what_follows_a_commit_is_finished(tmp_path, monkeypatch, old, by):
-    """A save was killed right after its commit: other libraries see it once `clean` or
-    a manager has looked, and not before."""
+@pytest.mark.parametrize("by", ["clean", "clean the run", "save"])
+@pytest.mark.parametrize("orbax", [False, True])
+def test_what_a_commit_leaves_behind_is_deleted(tmp_path, monkeypatch, orbax, by):
+    """A save was killed right after its commit: the old one is of no use any more."""
     root = tmp_path / "run"
     path = root / "7" / "default"
     for step in (3, 9):
         ec.tree_serialise_leaves(root / f"{step}" / "default", _tree(step))
-    if old is not None:
-        ec.tree_serialise_leaves(path, {**_tree(1), "name": "text"}, layout=old)
+    ec.tree_serialise_leaves(path, {**_tree(1), "name": "text"}, orbax=orbax)
 
     def kill(*args):
         raise _Killed
 
     with monkeypatch.context() as patch:
-        inside.replace(patch, "put the files of other readers in place", kill)
+        inside.replace(patch, "delete files at the root of another save", kill)
         with pytest.raises(_Killed):
             ec.tree_serialise_leaves(path, {"b": np.ones(4), **_tree(2)})
-    assert _value(path) == 2
-    left = {problem.file for problem in ec.verify(path)}
-    assert left >= {"_METADATA", "manifest.ocdbt"}
-    assert ec.clean(path, remove=False) == ec.clean(path, remove=False)
-    assert {problem.file for problem in ec.verify(path)} == left
-    # Whoever is about to finish it holds the lock.
-    before = files_of(root)
-    with locked(path):
-        ec.CheckpointManager(root)
-    assert files_of(root) == before
-    if by == "manager":
-        ec.CheckpointManager(root)
+    assert _value(path) == 2 and bool(ec.verify(path)) is orbax
+    assert (path / "_METADATA").exists() is orbax
+    assert len(os.listdir(path / "d")) == 2
+    if by == "save":
+        ec.tree_serialise_leaves(path, _tree(2))
     else:
         ec.clean(path if by == "clean" else root)
-    assert ec.verify(path) == []
-    base = {"driver": "ocdbt", "base": f"file://{path}/"}
-    value = ts.KvStore.open(base).result().read("x0/c/0").result().value
-    assert np.frombuffer(value, np.int32)[0] == 2
-    assert not list(path.glob("d/*/*.new")) and _value(path) == 2
-    assert len(os.listdir(path / "d")) == (1 if by != "manager" or old is None else 2)
+    assert ec.verify(path) == [] and _value(path) == 2
+    assert {x.name for x in path.iterdir()} == {"eqx_ckpt.json", "d"}
+    assert len(os.listdir(path / "d")) == 1
+
+
+def test_the_mark_of_a_step_that_is_gone(tmp_path):
+    """It tells Orbax that a step is whole."""
+    for step, said in ((1, b"by eqx_ckpt"), (2, b"by eqx_ckpt"), (3, b"")):
+        (tmp_path / f"{step}").mkdir()
+        (tmp_path / f"{step}/commit_success.txt").write_bytes(said)
+    ec.tree_serialise_leaves(tmp_path / "2/default", {"x": np.ones(2)})
+    mark = str(tmp_path / "1/commit_success.txt")
+    assert ec.clean(tmp_path, remove=False) == [mark] == ec.clean(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["2", "3"]
+    assert (tmp_path / "2/commit_success.txt").exists()

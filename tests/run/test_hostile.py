@@ -39,10 +39,10 @@ def test_an_attempt_names_no_directory(tmp_path, run):
     saved.wait()
     before = files_of(tmp_path)
     attempt = tmp_path / "run/eqx_ckpt.run/1"
-    attempt.write_text(json.dumps([run, 1, ""]))
+    attempt.write_text(json.dumps([run, 1, "", None, []]))
     for error in calls(tmp_path):
         assert isinstance(error, ec.DamagedError)
-        assert "Which near steps" in str(error) and "`eqx_ckpt.run/1`" in str(error)
+        assert "Which steps" in str(error) and "`eqx_ckpt.run/1`" in str(error)
     before["run/eqx_ckpt.run/1"] = attempt.read_bytes()
     assert files_of(tmp_path) == before
 

@@ -261,7 +261,7 @@ def test_a_step_that_is_not_there(root):
     with ec.CheckpointManager(root) as manager:
         fill_run(manager, [1, 5, 9])
         manager.wait()
-        text = f"There is no step 7 in `{root}`: there are 1, 5, 9."
+        text = f"There is no step 7 in `{root}`: all steps are 1, 5, 9."
         for own in (None, "all"):
             with pytest.raises(FileNotFoundError, match=re.escape(text)):
                 manager.restore(tree_at(0), 7, own=own)
@@ -305,7 +305,7 @@ def test_what_is_not_ours_stays(root, tmp_path):
         assert manager.steps() == [1, 2, 5]
         fill_run(manager, [6])
         # Filters of warnings are of all threads, and others may put theirs back.
-        assert manager._saves.going.over.wait(60)
+        assert manager._saves.going[-1].over.wait(60)
         with pytest.warns(UserWarning, match="step 1: .*`notes.txt`"):
             manager.wait()
         for step in (3, 4):
@@ -565,7 +565,7 @@ def test_a_deletion_that_is_killed_leaves_nothing_that_opens(root, layout, at):
 
 @pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])
 def test_orbax_reads_the_steps(root, layout):
-    with ec.CheckpointManager(root, layout=layout) as manager:
+    with ec.CheckpointManager(root, layout=layout, orbax=True) as manager:
         fill_run(manager, [1, 20])
         manager.pin(1)
     code = f"""
@@ -652,6 +652,79 @@ def test_several_processes(tmp_path):
     head = "import jax.experimental.multihost_utils\n"
     out = good(run_team(2, head + textwrap.dedent(code), tmp_path, 1))
     assert [text.splitlines()[-1] for text in out] == ["[2, 3, 4, 5]"] * 2
+
+
+def test_what_process_0_says_counts(tmp_path):
+    """Its metrics, and which step is the latest: others may see less of a disk."""
+    code = """
+    from support import inside
+    import pytest
+    if rank:
+        patch = pytest.MonkeyPatch()
+        inside.replace(patch, "find the latest step", lambda *_: None)
+    how = {"every": 2, "processes": ec.Together(timeout=30)}
+    with ec.CheckpointManager(path / "run", **how) as manager:
+        assert manager.latest() is None
+        for step in (1, 2, 3):
+            metrics = {"speed": object() if rank else step / 4}
+            manager.save(step, {"x": spread(np.ones((8, 8)), rows)}, metrics)
+        manager.wait()
+        assert manager.latest() == 2
+    assert manager.latest() == 3
+    """
+    good(run_team(2, textwrap.dedent(code), tmp_path))
+    for step in (2, 3):
+        metadata = ec.open(tmp_path / f"run/{step}/default").metadata
+        assert metadata == {"step": step, "metrics": {"speed": step / 4}}
+
+
+def test_there_always_is_a_step(tmp_path):
+    """Beside a run that keeps one step, and saves the next as fast as it can."""
+    root = tmp_path / "run"
+    code = f"""
+    import itertools, os
+    import numpy as np, eqx_ckpt as ec
+    manager = ec.CheckpointManager({str(root)!r}, keep=1, reuse=False)
+    for step in itertools.count(1):
+        manager.save(step, {{"step": step, "x": np.full(2, step)}})
+        if step == 3:
+            print("begun", flush=True)
+    """
+    seen = set()
+    with scripts.start(textwrap.dedent(code)) as script:
+        assert script.stdout.readline() == "begun\n"
+        end = time.monotonic() + 1
+        while time.monotonic() < end or len(seen) < 3:
+            manager = ec.CheckpointManager(root)
+            assert manager.latest() is not None and manager.steps()
+            tree, step = manager.restore({"step": 0, "x": np.zeros(2, int)})
+            assert (tree["x"] == step).all() and tree["step"] == step
+            seen.add(ec.open(root).metadata["step"])
+
+
+def test_a_fork_saves_nothing(root):
+    code = f"""
+    import os, sys, warnings
+    import numpy as np, eqx_ckpt as ec
+    warnings.simplefilter("ignore")
+    with ec.CheckpointManager({str(root)!r}, every=10) as manager:
+        manager.save(5, {{"x": np.ones(2)}})
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
+        assert manager.steps() == []
+    assert manager.steps() == [5]
+    """
+    run_python(textwrap.dedent(code))
+
+
+def test_a_metric_that_no_step_has(root):
+    with ec.CheckpointManager(root) as manager:
+        assert ec.CheckpointManager(root, best=("vall", "min")).best() is None
+        fill_run(manager, [1, 2], val=[2.0, 1.0], loss=[0.0, 0.0])
+    with pytest.raises(ValueError, match="`vall`, which no step has. They have `val`."):
+        ec.CheckpointManager(root, best=("vall", "min")).best()
 
 
 @pytest.mark.parametrize("layout", ["ocdbt", "zarr"])

@@ -14,12 +14,13 @@ from support.helpers import files_of, fill_run, tree_at
 import eqx_ckpt as ec
 
 
-def orbax_saves(root, steps, items=False):
+def orbax_saves(root, steps, items=False, **names):
     """Saves steps with Orbax's own manager."""
     options = ocp.CheckpointManagerOptions(
         enable_async_checkpointing=False,
         best_fn=lambda metrics: metrics["loss"],
         best_mode="min",
+        **names,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -81,17 +82,77 @@ def test_what_orbax_has_not_finished_is_no_step(root):
     assert manager.steps() == [10] and manager.restore(tree_at(0))[1] == 10
 
 
-def test_a_step_of_orbax_without_our_item(root):
-    orbax_saves(root, [10], items=True)
-    manager = ec.CheckpointManager(root)
-    assert manager.latest() is None
-    with pytest.raises(ec.DamagedError, match="step 10: Orbax has saved it without"):
-        manager.restore(tree_at(0))
+NAMED = {
+    "plain": {},
+    "padded": {"step_format_fixed_length": 6},
+    "with a prefix": {"step_prefix": "ckpt"},
+    "both": {"step_prefix": "my_ckpt", "step_format_fixed_length": 6},
+}
+
+
+@pytest.mark.parametrize("items", [False, True])
+@pytest.mark.parametrize("names", NAMED)
+def test_steps_of_orbax_by_other_names(root, names, items):
+    """Whatever Orbax calls its steps and their one item, they are steps of the run."""
+    orbax_saves(root, [10, 20, 30], items, **NAMED[names])
+    before = files_of(root)
+    manager = ec.CheckpointManager(root, keep=1, best=("loss", "min"))
+    assert manager.steps() == [10, 20, 30] and manager.latest() == 30
+    assert manager.best() == 20
+    for step in (None, 20):
+        # Each by a manager that has not listed them.
+        tree, at = ec.CheckpointManager(root).restore(tree_at(0), step)
+        assert at == (step or 30) and tree["x"][0] == at
+    assert ec.open(ec.CheckpointManager(root).path(20))["x"].read()[0] == 20
+    assert ec.open(root)["x"].read()[0] == 30
+    for force in (False, True):
+        with pytest.raises(FileExistsError, match="there is an Orbax checkpoint"):
+            manager.save(20, tree_at(99), force=force)
+    manager.pin(20)
+    manager.unpin(20)
+    with pytest.raises(ValueError, match="saved by Orbax"):
+        manager.delete(20)
+    with manager:
+        fill_run(manager, [40, 50], loss=[90.0, 95.0])
+    assert manager.steps() == [10, 20, 30, 50]
+    after = files_of(root)
+    assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize("names", NAMED)
+def test_nothing_begins_beside_steps_of_orbax_that_are_not_read(root, names):
+    options = ocp.CheckpointManagerOptions(
+        enable_async_checkpointing=False, **NAMED[names]
+    )
+    args = {name: ocp.args.StandardSave(tree_at(7)) for name in ("model", "opt")}
+    with ocp.CheckpointManager(root, options=options) as manager:
+        manager.save(7, args=ocp.args.Composite(**args))
+    (name,) = (path.name for path in root.iterdir())
+    before = files_of(root)
+    calls = {
+        "latest": lambda m: m.latest(),
+        "restore": lambda m: m.restore(tree_at(0)),
+        "save": lambda m: m.save(1, tree_at(1)),
+    }
+    for call in calls.values():
+        with pytest.raises(ValueError, match=f"`{name}`|step 7: .* `model` and `opt`"):
+            call(ec.CheckpointManager(root))
+    assert files_of(root) == before
+    # Beside steps of ours they are left alone.
+    ec.tree_serialise_leaves(root / "5/default", tree_at(5))
+    with ec.CheckpointManager(root, keep=1) as manager:
+        assert manager.latest() == 5
+        with pytest.raises(FileExistsError, match="Orbax"):
+            manager.save(7, tree_at(7), force=True)
+        fill_run(manager, [8])
+    after = files_of(root)
+    assert {name: after[name] for name in before} == before
+    assert manager.steps() == [8]
 
 
 def test_our_step_without_its_index_is_none_of_orbax(root):
     """Orbax reads it, but nobody knows whether it is whole."""
-    with ec.CheckpointManager(root) as manager:
+    with ec.CheckpointManager(root, orbax=True) as manager:
         fill_run(manager, [10, 20])
     (root / "20" / "default" / "eqx_ckpt.json").unlink()
     manager = ec.CheckpointManager(root)
@@ -250,7 +311,7 @@ def test_a_save_in_place_of_orbax_that_was_killed_is_no_step(root):
 
 
 def test_orbax_sees_our_steps_where_it_writes_in_place(root, monkeypatch):
-    with ec.CheckpointManager(root, keep=2) as manager:
+    with ec.CheckpointManager(root, keep=2, orbax=True) as manager:
         fill_run(manager, [10, 20, 30])
         manager.wait()
         assert not (root / "10").exists()

@@ -14,8 +14,9 @@ from support.helpers import tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._near import _attempts, _disk, _exchange
+from eqx_ckpt._near import _disk, _exchange
 from eqx_ckpt._near._exchange import Move
+from eqx_ckpt._run import _attempts
 from eqx_ckpt._storage import _root
 
 
@@ -169,6 +170,39 @@ def test_near_steps_of_an_older_attempt_are_told(tmp_path):
     assert parts(tmp_path)["disk"] == ["0", "0"]
 
 
+def test_going_back_is_one_attempt_at_the_root_and_near(tmp_path):
+    def manager():
+        how = {"near": tmp_path / "disk", "near_every": 2, "every": 10}
+        return ec.CheckpointManager(tmp_path / "run", **how)
+
+    def go_on(own, steps):
+        for step in steps:
+            own.save(step, tree_at(step), force=step % 10 == 0)
+        own.wait()
+
+    go_on(manager(), range(1, 36))
+    own = manager()
+    own.restore(tree_at(0), step=10)
+    with pytest.warns(UserWarning, match="Step 12 begins .* step 10. .*from 20 to 30"):
+        go_on(own, range(11, 16))
+    # It has near steps only, and they are the newest.
+    with pytest.warns(
+        UserWarning, match="is 14, as newer .*\n  near step 34: it is of"
+    ):
+        assert manager().latest() == 14
+    own = manager()
+    with pytest.warns(UserWarning, match="from 20 to 30, are of an earlier attempt"):
+        assert own.restore(tree_at(0))[1] == 14
+    go_on(own, range(15, 24))
+    # A look in between makes no near step void.
+    assert own.restore(tree_at(0), step=10)[1] == 10
+    go_on(own, range(24, 26))
+    shutil.rmtree(tmp_path / "run/20")
+    with pytest.warns(UserWarning, match="step 30 is of an earlier attempt"):
+        assert manager().restore(tree_at(0))[1] == 24
+    assert manager().steps() == [10, 30]
+
+
 def test_a_near_disk_that_is_not_the_one_of_before(tmp_path):
     def manager(near):
         how = {"near": tmp_path / near, "near_every": 2, "every": 5}
@@ -307,11 +341,14 @@ def test_attempts(tmp_path):
     first = _attempts.begin(root, "")
     save = "0123456789abcdef"
     second = _attempts.begin(root, save)
-    assert _attempts.last(root) == second == (first.run, 2, save)
-    # One that was killed as it began.
+    assert _attempts.last(root) == second == (first.run, 2, save, None, [])
+    # As an earlier release writes it, and one that was killed as it began.
+    (tmp_path / "run/eqx_ckpt.run/2").write_text(json.dumps([first.run, 2, save]))
+    assert _attempts.last(root) == second
     (tmp_path / "run/eqx_ckpt.run/3").touch()
     assert _attempts.last(root) == second
-    assert _attempts.begin(root, "") == (first.run, 4, "")
+    third = _attempts.begin(root, "", 5, [(6, save), (7, "")])
+    assert third == _attempts.last(root) == (first.run, 4, "", 5, [(6, save), (7, "")])
     assert ec.CheckpointManager(tmp_path / "run").steps() == []
 
 

@@ -43,7 +43,7 @@ def test_what_was_opened_is_pinned(run):
 
 
 def test_errors_have_the_steps_there_are(run, tmp_path, capsys):
-    there = r"There is no step 7 in `.*run`: there are 10, 20, 30\."
+    there = r"There is no step 7 in `.*run`: all steps are 10, 20, 30\."
     for path in (f"{run}/7", f"{run}/7/default"):
         with pytest.raises(FileNotFoundError, match=there):
             ec.open(path)
@@ -52,7 +52,11 @@ def test_errors_have_the_steps_there_are(run, tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match=there):
         ec.CheckpointManager(run).restore(tree_at(0), 7)
     assert _main.main(["ls", f"{run}/7"]) == 2
-    assert "there are 10, 20, 30." in capsys.readouterr().err
+    assert "all steps are 10, 20, 30." in capsys.readouterr().err
+    for step in (10, 20):
+        ec.delete(f"{run}/{step}/default")
+    with pytest.raises(FileNotFoundError, match="`: its only step is 30"):
+        ec.open(f"{run}/7")
     (tmp_path / "other" / "3").mkdir(parents=True)
     for path in ("other", "other/3", "other/4"):
         with pytest.raises(FileNotFoundError, match="There is no checkpoint at"):

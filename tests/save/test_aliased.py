@@ -1,7 +1,9 @@
 """Arrays whose memory is also that of NumPy or another framework, and is changed."""
 
 import itertools as it
+import threading
 import weakref
+from typing import Any
 
 import jax
 import jax.dlpack
@@ -174,3 +176,57 @@ def test_a_copy_is_not_kept(tmp_path, monkeypatch):
     handle = ec.async_tree_serialise_leaves(tmp_path / "a", tree)
     handle.result()
     assert copies and all(copy() is None for copy in copies)
+
+
+_FORMS = {
+    "one database": {},
+    "zarr": {"layout": "zarr"},
+    "compressed": {"compression": "lz4"},
+    "zip": {"name": "c.zip"},
+    "in memory": {"root": "memory://written-to"},
+    "padded chunks": {"chunks": lambda name, shape, dtype: [n // 2 + 3 for n in shape]},
+    "cast": {"dtype": "float16"},
+    "beside the save before": {},
+}
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_what_a_thread_writes_to_meanwhile_can_be_loaded(tmp_path, form):
+    """As a replay buffer: its values may be torn, and its checkpoint may not."""
+    options: dict[str, Any] = dict(_FORMS[form])
+    path = f"{options.pop('root', tmp_path)}/{options.pop('name', 'c')}"
+    memory = np.zeros((150, 1000, 10), np.float32)
+    tree = {
+        "rows": memory,
+        "columns": memory.T,
+        "some": memory[:, :3],
+        "view": memory[:40].view(),
+        "big-endian": memory[:30].view(">f4"),
+        "small": memory[0],
+        "flags": memory.view(np.bool_)[:50],
+    }
+    fixed = np.zeros(2**18, np.float32)
+    fixed.flags.writeable = False
+    tree["fixed"] = fixed
+    is_over = False
+
+    def write():
+        for number in it.count():
+            if is_over:
+                return
+            # The bytes of what is true, also.
+            memory.view(np.uint8)[...] = number % 2
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(3):
+            ec.tree_serialise_leaves(path, tree, durable=False, **options)
+            if form == "beside the save before":
+                options = {"reuse": path}
+            like = jax.tree.map(np.zeros_like, tree)
+            ec.tree_deserialise_leaves(path, like, cast=form == "cast")
+            assert ec.verify(path) == []
+    finally:
+        is_over = True
+        thread.join()

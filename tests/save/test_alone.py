@@ -149,7 +149,7 @@ def test_impossible_parts_are_refused(tmp_path, parts, part):
     del value["digest"]
 
     def write(**more):
-        text = json.dumps(value | {"version": 2} | more, separators=(",", ":"))
+        text = json.dumps(value | more, separators=(",", ":"))
         file.write_bytes(seal(text.encode()[:-1]))
 
     write(parts=PART, part=[[0, 0]])

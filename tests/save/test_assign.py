@@ -125,7 +125,7 @@ def test_too_many_runs_are_refused_when_they_are_planned(monkeypatch):
     template = Template("k", "jax", "uint8", (9,), "uint8", (1,))
     owners = [(range(n, n + 1), n % 2) for n in range(9)]
     leaves = [PlannedLeaf(name, None, template, 0, None, owners) for name in "abc"]
-    form = _tree_spec.tree_spec(("a", "b", "c"), (0, 0, 0), (template,), ())
+    form = _tree_spec.TreeSpec(("a", "b", "c"), (0, 0, 0), (template,), ())
     monkeypatch.setattr(_columns, "MOST_LEAVES", 0)
     most = _to_ocdbt.longest(leaves, form, 2).placed.placement
     # The leaves have one pattern.

@@ -427,8 +427,10 @@ def test_many_threads(tmp_path):
 def test_settings_of_the_process_come_back(tmp_path):
     interval, main = sys.getswitchinterval(), threading.get_native_id()
     priority = os.getpriority(os.PRIO_PROCESS, main)
+    thresholds = gc.get_threshold()
     save(tmp_path / "a", _tree(1)).result()
-    assert sys.getswitchinterval() == interval and gc.isenabled()
+    assert sys.getswitchinterval() == interval
+    assert gc.isenabled() and gc.get_threshold() == thresholds
     assert os.getpriority(os.PRIO_PROCESS, main) == priority
 
 

@@ -146,7 +146,7 @@ def save(value):
 
 save(0)
 with pytest.MonkeyPatch.context() as patch:
-    inside.wrap(patch, "put the files of other readers in place", slowly)
+    inside.wrap(patch, "delete what is left", slowly)
     thread = threading.Thread(target=save, args=(1,))
     thread.start()
     entered.wait()

@@ -1,7 +1,6 @@
 """Leaves that Blosc has compressed: read by all readers, and compressed anew."""
 
 import json
-import pathlib
 import warnings
 
 import jax.numpy as jnp
@@ -44,7 +43,7 @@ def test_four_readers(tmp_path, layout, codec):
     }
     path = tmp_path / "a"
     chunks = lambda name, shape, dtype: (70, 201) if name == "w" else None
-    options = {"layout": layout, "compression": codec, "chunks": chunks}
+    options = {"layout": layout, "compression": codec, "chunks": chunks, "orbax": True}
     ec.tree_serialise_leaves(path, tree, **options)
     assert_alike(ec.tree_deserialise_leaves(path, tree), tree)
     assert ec.verify(path) == []
@@ -97,20 +96,6 @@ def test_every_dtype(tmp_path, codec):
         column = ckpt["tiles"][::-2, 99:101].read(verify=verify)
         assert np.array_equal(column, tree["tiles"][::-2, 99:101])
     assert ec.verify(ckpt) == []
-
-
-def test_the_version_is_the_lowest_that_has_it_all(tmp_path):
-    tree = {"small": jnp.ones(9), "large": jnp.ones(2**15)}
-    for codec, where, version in (
-        (None, None, 1),
-        ("lz4", None, 2),
-        ("zstd", None, 2),
-        ("lz4", lambda t: t["small"], 1),
-    ):
-        ec.tree_serialise_leaves(tmp_path / "a", tree, compression=codec, where=where)
-        index = _index_of(tmp_path / "a")
-        assert index["version"] == version
-        assert index["reader"] == {1: "0.1.0", 2: "0.2.0"}[version]
 
 
 def _codecs(path):
@@ -176,15 +161,6 @@ def test_headers():
     for data, full, size in ((good[:15], 2**22, 4), (good, 2**21, 4), (good, 2**22, 2)):
         with pytest.raises(ValueError, match="Blosc header"):
             check(data, full, size)
-
-
-def test_an_older_release_says_what_reads_it(tmp_path, monkeypatch):
-    """It reads versions up to 1."""
-    path = pathlib.Path(tmp_path / "a")
-    ec.tree_serialise_leaves(path, jnp.ones(2**15), compression="lz4")
-    inside.limit(monkeypatch, formats_read={1: "0.1.0"})
-    with pytest.raises(ValueError, match=r"format 2.*pip install 'eqx_ckpt>=0.2.0'"):
-        ec.open(path)
 
 
 def test_many_threads(tmp_path):

@@ -267,15 +267,21 @@ def test_a_writer_that_begins_while_another_cleans_up(tmp_path, where, monkeypat
         if change == "commit" and threading.current_thread() is thread:
             written.set()
             may_commit.wait()
-        is_other = change == "swap" and key != "eqx_ckpt.json"
-        if is_other and once.acquire(blocking=False):
+
+    committed = []
+
+    def cleaning(*_):
+        if committed and once.acquire(blocking=False):
             # The first has committed, and the second begins.
             thread.start()
             written.wait()
 
     # No lock is what a store, and a network file system, may have.
     monkeypatch.setattr(fcntl, "flock", lambda fd, flags: None)
-    inside.watch_store(monkeypatch, path, slow)
+    note = lambda change, key: committed.append(key) if change == "commit" else None
+    inside.watch_store(monkeypatch, path, slow, note)
+    cleans = "delete what is left" if where == "local" else "delete files of a store"
+    inside.watch(monkeypatch, cleans, cleaning)
     ec.tree_serialise_leaves(path, _tree(2))
     assert _value(path) == 2
     may_commit.set()
@@ -284,36 +290,35 @@ def test_a_writer_that_begins_while_another_cleans_up(tmp_path, where, monkeypat
     assert _value(path) == 3 and ec.materialise(ec.open(path).tree)["x2"][0] == 5
 
 
-def test_nobody_commits_before_the_files_of_other_readers(tmp_path, monkeypatch):
-    """Those of two saves would be mixed."""
+@pytest.mark.parametrize("orbax", [False, True])
+def test_a_save_commits_in_one_step(tmp_path, monkeypatch, orbax):
+    """The one rename, under the lock of writers. Nothing follows it but deletion."""
     path = tmp_path / "a"
-    ec.tree_serialise_leaves(path, _tree(1))
-    keys = []
+    ec.tree_serialise_leaves(path, _tree(1), orbax=orbax)
+    changes = []
 
     def watched(change, key):
-        if change == "swap":
-            keys.append(key)
+        changes.append((change, key))
+        if change in ("swap", "commit"):
             assert is_locked(path)
 
     inside.watch_store(monkeypatch, path, watched)
-    ec.tree_serialise_leaves(path, _tree(2))
-    assert keys[0] == "eqx_ckpt.json" and "_METADATA" in keys and _value(path) == 2
-
-
-def test_what_fails_after_the_commit_undoes_nothing(tmp_path, layout):
-    path = tmp_path / "a"
-    ec.tree_serialise_leaves(path, _tree(1))
-    # A file of another reader cannot take the place of a directory.
-    (path / "_METADATA").unlink()
-    (path / "_METADATA" / "x").mkdir(parents=True)
-    if layout == "zarr":
-        ec.tree_serialise_leaves(path, _tree(2), layout=layout)
-    else:
-        with pytest.raises(OSError) as caught:
-            ec.tree_serialise_leaves(path, _tree(2), layout=layout)
-        assert "is saved and whole all the same" in caught.value.__notes__[0]
+    inside.watch(monkeypatch, "exchange", lambda *_: changes.append(("exchange", "")))
+    ec.tree_serialise_leaves(path, _tree(2), orbax=orbax)
+    # The index is put in place by a rename, which is its commit.
+    steps = [x for x in changes if x != ("swap", "eqx_ckpt.json")]
+    assert steps[-1][0] == ("exchange" if orbax else "commit")
+    assert "swap" not in [change for change, _ in steps]
     assert _value(path) == 2
-    assert ec.materialise(ec.open(path).tree)["x1"][0] == 3
+
+
+def test_files_for_orbax_go_with_the_save_that_had_them(tmp_path):
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, _tree(1), orbax=True)
+    assert (path / "_METADATA").is_file() and (path / "manifest.ocdbt").is_file()
+    ec.tree_serialise_leaves(path, _tree(2))
+    assert {x.name for x in path.iterdir()} == {"eqx_ckpt.json", "d"}
+    assert _value(path) == 2 and not ec.verify(path)
 
 
 def test_what_comes_into_a_checkpoint_that_is_replaced(tmp_path, monkeypatch):
@@ -479,3 +484,18 @@ def test_paths_with_two_slashes_and_localhost(tmp_path):
         ec.tree_serialise_leaves(path, {"w": np.ones(3)})
         assert ec.open(path)["w"].read().tolist() == [1, 1, 1]
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_directory_that_another_has_put_in_place(tmp_path, monkeypatch):
+    """Its name is made durable, although one of that name was."""
+    above = tmp_path / "above"
+    ec.tree_serialise_leaves(above / "a", {"x": 1})
+    above.rename(tmp_path / "away")
+    above.mkdir()
+    synced = []
+    inside.watch(monkeypatch, "sync a directory", synced.append)
+    ec.tree_serialise_leaves(above / "a", {"x": 1})
+    assert str(tmp_path) in synced
+    synced.clear()
+    ec.tree_serialise_leaves(above / "b", {"x": 1})
+    assert str(above) in synced and str(tmp_path) not in synced

@@ -27,9 +27,13 @@ ALL = lambda x: ec.is_storable(x) or isinstance(x, (str, bytes))
 def saved(tmp_path_factory):
     root = tmp_path_factory.mktemp("orbax")
     for layout in LAYOUTS:
-        ec.tree_serialise_leaves(root / layout, orbax_reader.held(), layout=layout)
+        ec.tree_serialise_leaves(
+            root / layout, orbax_reader.held(), layout=layout, orbax=True
+        )
         tree = orbax_reader.spoilt()
-        ec.tree_serialise_leaves(root / f"{layout}-spoilt", tree, ALL, layout=layout)
+        ec.tree_serialise_leaves(
+            root / f"{layout}-spoilt", tree, ALL, layout=layout, orbax=True
+        )
     return root
 
 
@@ -87,7 +91,7 @@ def _metadata(path):
 def test_orbax_files(tmp_path):
     # What is restored without a target is in orbax_reader.py. This is the text.
     tree = {"a": [jnp.ones(2), None], "b": 1, "c": len}
-    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    ec.tree_serialise_leaves(tmp_path / "a", tree, orbax=True)
 
     def entry(value, *keys):
         return {
@@ -108,13 +112,13 @@ def test_orbax_files(tmp_path):
 
 def test_what_where_leaves_out_is_not_there_for_orbax(tmp_path):
     tree = {"a": {"w": jnp.ones(2), "n": None, "f": len}, "b": {"n": None, "f": len}}
-    ec.tree_serialise_leaves(tmp_path / "a", tree, where=lambda t: t["a"])
+    ec.tree_serialise_leaves(tmp_path / "a", tree, where=lambda t: t["a"], orbax=True)
     assert set(_metadata(tmp_path / "a")) == {"('a', 'w')", "('a', 'n')", "('a', 'f')"}
 
 
 def test_what_filter_spec_leaves_out_is_none_for_orbax(tmp_path):
     tree = {"a": jnp.ones(2), "b": jnp.ones(3), "c": 1, "d": {}}
-    ec.tree_serialise_leaves(tmp_path / "a", tree, lambda x: x is tree["a"])
+    ec.tree_serialise_leaves(tmp_path / "a", tree, lambda x: x is tree["a"], orbax=True)
     kinds = {
         key: value["value_metadata"]["value_type"]
         for key, value in _metadata(tmp_path / "a").items()
@@ -127,7 +131,9 @@ def test_a_small_head_costs_kilobytes(tmp_path):
     layers = [eqx.nn.MLP(2, 2, 2, 3, key=jr.key(i)) for i in range(30)]
     tree = {"backbone": layers, "head": jnp.ones(300)}
     is_head = {"backbone": False, "head": True}
-    with ec.CheckpointManager(tmp_path / "run", filter_spec=is_head) as manager:
+    with ec.CheckpointManager(
+        tmp_path / "run", filter_spec=is_head, orbax=True
+    ) as manager:
         for step in range(3):
             manager.save(step, tree)
     for step in range(3):
@@ -144,7 +150,7 @@ print(got.keys(), got["head"].sum())
     assert said.splitlines()[-1] == "dict_keys(['head']) 300.0"
     # Beside more than that, Orbax is told of each of them.
     ec.tree_serialise_leaves(
-        tmp_path / "large", tree | {"head": jnp.ones(2**16)}, is_head
+        tmp_path / "large", tree | {"head": jnp.ones(2**16)}, is_head, orbax=True
     )
     assert len(_metadata(tmp_path / "large")) > 200
 
@@ -152,7 +158,7 @@ print(got.keys(), got["head"].sum())
 def test_nothing_without_a_name_is_an_error(tmp_path):
     # A key that has no name is refused only where something is stored under it.
     tree = {"a": jnp.ones(2), "b": {object(): None}}
-    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    ec.tree_serialise_leaves(tmp_path / "a", tree, orbax=True)
     assert set(_metadata(tmp_path / "a")) == {"('a',)"}
 
 
@@ -160,7 +166,7 @@ def test_is_leaf_and_orbax(tmp_path):
     # One of the two empty dicts is a leaf here, and so is the pair: neither is stored.
     tree = {"a": {}, "b": {}, "c": 1, "d": len, "e": (1, 2), "f": np.ones(2)}
     is_leaf = lambda x: x is tree["a"] or type(x) is tuple
-    ec.tree_serialise_leaves(tmp_path / "a", tree, is_leaf=is_leaf)
+    ec.tree_serialise_leaves(tmp_path / "a", tree, is_leaf=is_leaf, orbax=True)
     values = [x["value_metadata"] for x in _metadata(tmp_path / "a").values()]
     kinds = ["None", "Dict", "scalar", "None", "None", "np.ndarray"]
     assert [value["value_type"] for value in values] == kinds
@@ -169,7 +175,7 @@ def test_is_leaf_and_orbax(tmp_path):
 def test_long_names_and_orbax(tmp_path):
     tree = {"a": 1, "x" * 201: 2}
     for layout, count in ("ocdbt", 2), ("zarr", 1):
-        ec.tree_serialise_leaves(tmp_path / layout, tree, layout=layout)
+        ec.tree_serialise_leaves(tmp_path / layout, tree, layout=layout, orbax=True)
         assert len(_metadata(tmp_path / layout)) == count
     report = _ask_orbax(tmp_path, 1, "long_names")
     assert len(report) == 2 * 3 and not _wrong(report)
@@ -178,7 +184,7 @@ def test_long_names_and_orbax(tmp_path):
 def test_unknown_prng_implementations_are_left_out(tmp_path, monkeypatch):
     inside.limit(monkeypatch, prng_kinds_of_orbax=("threefry2x32",))
     tree = {"a": jr.key(0), "b": jr.key(0, impl="rbg")}
-    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    ec.tree_serialise_leaves(tmp_path / "a", tree, orbax=True)
     assert set(_metadata(tmp_path / "a")) == {"('a',)"}
 
 
@@ -201,21 +207,23 @@ def test_stale_files_are_deleted(tmp_path, before, layout):
         (_KEYS_AND_STRINGS, layout, _ORBAX | {"_strings.json", "array_metadatas"}),
         ({"u": jnp.zeros(2, "uint4")}, layout, set()),
     ]:
-        ec.tree_serialise_leaves(path, tree, ALL, layout=to)
+        ec.tree_serialise_leaves(path, tree, ALL, layout=to, orbax=True)
         leaves = set(tree) if to == "zarr" else set()
         assert {p.name for p in path.iterdir()} == _OF_LAYOUT[to] | more | leaves
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_stale_files_are_deleted_in_memory():
-    files = StoredFiles("memory://others-stale")
-    for tree, more in [
-        (_KEYS_AND_STRINGS, _ORBAX | {"_strings.json", "array_metadatas"}),
-        ({"u": jnp.zeros(2, "uint4")}, set()),
-    ]:
-        ec.tree_serialise_leaves("memory://others-stale", tree, ALL)
-        tops = {key.partition("/")[0] for key in files}
-        assert tops == _OF_LAYOUT["ocdbt"] | more
+def test_files_for_orbax_in_a_store():
+    """They have fixed names, so a path takes one save with them."""
+    path = "memory://others-stale"
+    ec.tree_serialise_leaves(path, _KEYS_AND_STRINGS, ALL, orbax=True)
+    more = _ORBAX | {"_strings.json", "array_metadatas"}
+    tops = lambda: {key.partition("/")[0] for key in StoredFiles(path)}
+    assert tops() - {"eqx_ckpt.saving"} == _OF_LAYOUT["ocdbt"] | more
+    with pytest.raises(ValueError, match="cannot exchange.*`orbax=True`"):
+        ec.tree_serialise_leaves(path, {"w": 1}, orbax=True)
+    ec.tree_serialise_leaves(path, {"w": 1})
+    assert tops() == {"eqx_ckpt.json", "d"}
 
 
 # ---- TensorStore.
@@ -276,7 +284,7 @@ def _leaves(tree):
 def test_tensorstore_opens_every_url(tmp_path, layout, directory):
     tree = _names() if layout == "ocdbt" or directory == "plain" else {"a.b": [1.5]}
     path = tmp_path / directory / "b"
-    ec.tree_serialise_leaves(path, tree, ALL, layout=layout, chunks=1 << 20)
+    ec.tree_serialise_leaves(path, tree, ALL, layout=layout, chunks=1 << 20, orbax=True)
     ckpt = ec.open(path)
     leaves = _leaves(tree)
     assert set(ckpt.leaves) == set(leaves) and any("%" in name for name in leaves)
@@ -290,9 +298,9 @@ def test_tensorstore_opens_every_url(tmp_path, layout, directory):
 
 
 def test_urls_stay_with_the_save_that_was_opened(tmp_path):
-    ec.tree_serialise_leaves(tmp_path / "a", {"w": np.arange(3)})
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": np.arange(3)}, orbax=True)
     url = ec.open(tmp_path / "a")["w"].url
-    ec.tree_serialise_leaves(tmp_path / "a", {"w": np.arange(3) + 1})
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": np.arange(3) + 1}, orbax=True)
     with pytest.raises(ValueError):
         ts.open(url).result()
     new = ts.open(ec.open(tmp_path / "a")["w"].url).result().read().result()
@@ -307,7 +315,9 @@ def test_zarr_opens_the_group(tmp_path):
     import zarr
 
     tree = {**orbax_reader.held(), **_names()}
-    ec.tree_serialise_leaves(tmp_path / "a", tree, ALL, layout="zarr", chunks=1 << 20)
+    ec.tree_serialise_leaves(
+        tmp_path / "a", tree, ALL, layout="zarr", chunks=1 << 20, orbax=True
+    )
     leaves = _leaves(eqx.filter(tree, ALL))
     lacking = ("int2", "int4", "float4", "float8", "bfloat16")
     expected = {
@@ -334,11 +344,15 @@ def test_zarr_opens_the_group(tmp_path):
 def test_zarr_reads_a_leaf_that_it_does_not_list(tmp_path):
     import zarr
 
-    ec.tree_serialise_leaves(tmp_path / "a", {"u": b"ab", "w": 1}, ALL, layout="zarr")
+    ec.tree_serialise_leaves(
+        tmp_path / "a", {"u": b"ab", "w": 1}, ALL, layout="zarr", orbax=True
+    )
     array = zarr.open_array(tmp_path / "a" / "u", mode="r")
     assert bytes(np.asarray(array[...])) == b"ab"
 
 
 def test_ocdbt_has_no_group(tmp_path):
-    ec.tree_serialise_leaves(tmp_path / "a", {"w": optax.EmptyState(), "v": 1})
+    ec.tree_serialise_leaves(
+        tmp_path / "a", {"w": optax.EmptyState(), "v": 1}, orbax=True
+    )
     assert not (tmp_path / "a" / "zarr.json").exists()

@@ -167,6 +167,13 @@ def test_a_push_is_one_commit(hub, tmp_path, inside):
         ec.convert(tmp_path / "a", url, overwrite=False)
 
 
+def test_a_push_with_a_base(hub, tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", _tree())
+    ec.convert(tmp_path / "a", "hf://org/new", base=tmp_path / "a")
+    base = ec.open("hf://org/new").base
+    assert base is not None and base.path == str(tmp_path / "a")
+
+
 def test_a_card_is_left_as_it_is(hub, tmp_path, capsys):
     hub.commit("org/new", {"README.md": b"# Mine"})
     ec.tree_serialise_leaves(tmp_path / "a", _tree())

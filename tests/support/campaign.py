@@ -126,7 +126,7 @@ def chunks_of(root: pathlib.Path) -> list[Chunk]:
     index = json.loads((root / "eqx_ckpt.json").read_bytes())
     names, aliases = index["names"], dict(index["aliases"])
     values = ts.KvStore.open(
-        {"driver": "ocdbt", "base": f"file://{root}/"}
+        {"driver": "ocdbt", "base": f"file://{root}/d/{index['save']}/"}
         if index["layout"] == "ocdbt"
         else {"driver": "file", "path": f"{root}/"}
     ).result()
@@ -239,7 +239,7 @@ def swaps(
         yield Damage("swap digests", {digests: b"".join(swapped)})
     # A file of another save of the same tree: of an older step, say.
     for file in files:
-        if file in other:
+        if other.get(file, files[file]) != files[file]:
             yield Damage("stale", {file: other[file]})
 
 

@@ -15,7 +15,6 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -30,13 +29,11 @@ LIMITS = {
     "chunks_for_other_readers": "_save._sidecars.MOST_CHUNKS",
     "digests_read_together": "_load._source._TOGETHER",
     "index_bytes": "_format._json.MAX_INDEX",
-    "formats_read": "_format._index.READERS",
     "files_synced_one_by_one": "_save._to_zarr._MANY",
     "bytes_that_wait": "_save._background._ROOM",
     "prng_kinds_of_orbax": "_save._sidecars._key_impls",
-    "nodes_of_a_static_value": "_tree._encoded._MAX_NODES",
-    "nodes_of_a_structure": "_rebuild._recorder._FEW",
-    "length_of_a_structure": "_rebuild._recorder._MAX_LENGTH",
+    "parts_of_a_static_value": "_tree._codec._MAX_PARTS",
+    "cost_of_a_tree": "_format._record._BASE",
     "steps_without_a_journal": "_run._step_journal._FEW",
     "share_of_a_journal": "_run._step_journal._SHARE",
     "seconds_until_settled": "_run._step_journal._SETTLED",
@@ -53,12 +50,15 @@ LIMITS = {
 }
 
 CALLS = {
+    "find the latest step": "_run._steps.Steps.latest",
     "write a save": "_save._serialise.write",
     "publish": "_save._publish.publish",
     "find where others write": "_save._publish.told",
     "tell what was written": "_save._notes.tell",
     "call a room around the kernel": "_extensions.call",
-    "put the files of other readers in place": "_save._inplace._swap_in",
+    "delete files at the root of another save": "_save._inplace._delete_side",
+    "delete what is left": "_save._leftovers.delete_abandoned",
+    "delete files of a store": "_storage._objects.ObjectStore.delete_files",
     "keep files of the last save": "_save._reuse.keep",
     "start in the background": "_save._background.start",
     "run in the background": "_save._background._run",
@@ -75,6 +75,7 @@ CALLS = {
     "read the head of an index": "_format._journal.summarise",
     "exchange": "_storage._local_files.exchange",
     "lock": "_storage._descriptor.Lock",
+    "sync a directory": "_storage._local_files.sync_directory",
     "sync a file system": "_storage._local_files.syncfs",
     "sync together": "_storage._local.LocalDirectory.synced_together",
     "syncs report errors": "_storage._local_files._reports_all",
@@ -242,6 +243,23 @@ def exchange(a: Any, b: Any) -> None:
     _found(CALLS["exchange"])(os.fspath(a), os.fspath(b))
 
 
+def labels_of(path: Any) -> dict[str, str | None]:
+    """The labels of the leaves of a checkpoint that are in entries of States."""
+    leaves, record = _opened(path), importlib.import_module("eqx_ckpt._format._record")
+    texts = {i: record.label_text(label) for i, label in leaves.labels.items()}
+    return {leaves.names[place]: text for place, text in texts.items()}
+
+
+def fields_of(path: Any) -> dict[str, str]:
+    """The static values of the nodes of a checkpoint, as texts."""
+    leaves = _opened(path)
+    return {name: leaves.fields_text(name) for name in leaves.node_names}
+
+
+def _opened(path: Any) -> Any:
+    return _found("_load._checkpoint.open")(path)._source.index.leaves
+
+
 def server_of(url: str) -> tuple[bool, str, int] | None:
     """The server that is asked about a URL: whether by TLS, its name, its port."""
     return _found("_stores._requests._server")(url, {})
@@ -250,49 +268,48 @@ def server_of(url: str) -> tuple[bool, str, int] | None:
 # ---- What is kept from call to call.
 
 
+def _walks() -> Any:
+    return importlib.import_module("eqx_ckpt._tree._walk")
+
+
 def forget() -> None:
     """As in a new process."""
-    for name in (
-        "_save._describe._kept",
-        "_save._tree_spec.tree_spec",
-        "_save._layout.deal_alone",
-        "_save._to_ocdbt._laid",
-        "_save._sidecars._orbax_files",
-        "_save._sidecars._zarr_files",
-        "_save._to_ocdbt._plain",
-        "_save._plan._table",
-        "_format._index._checked",
-    ):
-        _found(name).cache_clear()
-    importlib.import_module("eqx_ckpt._tree._seen")._last = []
+    _walks()._last = []
+    _found("_format._index._checked").cache_clear()
 
 
 def is_remembered(tree) -> bool:
     """Whether what follows from the structure of a tree is made once."""
-    seen = importlib.import_module("eqx_ckpt._tree._seen").seen
-    return seen(jax.tree.structure(tree)) is not None
+    return _walks().find(tree)[0] is _walks().find(tree)[0]
 
 
 def made() -> dict[str, int]:
     """How often parts of saves were made, and not taken from the saves before."""
-    caches = {
-        "deal": "_save._layout.deal_alone",
-        "files for Orbax": "_save._sidecars._orbax_files",
-        "database": "_save._to_ocdbt._plain",
+    names = {
+        "deal_alone": "deal",
+        "_orbax_files": "files for Orbax",
+        "_plain": "database",
     }
-    return {name: _found(cache).cache_info().misses for name, cache in caches.items()}
+    out = dict.fromkeys(names.values(), 0)
+    for walk in _walks()._last:
+        for key, (_, kept) in walk._made.items():
+            if key[0] == "described":
+                for function, _ in kept[0][0].results:
+                    if function.__name__ in names:
+                        out[names[function.__name__]] += 1
+    return out
 
 
 @contextlib.contextmanager
 def registered_types_forgotten() -> Iterator[None]:
     """Types that are registered meanwhile are not, afterwards."""
     module = importlib.import_module("eqx_ckpt._tree._register")
-    before = set(module._codecs)
+    before = set(module._registered)
     try:
         yield
     finally:
-        for cls in set(module._codecs) - before:
-            module._set(cls, None)
+        for block in set(module._registered) - before:
+            module._take_back(block)
 
 
 # ---- Single steps of a call.

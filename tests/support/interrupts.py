@@ -152,7 +152,7 @@ class State:
             "descriptors": sorted(_descriptors(self._directory)),
             "ignored": list(self._ignored),
             "threads": sorted(t.name for t in threading.enumerate()),
-            "collector": gc.isenabled(),
+            "collector": (gc.isenabled(), gc.get_threshold()),
             "interval": sys.getswitchinterval(),
             "signals": [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)],
         }

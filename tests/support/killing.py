@@ -292,7 +292,8 @@ def without_rename() -> Iterator[None]:
     from eqx_ckpt._stores._buckets import BucketBackend
 
     resolve = _root.resolve
-    _root.resolve = lambda path, *_: BucketBackend(f"file://{os.fspath(path)}")
+    plain = lambda path: os.fspath(path).removeprefix("file://")
+    _root.resolve = lambda path, *_: BucketBackend(f"file://{plain(path)}")
     try:
         yield
     finally:

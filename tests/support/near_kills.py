@@ -14,7 +14,7 @@ import shutil
 from typing import NamedTuple
 
 import eqx_ckpt as ec
-from eqx_ckpt._near import _attempts
+from eqx_ckpt._run import _attempts
 from eqx_ckpt._storage import _root
 from support import near
 

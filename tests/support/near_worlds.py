@@ -11,9 +11,11 @@ import random
 import shutil
 from typing import Any
 
-from eqx_ckpt._near import _attempts
-from eqx_ckpt._near._attempts import Attempt, Copy, NearStep
+from eqx_ckpt._near import _whole
 from eqx_ckpt._near._disk import Disk, NearPart
+from eqx_ckpt._near._whole import Copy, NearStep
+from eqx_ckpt._run import _attempts
+from eqx_ckpt._run._attempts import Attempt
 from eqx_ckpt._storage import _root
 
 
@@ -86,7 +88,7 @@ class World:
         bad: set[Copy] = set()
         while True:
             parts = [disk.find()[0] for disk in mine]
-            found, passed = _attempts.choose(last, parts, bad)
+            found, passed = _whole.choose(last, parts, bad)
             if found is None or not (worse := self._damaged(mine, found)):
                 break
             bad |= worse

@@ -265,7 +265,7 @@ def random_trees(root, count=8):
             tree = random_tree(rng)
             expected = eqx.filter(tree, ec.is_storable)
         path = root / f"random{number}"
-        ec.tree_serialise_leaves(path, tree, durable=False)
+        ec.tree_serialise_leaves(path, tree, durable=False, orbax=True)
         for name, restore in _readers().items():
             wrong = _differences(restore(path), expected)
             got = restore(path, expected)
@@ -293,7 +293,7 @@ def parts(root):
     for layout in LAYOUTS:
         path = root / f"part-{layout}"
         where = lambda t: (t["m"][2], t["o"][1]["d"])
-        ec.tree_serialise_leaves(path, tree, where=where, layout=layout)
+        ec.tree_serialise_leaves(path, tree, where=where, layout=layout, orbax=True)
         expected = {
             "m": [None, None, {"a": w, "b": None, "c": None}],
             "o": [None, {"d": w}],
@@ -317,7 +317,7 @@ def other_nodes(root):
     ]
     for number, (tree, expected) in enumerate(cases):
         path = root / f"node{number}"
-        ec.tree_serialise_leaves(path, {"n": tree}, durable=False)
+        ec.tree_serialise_leaves(path, {"n": tree}, durable=False, orbax=True)
         for name, restore in _readers().items():
             wrong = _differences(restore(path), {"n": expected})
             yield (str(number), name), wrong
@@ -346,11 +346,13 @@ def overwritten(root):
             readers = _readers()
             saves = [(first, before), (second, layout), (first, layout)]
             for number, (tree, to) in enumerate(saves):
-                ec.tree_serialise_leaves(path, tree, layout=to)
+                ec.tree_serialise_leaves(path, tree, layout=to, orbax=True)
                 for name, restore in readers.items():
                     wrong = _differences(restore(path), tree)
                     yield (before, layout, str(number), name), wrong
-            ec.tree_serialise_leaves(path, {"u": b"ab"}, lambda x: True, layout=layout)
+            ec.tree_serialise_leaves(
+                path, {"u": b"ab"}, lambda x: True, layout=layout, orbax=True
+            )
             for name, restore in readers.items():
                 try:
                     wrong = [repr(restore(path))]
@@ -363,7 +365,7 @@ def overwritten(root):
 def missing_chunk(root):
     """A chunk that is lost is an error, and not zeros."""
     path = root / "missing"
-    ec.tree_serialise_leaves(path, {"w": jnp.ones(3)}, layout="zarr")
+    ec.tree_serialise_leaves(path, {"w": jnp.ones(3)}, layout="zarr", orbax=True)
     (path / "w" / "c" / "0").unlink()
     for name, restore in _readers().items():
         try:
@@ -378,7 +380,9 @@ def skeletons(root):
     model = eqx.nn.MLP(2, 2, 4, 2, key=jr.key(0))
     skeleton = eqx.filter_eval_shape(eqx.nn.MLP, 2, 2, 4, 2, key=jr.key(0))
     for layout in LAYOUTS:
-        ec.tree_serialise_leaves(root / f"model-{layout}", model, layout=layout)
+        ec.tree_serialise_leaves(
+            root / f"model-{layout}", model, layout=layout, orbax=True
+        )
         for name, restore in _readers().items():
             target = eqx.filter(skeleton, ec.is_storable)
             got = restore(root / f"model-{layout}", target)
@@ -393,7 +397,10 @@ def manager(root):
     tree = {"w": jnp.ones(3), "n": None}
     for layout in LAYOUTS:
         ec.tree_serialise_leaves(
-            root / f"steps-{layout}" / "7" / "default", tree, layout=layout
+            root / f"steps-{layout}" / "7" / "default",
+            tree,
+            layout=layout,
+            orbax=True,
         )
         with ocp.CheckpointManager(root / f"steps-{layout}") as manager:
             step = manager.latest_step()

@@ -9,9 +9,9 @@ from typing import Any
 import jax.tree_util as jtu
 import pytest
 
-from eqx_ckpt._format import _names
+from eqx_ckpt._format import _names, _record
 from eqx_ckpt._rename import _renamed
-from eqx_ckpt._tree import _node, _states
+from eqx_ckpt._tree import _flatten, _node, _states
 
 
 class Mover:
@@ -21,7 +21,8 @@ class Mover:
     def __init__(self, tree, choose):
         self.choose = choose
         self.moves = {}
-        self.indices = _states.index_names(tree)
+        labels = [x for some in _states_of(tree).values() for x in some if x.names]
+        self.indices = {_record.label_text(x): sorted(x.names) for x in labels}
 
     def move(self, node, old=(), new=()):
         self.moves[".".join(new)] = ".".join(old)
@@ -63,6 +64,10 @@ class Mover:
         return "@" + ",".join(sorted(moved))
 
 
+def _states_of(tree):
+    return _states.states_of(_flatten.flatten(tree, None))
+
+
 def _text(key):
     kind, text = key
     if kind in "sfi":
@@ -91,7 +96,7 @@ def modules_of(
     """The names of which static fields are recorded, and the function that says which
     of them stand for a new name."""
     stored = ckpt._source.index.leaves
-    return stored.statics.of, _renamed.renamed(stored, rename)[0].modules
+    return stored.node_names, _renamed.renamed(stored, rename)[0].stored_nodes
 
 
 def value_at(tree: Any, name: str, here: str = "") -> Any:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from eqx_ckpt._tree import _identity
 
@@ -122,23 +121,3 @@ def test_what_leads_to_itself_and_what_is_too_large():
     for _ in range(10**4):
         deep = [deep]
     assert not _identity.is_same(deep, deep)
-
-
-_plain = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.sampled_from([0, 1, 2, -1, 2**70])
-    | st.sampled_from([0.0, -0.0, 1.0, float("inf"), _nan(0x7FF8000000000001)])
-    | st.sampled_from(["", "1", b"1"]),
-    lambda below: st.lists(below, max_size=3).map(tuple),
-    max_leaves=6,
-)
-
-
-@given(st.lists(_plain, max_size=4), st.lists(_plain, max_size=4))
-def test_a_plain_key_tells_what_a_key_tells(a, b):
-    """Static fields that have one such key are written as one row."""
-    same = _identity.is_same(tuple(a), tuple(b))
-    assert (_identity.plain_key(a) == _identity.plain_key(b)) == same
-    assert _identity.plain_key([*a, [1]]) is None
-    assert _identity.plain_key([*a, (1, np.float32(1))]) is None

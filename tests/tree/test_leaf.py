@@ -1,6 +1,8 @@
 import enum
 import itertools as it
 import math
+import os
+import re
 import tempfile
 
 import equinox as eqx
@@ -13,7 +15,12 @@ import jax.tree_util as jtu
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
+from jax.sharding import (
+    AxisType,
+    NamedSharding,
+    PartitionSpec as P,
+    SingleDeviceSharding,
+)
 from support.helpers import (
     assert_alike,
     enable_x64,
@@ -511,16 +518,16 @@ def test_casts(layout, tmp_path):
     third = 1 / 3
     cases = {
         "f32_f64": (of("f4", third, -0.0), of("f8", 9, 9)),
-        "f64_f32": (of("f8", third, 1e300, np.nan), of("f4", 9, 9, 9)),
+        "f64_f32": (of("f8", third, np.inf, np.nan), of("f4", 9, 9, 9)),
         "f64_big": (of("f8", third, -0.0), of(">f4", 9, 9)),
         "big_f32": (of(">f8", third, -0.0), of("f4", 9, 9)),
         "f64_jax": (of("f8", third, -0.0), _abstract("float32", 2)),
         "f32_bf16": (jnp.array([third, -0.0]), _abstract(jnp.bfloat16, 2)),
-        "bf16_f16": (of(jnp.bfloat16, third, 1e30), jnp.zeros(2, "float16")),
+        "bf16_f16": (of(jnp.bfloat16, third, 6e4), jnp.zeros(2, "float16")),
         "f8_f32": (of(jnp.float8_e4m3fn, 0.5, 448), jnp.zeros(2)),
         "f4_bf16": (of(ml_dtypes.float4_e2m1fn, 1.5, -6), of(jnp.bfloat16, 9, 9)),
         "c64_c128": (of("c8", 1j / 3, -1), of("c16", 9, 9)),
-        "c128_c64": (of("c16", 1j / 3, 1e300), jnp.zeros(2, "complex64")),
+        "c128_c64": (of("c16", 1j / 3, 1e30), jnp.zeros(2, "complex64")),
         "i8_i64": (of("i1", -128, 127), of("i8", 9, 9)),
         "i64_i8": (of("i8", -128, 127), of("i1", 9, 9)),
         "u64_i32": (of("u8", 0, 2**31 - 1), jnp.zeros(2, "int32")),
@@ -643,6 +650,143 @@ def test_values_that_do_not_survive(layout, tmp_path):
         ec.tree_deserialise_leaves(ckpt, like, unexpected="ignore")
 
 
+class _Metres(np.ndarray):
+    """As arrays with a unit are, such as those of astropy."""
+
+
+def test_subclasses_of_arrays(tmp_path):
+    tree = {"x": np.arange(3.0)}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    for like in (
+        np.ones(3).view(_Metres),
+        np.ones((1, 2)).view(np.matrix),
+        np.ma.ones(3),
+    ):
+        with pytest.raises(TypeError, match=r"Leaf `x`: it is a `?\w+"):
+            ec.tree_deserialise_leaves(tmp_path / "a", {"x": like})
+        with pytest.raises(TypeError, match="leaf `x` cannot be saved: it is a"):
+            ec.tree_serialise_leaves(tmp_path / "b", {"x": like})
+    # What the error advises.
+    with ec.register_leaf(_Metres, np.asarray, lambda x: x.view(_Metres)):
+        metres = {"x": np.arange(3.0).view(_Metres)}
+        ec.tree_serialise_leaves(tmp_path / "c", metres)
+        assert_alike(ec.tree_deserialise_leaves(tmp_path / "c", metres), metres)
+    # An array whose memory is a file is an array.
+    np.save(tmp_path / "a.npy", tree["x"])
+    mapped = {"x": np.load(tmp_path / "a.npy", mmap_mode="r")}
+    ec.tree_serialise_leaves(tmp_path / "d", mapped)
+    assert_alike(ec.tree_deserialise_leaves(tmp_path / "d", mapped), tree)
+
+
+def test_advice_keeps_digits(tmp_path):
+    def make(key):
+        return {"w": jr.normal(key, (2,)), "mean": np.array([0.1234567890123])}
+
+    tree = make(jr.key(0))
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    with pytest.raises(RuntimeError, match="mean .*`ec.skeleton` keeps it as it is"):
+        ec.tree_deserialise_leaves(
+            tmp_path / "a", eqx.filter_eval_shape(make, jr.key(0))
+        )
+    like = ec.skeleton(make, jr.key(0))
+    assert_alike(ec.tree_deserialise_leaves(tmp_path / "a", like), tree)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_legacy_keys_and_typed_ones(impl, tmp_path):
+    one, many = jr.key(3, impl=impl), jr.split(jr.key(4, impl=impl), (5, 2))
+    mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,))
+    sharding = NamedSharding(mesh, P(None, "x"))
+    typed = {"a": one, "b": many, "c": jax.device_put(many, sharding), "d": one}
+    legacy = jax.tree.map(jr.key_data, typed)
+    legacy["d"] = np.asarray(legacy["d"])
+    for name, saved, other in (("typed", typed, legacy), ("legacy", legacy, typed)):
+        path = tmp_path / name
+        ec.tree_serialise_leaves(path, saved)
+        for like in (other, eqx.filter_eval_shape(lambda other=other: other)):
+            with pytest.raises(RuntimeError, match="(?s)kind.* b .*`cast=True`"):
+                ec.tree_deserialise_leaves(path, like)
+        # As the error advises.
+        made = ec.tree_deserialise_leaves(path, other, cast=True)
+        assert_alike(made, other)
+        lazy = ec.open(path).splice(other, cast=True)
+        assert_alike(ec.materialise(lazy), other)
+        ec.tree_serialise_leaves(tmp_path / "again", lazy)
+        kinds = [x.dtype for x in ec.open(tmp_path / "again").values()]
+        assert kinds == [other[k].dtype for k in sorted(other)]
+    wrong = {"a": jr.key(0, impl="rbg" if impl != "rbg" else "threefry2x32")}
+    with pytest.raises(RuntimeError, match="of another kind"):
+        ec.tree_deserialise_leaves(
+            tmp_path / "legacy", wrong, unexpected="ignore", cast=True
+        )
+    data = ec.open(tmp_path / "legacy")["a"]
+    with pytest.raises(TypeError, match="returns PRNG keys.*`cast=True`"):
+        ec.lazy(lambda x: jr.wrap_key_data(x, impl=impl))(data)
+
+
+_NARROW = [
+    *("float16", "bfloat16", "float32", "complex64", "float8_e4m3fn", "float8_e8m0fnu"),
+    *long("float8_e5m2", "float8_e4m3fnuz", "float8_e3m4", "float4_e2m1fn"),
+]
+
+
+@pytest.mark.parametrize("dtype", _NARROW)
+def test_casts_never_overflow_in_silence(dtype, tmp_path):
+    wanted = np.dtype(dtype)
+    wide = {"float32": "f8", "complex64": "c16"}.get(dtype, "f4")
+    part = np.float32 if dtype == "complex64" else wanted
+    most = float(ml_dtypes.finfo(part).max)
+    rest = [] if dtype == "float4_e2m1fn" else [math.nan]
+    good = np.asarray([1, most, *rest], np.float64).astype(wide)
+    large = float(np.finfo(wide).max)
+    bad = np.concatenate([good, np.asarray([large, 2, large]).astype(wide)])
+    if wide == "c16":
+        bad[-1] = 1 + 1j * large
+    # In one block with others; in many, of which two hold some.
+    tree = {"good": good, "few": bad, "many": np.zeros(2**20, wide) + 1}
+    tree["many"][[0, -1]] = large
+    few = rf" few: .* into {dtype} \(2 of {bad.size} numbers"
+    many = rf" many: .* into {dtype} \(2 of {2**20} numbers"
+    path = tmp_path / "saved"
+    ec.tree_serialise_leaves(path, tree, chunks=2**20)
+    like = jax.tree.map(lambda x: np.zeros(x.shape, wanted), tree)
+    saved = ec.open(path).tree
+
+    pairs = [(lambda m: m, lambda c: c, ec.adapters.cast())]
+    loads = [
+        lambda: ec.tree_deserialise_leaves(path, like, cast=True),
+        lambda: ec.materialise(ec.open(path).splice(like, cast=True)),
+        lambda: ec.materialise([x.astype(dtype) for x in ec.open(path).values()]),
+        lambda: ec.graft(like, path, pairs),
+    ]
+    for load in loads:
+        with pytest.raises(RuntimeError, match="nothing was loaded") as e:
+            load()
+        assert re.search(few, str(e.value)) and re.search(many, str(e.value))
+        assert " good:" not in str(e.value)
+    ok = ec.tree_deserialise_leaves(path, like, cast=True, where=lambda t: t["good"])
+    assert facts(ok["good"]) == facts(good.astype(wanted))
+    if dtype == "complex64":
+        return  # `dtype` is that of floats.
+    given = {"dtype": dtype, "chunks": 2**18}
+    to = tmp_path / "to"
+    saves = [
+        lambda: ec.tree_serialise_leaves(to, tree, **given),
+        lambda: ec.tree_serialise_leaves(to, tree, layout="zarr", **given),
+        lambda: ec.tree_serialise_leaves(tmp_path / "to.zip", tree, **given),
+        lambda: ec.async_tree_serialise_leaves(to, tree, **given).result(),
+    ]
+    for save in saves:
+        with pytest.raises(ValueError, match="nothing was saved") as e:
+            save()
+        assert re.search(few, str(e.value)) and re.search(many, str(e.value))
+        assert os.listdir(tmp_path) == ["saved"]
+    with pytest.raises(RuntimeError, match="do not survive"):
+        ec.tree_serialise_leaves(to, saved, **given)
+    ec.tree_serialise_leaves(to, {"good": good}, **given)
+    assert facts(np.asarray(ec.open(to)["good"])) == facts(good.astype(wanted))
+
+
 @layouts
 def test_never_another_type_of_number(layout, tmp_path):
     values = {
@@ -726,7 +870,7 @@ def test_x64_off_never_narrows_silently(tmp_path):
 def test_dtype_casts_floats_as_they_are_saved(layout, tmp_path):
     tree = {
         "f": jnp.array([1 / 3, -0.0]),
-        "h": np.float64([[1 / 3, 1e300]] * 2).T,
+        "h": np.float64([[1 / 3, math.inf]] * 2).T,
         "w": jnp.full((2,), 1 / 3),
         "b": jnp.ones(3, jnp.bfloat16),
         "i": jnp.arange(3),
@@ -821,6 +965,13 @@ def _refused():
         "string": (np.array(["a"], np.dtypes.StringDType()), TypeError, "cannot be"),
         "long_double": (np.zeros(2, np.longdouble), TypeError, "cannot be stored"),
         "masked": (np.ma.array([1, 2], mask=[True, False]), TypeError, "masked"),
+        "matrix": (
+            np.ones((1, 2)).view(np.matrix),
+            TypeError,
+            "is a `matrix`.*register_leaf",
+        ),
+        "metres": (np.ones(2).view(_Metres), TypeError, "is a `_Metres`.*register"),
+        "none": (np.ones(()).view(_Metres), TypeError, "is a `_Metres`"),
         "deleted": (_deleted(jnp.ones(3) + 1), ValueError, "deleted or donated"),
         "deleted_key": (
             _deleted(jr.split(jr.key(0))),

@@ -1,6 +1,8 @@
 """`register_leaf`: values of types of one's own."""
 
+import asyncio
 import pickle
+import threading
 from fractions import Fraction
 
 import equinox as eqx
@@ -144,6 +146,33 @@ def test_for_a_block_and_for_the_process(tmp_path):
         ec.tree_serialise_leaves(tmp_path / "c", Fraction(1, 2))
     with pytest.raises(TypeError, match="`Fraction` cannot be stored.*`register_leaf`"):
         ec.tree_serialise_leaves(tmp_path / "c", Fraction(1, 2), True)
+
+
+def test_blocks_of_tasks_and_threads_that_overlap(tmp_path):
+    """Each task saves by its own registration, and none takes away that of another."""
+
+    async def save(number, hold):
+        with ec.register_leaf(Fraction, lambda x: x.numerator * number, Fraction):
+            await asyncio.sleep(hold)
+            tree = {"a": np.ones(3), "ratio": Fraction(5)}
+            ec.tree_serialise_leaves(tmp_path / str(number), tree)
+            if number == 2:
+                thread = threading.Thread(target=save_in_thread)
+                thread.start()
+                thread.join()
+
+    def save_in_thread():
+        # It has no registration of its own.
+        ec.tree_serialise_leaves(tmp_path / "thread", {"ratio": Fraction(7)})
+
+    async def both():
+        await asyncio.gather(save(1, 0.02), save(2, 0.05))
+
+    asyncio.run(both())
+    assert ec.open(tmp_path / "1")["ratio"].read() == 5
+    assert ec.open(tmp_path / "2")["ratio"].read() == 10
+    assert ec.open(tmp_path / "thread")["ratio"].read() == 14
+    assert not ec.is_storable(Fraction(1))
 
 
 def test_subclasses_and_nodes(tmp_path):

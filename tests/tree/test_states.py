@@ -286,3 +286,15 @@ def test_statistics_follow_the_weights_through_a_graft(tmp_path):
         assert _values(out) == [(11, 11), (10, 10)]
     out, _ = ec.graft(_with([0, 0]), path, [(lambda m: m, lambda c: c)])
     assert _values(out) == [(10, 10), (11, 11)]
+
+
+def test_a_model_without_its_state_is_told(tmp_path):
+    model, state = _made(_Norms)
+    with pytest.warns(UserWarning, match="no State: they are not saved") as told:
+        for name in ("a", "b"):
+            ec.tree_serialise_leaves(tmp_path / name, {"model": model})
+    # Of trees of one structure it is said once.
+    assert len(told) == 1
+    # These have what they need: a State, the first values of one, or no layers of such.
+    for tree in ((model, state), _Norms(), state, {"x": 1.0}):
+        ec.tree_serialise_leaves(tmp_path / "c", tree)

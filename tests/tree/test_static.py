@@ -10,6 +10,7 @@ import fractions
 import functools as ft
 import json
 import math
+import operator
 import pathlib
 import re
 import types
@@ -17,6 +18,7 @@ import typing
 import uuid
 import warnings
 
+import attrs
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -27,10 +29,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 from jax.sharding import PartitionSpec as P
+from support import inside
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _index
-from eqx_ckpt._tree import _encoded, _static
+from eqx_ckpt._format import _values
+from eqx_ckpt._tree import _codec, _compare
 
 
 class Plain(enum.Enum):
@@ -82,7 +85,24 @@ class Config:
 
 
 class Opaque:
-    """What nobody can compare."""
+    """An object of which only the class can be compared."""
+
+
+class Other:
+    """Another one."""
+
+
+@attrs.frozen
+class Attrs:
+    x: int
+
+
+def _closure(x):
+    return lambda: x
+
+
+def _other_closure(x):
+    return lambda: x
 
 
 # What was saved, the same again, and what has changed.
@@ -113,10 +133,19 @@ KINDS = {
     "builtin": (print, print, len),
     "class": (Opaque, Opaque, Config),
     "jitted": (jnp.tanh, jnp.tanh, jnp.sin),
-    "nameless": (lambda x: x, jax.grad(jnp.sin), None),
-    "a name, and none": (print, lambda x: x, 1),
+    "nameless": (lambda x: x, lambda x: 2 * x, jax.grad(jnp.sin)),
+    "a name, and none": (print, print, lambda x: x),
+    "a closure": (_closure(1), _closure(2), _other_closure(1)),
+    "a method": (Pair([1]).count, Pair([1]).count, Pair([2]).count),
     "tuple with a function": ((1, print), (1, print), (1, len)),
-    "tuple with a lambda": ((1, print), (1, lambda: 0), (2, lambda: 0)),
+    "tuple with a lambda": ((1, lambda: 1), (1, lambda: 0), (2, lambda: 0)),
+    "beside an object": ((1, Opaque()), (1, Opaque()), (2, Opaque())),
+    "an object of another class": (Opaque(), Opaque(), Other()),
+    "a dtype beside": (*[Config(act=jnp.bfloat16)] * 2, Config(8, jnp.bfloat16)),
+    "module of Python": (math, math, re),
+    "attrs": (*[Attrs(1)] * 2, Attrs(2)),
+    "generic alias": (list[int], list[int], list[str]),
+    "getter": (*[operator.itemgetter(1)] * 2, operator.itemgetter(2)),
     "nested": ([{"a": (1, print)}], [{"a": (1, print)}], [{"a": (2, print)}]),
     "length": ((print, 1), (print, 1), (print, 1, 1)),
     "tuple subclass": (Pair([1, print]), (1, print), Pair([2, print])),
@@ -159,7 +188,7 @@ KINDS = {
     "pattern": (re.compile("a"), re.compile("a"), re.compile("b")),
     "a function, and none": (print, print, None),
     "none, and a function": (None, None, print),
-    "long": ([print, "a" * 20000], [len, "a" * 20000], [print, "b" * 20000]),
+    "long": (*[[print, "a" * 20000]] * 2, [print, "b" * 20000]),
     "PartitionSpec": (P("a", None), P("a", None), P(None, "a")),
     "abstract array": (
         *[jax.ShapeDtypeStruct((2,), jnp.float32)] * 2,
@@ -414,8 +443,9 @@ def test_parts_of_a_field(tmp_path):
         load(tmp_path / "a", like)
 
 
-def test_what_cannot_be_compared(tmp_path, monkeypatch):
-    """Objects of other classes, and what is too deep or too much: never an error."""
+def test_parts_that_cannot_be_encoded(tmp_path, monkeypatch):
+    """Objects of other classes, and what is too deep or too much: never an error, and
+    what is beside them is compared."""
 
     class Broken(dict):
         def items(self):
@@ -426,13 +456,20 @@ def test_what_cannot_be_compared(tmp_path, monkeypatch):
     for _ in range(200):
         deep = [deep]
     doubled = print
-    monkeypatch.setattr(_encoded, "_MAX_NODES", 1000)
+    inside.limit(monkeypatch, parts_of_a_static_value=1000)
     for _ in range(60):
         doubled = (doubled, doubled)
     for value in (deep, circular, doubled, Broken(a=1), jnp.ones(2)):
-        assert _encoded.encode(value) == _encoded.encode(Opaque())
-    ec.tree_serialise_leaves(tmp_path / "a", net(jnp.ones(2).sharding))
-    load(tmp_path / "a", net(Opaque()))
+        one, same, other = (
+            _values.compared(_codec.encode((x, value))) for x in (1, 1, 2)
+        )
+        assert _values.is_alike(one, same) and not _values.is_alike(one, other)
+    ec.tree_serialise_leaves(tmp_path / "a", net((1, jnp.ones(2))))
+    # Of arrays of JAX, which a device may have computed, shapes and dtypes.
+    load(tmp_path / "a", net((1, jnp.zeros(2))))
+    for other in (jnp.ones(3), jnp.ones(2, int)):
+        with pytest.raises(RuntimeError, match="value  saved"):
+            load(tmp_path / "a", net((1, other)))
 
 
 def test_nothing_recorded_and_nothing_to_name(tmp_path):
@@ -442,15 +479,6 @@ def test_nothing_recorded_and_nothing_to_name(tmp_path):
     load(tmp_path / "a", {"w": 0.0}, static=[])
 
 
-def _edit(path, change):
-    """The index of a checkpoint as another writer would have made it."""
-    value = json.loads(path.read_bytes())
-    del value["digest"]
-    change(value)
-    body = json.dumps(value, separators=(",", ":")).encode()[:-1]
-    path.write_bytes(body + b',"digest":"' + _index.digest(body).encode() + b'"}')
-
-
 def test_what_is_saved_on_one_mesh_is_loaded_on_any(tmp_path):
     meshes = [jax.make_mesh((n,), ("x",), devices=jax.devices()[:n]) for n in (1, 2)]
     ec.tree_serialise_leaves(tmp_path / "a", net(meshes[0]))
@@ -458,62 +486,12 @@ def test_what_is_saved_on_one_mesh_is_loaded_on_any(tmp_path):
         load(tmp_path / "a", net(mesh))
 
 
-def test_checkpoints_of_the_first_release(tmp_path):
-    """They are compared as they were: what JSON holds on both sides."""
-    for saved, here in ((Numbers.FOUR, Numbers.EIGHT), (4, Numbers.EIGHT), (4, print)):
-        ec.tree_serialise_leaves(tmp_path / "a", net(saved))
-        _edit(tmp_path / "a" / "eqx_ckpt.json", lambda v: v.pop("encoded"))
-        load(tmp_path / "a", net(here))
-        with pytest.raises(RuntimeError, match="width  saved 3"):
-            load(tmp_path / "a", net(here, width=4))
-        # And what has been read is written again as it was read.
-        ec.convert(tmp_path / "a", tmp_path / "b.zip")
-        load(tmp_path / "b.zip", net(here))
-
-
-def test_nodes_of_that_release_combine_with_those_of_today(tmp_path):
-    for name in "ab":
-        ec.tree_serialise_leaves(tmp_path / name, net(print))
-    _edit(tmp_path / "a" / "eqx_ckpt.json", lambda v: v.pop("encoded"))
-    old, new = (ec.open(tmp_path / name).tree for name in "ab")
-    assert jax.tree.map(lambda x, y: x.read() + y.read(), old, new)["w"] == 2.0
-    ec.tree_serialise_leaves(tmp_path / "b", net((1, print)), overwrite=True)
-    with pytest.raises(ValueError):
-        jax.tree.map(lambda x, y: x, old, ec.open(tmp_path / "b").tree)
-
-
-def test_what_that_release_compares_is_as_it_was(tmp_path):
-    value = (Numbers.FOUR, print)
-    ec.tree_serialise_leaves(tmp_path / "a", net(value))
-    index = json.loads((tmp_path / "a" / "eqx_ckpt.json").read_bytes())
-    assert index["statics"] == [{"width": 3}] and index["static"] == {"": 0}
-    assert index["encoded"] == [
-        {"value": [{"enum": ["FOUR", 4]}, {"name": ["builtins", "print"]}]}
-    ]
-
-
-def _named(module, name):
-    return {"value": {"name": [module, name]}}
-
-
-def test_functions_are_compared_by_package_and_name(tmp_path):
+def test_functions_are_compared_by_package_and_name():
     """A package moves its functions, and a script is a module where it is imported."""
-    ec.tree_serialise_leaves(tmp_path / "a", net(jax.nn.relu))
-    good = [
-        _named("jax.elsewhere", "relu"),
-        _named("__main__", "relu"),
-        {"value": {"other": None}},  # As it was before functions had names.
-    ]
-    bad = [_named("jax.nn", "gelu"), _named("flax.nn", "relu")]
-    for encoded in good:
-        _edit(tmp_path / "a" / "eqx_ckpt.json", lambda v: v.update(encoded=[encoded]))
-        load(tmp_path / "a", net(jax.nn.relu))
-    for encoded in bad:
-        _edit(tmp_path / "a" / "eqx_ckpt.json", lambda v: v.update(encoded=[encoded]))
-        with pytest.raises(RuntimeError, match="value  saved .*u, .* has jax.*[.]relu"):
-            load(tmp_path / "a", net(jax.nn.relu))
-        load(tmp_path / "a", net(lambda x: x))
-        load(tmp_path / "a", net(jax.nn.relu), static=["*.value"])
+    own = _values.compared(_codec.encode(jax.nn.relu))
+    is_alike = lambda *name: _values.is_alike(own, {"name": list(name)})
+    assert is_alike("jax.elsewhere", "relu") and is_alike("__main__", "relu")
+    assert not is_alike("jax.nn", "gelu") and not is_alike("flax.nn", "relu")
 
 
 def test_a_leaf_that_is_a_function_is_compared(tmp_path):
@@ -524,7 +502,8 @@ def test_a_leaf_that_is_a_function_is_compared(tmp_path):
 
     ec.tree_serialise_leaves(tmp_path / "a", mlp(jax.nn.relu))
     load(tmp_path / "a", mlp(jax.nn.relu))
-    load(tmp_path / "a", mlp(lambda x: x))
+    with pytest.raises(RuntimeError, match=r"m\.activation  saved jax.*relu.*<lambda>"):
+        load(tmp_path / "a", mlp(lambda x: x))
     with pytest.raises(RuntimeError, match=r"m\.activation  saved jax.*relu.*gelu"):
         load(tmp_path / "a", mlp(jax.nn.gelu))
     load(tmp_path / "a", mlp(jax.nn.gelu), static=["*.activation"])
@@ -532,17 +511,22 @@ def test_a_leaf_that_is_a_function_is_compared(tmp_path):
     assert "m.activation" in ec.diff(tmp_path / "a", mlp(jax.nn.gelu)).static
 
 
-def test_kinds_of_a_later_release_stand_for_anything(tmp_path):
-    ec.tree_serialise_leaves(tmp_path / "a", net((1, print)))
-
-    def change(value):
-        value["encoded"] = [{"value": [1, {"function": "builtins.print"}]}]
-
-    _edit(tmp_path / "a" / "eqx_ckpt.json", change)
-    load(tmp_path / "a", net((1, print)))
-    load(tmp_path / "a", net((1, 5)))
-    with pytest.raises(RuntimeError, match="value  saved"):
-        load(tmp_path / "a", net((2, print)))
+def test_functions_wherever_they_stand(tmp_path):
+    """With no static field beside them, in a Partial, and as what a Module wraps."""
+    trees = [
+        lambda f: eqx.nn.Sequential([eqx.nn.Identity(), eqx.nn.Lambda(f)]),
+        lambda f: {"f": f},
+        lambda f: jtu.Partial(f, 1.0),
+        lambda f: [jtu.Partial(ft.partial(f, 2), x=1.0)],
+        lambda f: eqx.nn.Lambda(jax.jit(f)),
+    ]
+    for tree in trees:
+        saved, same, other = ({"w": 1.0, "t": tree(f)} for f in (jnp.sin, jnp.sin, len))
+        ec.tree_serialise_leaves(tmp_path / "a", saved)
+        for call in CALLS.values():
+            call(tmp_path / "a", same)
+            with pytest.raises(RuntimeError, match=r"\n    t\S*  saved .*sin"):
+                call(tmp_path / "a", other)
 
 
 json_values = st.recursive(
@@ -556,23 +540,14 @@ json_values = st.recursive(
 @given(json_values, json_values)
 def test_whatever_the_file_says(saved, here):
     """Its texts are data: they compare and are shown, whatever they are."""
-    kinds = (
-        "name",
-        "enum",
-        "scalar",
-        "dtype",
-        "repr",
-        "dict",
-        "object",
-        "array",
-        "other",
-    )
-    for kind in kinds:
-        encoded = {kind: saved}
-        _encoded.is_alike(encoded, _encoded.encode(here))
-        assert _encoded.is_alike(encoded, encoded)
-        assert len(_encoded.show(encoded)) <= 203
-    assert _encoded.is_alike(_encoded.encode(saved), _encoded.encode(saved))
+    for kind in _values._FORMS:
+        encoded = _values.compared({kind: saved})
+        _values.is_alike(encoded, _values.compared(_codec.encode(here)))
+        assert _values.is_alike(encoded, encoded)
+        assert len(_values.show(encoded)) <= 203
+        _values.changes(encoded, _values.compared({kind: here}))
+    own = _values.compared(_codec.encode(saved))
+    assert _values.is_alike(own, own)
 
 
 @given(
@@ -590,7 +565,7 @@ def test_patterns_are_those_of_a_regex(parts, name):
     expected = re.fullmatch(regex(pattern), name) is not None
     if pattern.startswith("*."):
         expected |= re.fullmatch(regex(pattern[2:]), name) is not None
-    assert _static.matches(pattern, name) == expected
+    assert _compare.matches(pattern, name) == expected
 
 
 class _Configured(eqx.Module):

@@ -22,7 +22,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from support import trees
+from support import inside, trees
 from support.helpers import assert_alike, facts, run_python
 
 import eqx_ckpt as ec
@@ -347,15 +347,12 @@ def _assert_told_alike(path: str, other: str) -> None:
 def _told(path: str) -> Any:
     """Whatever the order of leaves: that of integer keys in a node is by number."""
     leaves = ec.open(path)._source.index.leaves
-    statics = leaves.statics
-    encoded = statics.encoded or [{}] * len(statics.values)
-    fields = {name: (statics.values[i], encoded[i]) for name, i in statics.of.items()}
     templates = {record.name: record.template for record in leaves.records()}
     alike: dict[int, set[str]] = {}
     for alias, origin in leaves.aliases.items():
         alike.setdefault(origin, {leaves.names[origin]}).add(leaves.names[alias])
-    labels = {leaves.names[place]: label for place, label in leaves.markers.items()}
-    return templates, set(map(frozenset, alike.values())), labels, fields
+    ties = set(map(frozenset, alike.values()))
+    return templates, ties, inside.labels_of(path), inside.fields_of(path)
 
 
 def lazily(case: Case) -> None:

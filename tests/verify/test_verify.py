@@ -52,7 +52,7 @@ def test_all_is_well(tmp_path, layout):
 
 def test_a_problem_says_where(tmp_path, layout):
     path = tmp_path / "a"
-    ec.tree_serialise_leaves(path, _tree(), layout=layout, chunks=64)
+    ec.tree_serialise_leaves(path, _tree(), layout=layout, chunks=64, orbax=True)
     index = json.loads((path / "eqx_ckpt.json").read_bytes())
     if layout == "zarr":
         file, at = "w/c/2/0", 20
@@ -134,17 +134,18 @@ def test_memory(layout):
 def test_what_other_readers_would_take_for_this_save(tmp_path, layout):
     path = tmp_path / "a"
     text = lambda x: True
-    ec.tree_serialise_leaves(path, {"s": "text", "w": 1.0}, text, layout=layout)
+    given = {"layout": layout, "orbax": True}
+    ec.tree_serialise_leaves(path, {"s": "text", "w": 1.0}, text, **given)
     old = files_of(path)
-    ec.tree_serialise_leaves(path, {"b": 1.0}, layout=layout)
+    ec.tree_serialise_leaves(path, {"b": 1.0}, **given)
     assert ec.verify(path) == []
-    # As if the writer had been killed before it replaced the files of others.
+    # As a copy would have them that was made while a save took place.
     for name in ("_METADATA", "_strings.json"):
         (path / name).write_bytes(old[name])
     changed, left = ec.verify(path)
     assert changed.file == "_METADATA" and "not those that were saved" in changed.what
     assert left.file == "_strings.json" and "another save" in left.what
-    ec.tree_serialise_leaves(path, {"b": 1.0}, layout=layout)
+    ec.tree_serialise_leaves(path, {"b": 1.0}, **given)
     assert ec.verify(path) == []
 
 
@@ -248,7 +249,7 @@ def test_progress(tmp_path, layout, capsys, monkeypatch):
 
 def test_command_line(tmp_path, capsys):
     path = tmp_path / "a"
-    ec.tree_serialise_leaves(path, _tree())
+    ec.tree_serialise_leaves(path, _tree(), orbax=True)
 
     def run(*arguments):
         return (main(["verify", *map(str, arguments)]), *capsys.readouterr())

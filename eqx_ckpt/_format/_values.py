@@ -1,0 +1,321 @@
+"""Encoded values: the JSON of static values, and how two of them compare.
+
+An encoded value is JSON. An object in it has one entry, whose key is its kind, as
+FORMAT.md lists them. `_tree/_codec.py` encodes values, and `_rebuild/_decode.py` makes
+them again.
+"""
+
+import functools as ft
+import json
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _names, _template
+
+
+# Kinds whose content may be any JSON. That of another kind has encoded values in it.
+ABSENT: dict[str, Any] = {"absent": []}
+
+
+def split(x: Any) -> tuple[str, Any]:
+    """The kind of an encoded value ("": plain JSON), and its content."""
+    if type(x) is dict and len(x) == 1:
+        return next(iter(x.items()))
+    return "", x
+
+
+# ---- Plain values.
+
+
+def plain(x: Any) -> Any:
+    """The value, as JSON holds it: tuples as lists.
+
+    **Raises:** `ValueError` for a value that JSON does not hold.
+    """
+    if type(x) is list:
+        return list(map(plain, x))
+    kind, own = split(x)
+    if kind == "":
+        return x
+    if kind in ("tuple", "spec"):
+        return list(map(plain, own))
+    if kind == "namedtuple" and len(own) == 3:
+        return list(map(plain, own[2]))
+    if kind == "dict" and all(type(key) is str for key, _ in own):
+        return {key: plain(item) for key, item in own}
+    if kind == "absent" and own:
+        return plain(own[0])
+    if kind == "sub" and type(own[2]) in (int, float, str):
+        return own[2]
+    raise ValueError("JSON does not hold the value")
+
+
+def is_plain(x: Any) -> bool:
+    try:
+        plain(x)
+    except _MALFORMED:
+        return False
+    return True
+
+
+def plain_fields(text: str) -> dict[str, Any]:
+    """The static fields of a `Leaves.fields_text` that JSON holds, by their names."""
+    fields = parsed(text).items()
+    return {_names.unquote(n): plain(x) for n, x in fields if is_plain(x)}
+
+
+@ft.lru_cache(maxsize=16)
+def parsed(text: str) -> dict[str, Any]:
+    """The encoded values of a `Leaves.fields_text`, by their names, quoted. For nodes
+    that have one text they are one object."""
+    return json.loads(text) if text else {}
+
+
+_MALFORMED = (
+    *(ValueError, TypeError, LookupError, OverflowError, AttributeError),
+    *(RecursionError, MemoryError),
+)
+
+
+# ---- Comparing.
+
+
+class Name(NamedTuple):
+    """The module that a function or a class says it is of, and its qualified name."""
+
+    module: str
+    qualified: str
+
+    @property
+    def package(self) -> str:
+        return self.module.partition(".")[0]
+
+    @property
+    def shown(self) -> str:
+        return f"{self.module}.{self.qualified}"
+
+    def is_alike(self, other: "Name") -> bool:
+        """Whether both are of one package, in which functions may have moved. What a
+        script has is in `__main__` when it runs, and elsewhere when it is imported."""
+        packages = {self.package, other.package} - _SCRIPTS
+        return self.qualified == other.qualified and len(packages) < 2
+
+
+_SCRIPTS = {"__main__", "__mp_main__"}
+
+
+def name_of(value: Any) -> Name | None:
+    """A name as an index has it; None for anything else."""
+    if type(value) is list and len(value) == 2:
+        if all(type(x) is str and x for x in value):
+            return Name(*value)
+    return None
+
+
+def compared(x: Any) -> Any:
+    """An encoded value as it is compared.
+
+    A tuple is as good as a list, a scalar of NumPy as a number, a class that stands for
+    a dtype as its name.
+    """
+    try:
+        return _compared(x)
+    except _MALFORMED:
+        return {"malformed": None}
+
+
+def _compared(x: Any) -> Any:
+    if type(x) is list:
+        return list(map(_compared, x))
+    kind, own = split(x)
+    return x if kind == "" else _FORMS[kind](own)
+
+
+def _pairs(own: Any) -> dict[str, Any]:
+    return {"dict": [[_compared(key), _compared(item)] for key, item in own]}
+
+
+def _object(own: list[Any]) -> dict[str, Any]:
+    skipped = own[3] if len(own) > 3 else ()
+    return {"object": [[n, _compared(x)] for n, x in own[2] if n not in skipped]}
+
+
+def _set(own: list[Any]) -> dict[str, Any]:
+    return {"set": sorted(map(_compared, own), key=json.dumps)}
+
+
+def _scalar(own: list[Any]) -> dict[str, Any]:
+    name, data = own
+    value = np.frombuffer(bytes.fromhex(data), _template.dtype_of(name), 1)[0]
+    item = value.item()
+    if type(item) is complex:
+        return {"scalar": [name, {"repr": repr(item)}]}
+    good = type(item) in (bool, int, float)
+    if type(item) is float:
+        return {"scalar": [name, _float(item)]}
+    return {"scalar": [name, item if good else str(value)]}
+
+
+def _float(x: float) -> Any:
+    return x if x - x == 0 else {"repr": struct.pack("<d", x).hex()}
+
+
+def _same(kind: str) -> Callable[[Any], Any]:
+    return lambda own: {kind: own}
+
+
+def _listed(own: list[Any]) -> list[Any]:
+    return list(map(_compared, own))
+
+
+_FLOATS = {"nan": "000000000000f87f", "inf": "000000000000f07f"}
+_FLOATS["-inf"] = "000000000000f0ff"
+
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("tuple", "spec"), _listed),
+    **dict.fromkeys(("set", "frozenset"), _set),
+    **dict.fromkeys(("object", "fields"), _object),
+    **dict.fromkeys(("numpy", "jax", "dtype"), _same("dtype")),
+    **dict.fromkeys(("name", "made"), _same("name")),
+    **{kind: _same(kind) for kind in ("any", "unknown", "array", "digest", "module")},
+    "dict": _pairs,
+    "namedtuple": lambda own: _listed(own[2]),
+    "sub": lambda own: _compared(own[2]),
+    "enum": lambda own: {"enum": [own[2], _compared(own[3])]},
+    "float": lambda own: {"repr": _FLOATS.get(own, own)},
+    "int": lambda own: {"repr": own},
+    "str": lambda own: {"repr": own},
+    "bytes": lambda own: {"repr": "bytes " + own},
+    "complex": lambda own: {"repr": repr(complex(*map(float.fromhex, own)))},
+    "range": lambda own: {"range": _listed(own)},
+    "slice": lambda own: {"slice": _listed(own)},
+    "ellipsis": lambda own: {"repr": "..."},
+    "shared": lambda own: {"any": "Shared"},
+    "repr": lambda own: {"dtype": own[1]} if own[0] == "dtype" else {"repr": own[1]},
+    "builtin": lambda own: (
+        {"dtype": own} if own in _NUMBERS else {"name": ["builtins", own]}
+    ),
+    "scalar": _scalar,
+    "partial": lambda own: {
+        "partial": [_compared(own[0]), _listed(own[1]), _pairs(own[2])]
+    },
+    "method": lambda own: {"method": [{"name": own[0]}, _compared(own[1])]},
+    "default": lambda own: _compared(own[1]),
+    "absent": lambda own: _compared(own[0]) if own else ABSENT,
+    "markers": lambda own: {"any": "markers"},
+}
+_NUMBERS = ("bool", "int", "float", "complex")
+
+
+def is_alike(a: Any, b: Any) -> bool:
+    """Whether two values, as `compared` gives them, are the same."""
+    (one, x), (two, y) = split(a), split(b)
+    if one != two:
+        bare = _bare(one, x), _bare(two, y)
+        return bare != (a, b) and is_alike(*bare)
+    if one == "any":
+        return True
+    if one in ("name", "unknown"):
+        names = name_of(x), name_of(y)
+        if names[0] is None or names[1] is None:
+            return x == y
+        return names[0].is_alike(names[1])
+    if type(x) is list and type(y) is list:
+        return len(x) == len(y) and all(map(is_alike, x, y))
+    if type(x) is not type(y):
+        return False
+    # To `==` 0.0 and -0.0 are one.
+    return repr(x) == repr(y) if type(x) is float else x == y
+
+
+def _bare(kind: str, value: Any) -> Any:
+    """The plain value of an enum, a scalar of NumPy or a dtype."""
+    if kind in ("enum", "scalar") and type(value) is list and value:
+        return value[-1]
+    return value if kind in ("", "dtype") else {kind: value}
+
+
+# How long the name of a part is that has parts with names of their own.
+MAX_NAMED = 1000
+# In the place of a part that only one side has.
+NOTHING: Any = {"nothing": None}
+
+
+def parts(x: Any) -> dict[str, Any] | None:
+    """The fields of an object and the values of a dict, as `compared` gives them, by
+    the parts of their names."""
+    kind, value = split(x)
+    if kind not in ("dict", "object"):
+        return None
+    out = {}
+    for key, item in value:
+        if type(key) is not str:
+            return None
+        out[_names.quote(key)] = item
+    return out
+
+
+def changes(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+    """The innermost parts in which two values differ, as `compared` gives them: the
+    dotted name of each below the value, and the part on either side."""
+    todo, out = [("", a, b)], []
+    for name, x, y in todo:
+        old, new = parts(x), parts(y)
+        some = []
+        if old is not None and new is not None and len(name) <= MAX_NAMED:
+            for part in dict.fromkeys([*old, *new]):
+                both = old.get(part, NOTHING), new.get(part, NOTHING)
+                if not is_alike(*both):
+                    some.append((_names.joined(name, part), *both))
+        todo += some
+        if not some:
+            out.append((name, x, y))
+    return out
+
+
+# ---- For people.
+
+_MAX_DEPTH = 100
+
+
+def show(x: Any, most: int = 200) -> str:
+    """A value, as `compared` gives it, for people."""
+    text = _shown(x, 0)
+    return text if len(text) <= most else text[:most] + "..."
+
+
+def _shown(x: Any, depth: int) -> str:
+    if depth > _MAX_DEPTH:
+        return "..."
+    below = ft.partial(_shown, depth=depth + 1)
+    kind, value = split(x)
+    members = parts(x)
+    if members is not None:
+        items = ", ".join(f"{key!r}: {below(item)}" for key, item in members.items())
+        return f"{{{items}}}"
+    if kind in ("name", "unknown") and (name := name_of(value)) is not None:
+        return name.shown if kind == "name" else f"a `{name.shown}`"
+    if type(value) is list:
+        if kind == "enum" and len(value) == 2:
+            return f"{value[0]} ({below(value[1])})"
+        if kind == "scalar" and len(value) == 2:
+            return f"{value[0]} {below(value[1])}"
+        if kind == "array" and len(value) == 3:
+            digest = f", digest {value[2]!s:.8}" if value[2] else ""
+            return f"an array, {value[0]} {below(value[1])}{digest}"
+        if kind in ("range", "slice"):
+            return f"{kind}({', '.join(map(below, value))})"
+        return f"[{', '.join(map(below, value))}]"
+    if kind == "repr":
+        return _RARE.get(str(value), str(value))
+    if kind in ("dtype", "module"):
+        return str(value)
+    if kind:
+        return "nothing" if kind in ("nothing", "absent") else "another value"
+    return repr(value)
+
+
+_RARE = {bits: text for text, bits in _FLOATS.items()}

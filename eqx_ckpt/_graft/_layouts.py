@@ -1,0 +1,77 @@
+"""A warning of leaves whose shapes fit although libraries store such layers in several
+ways, of which nobody has said one."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.tree_util as jtu
+
+from .._load._lazy import LazyArray
+from .._runtime import _processes
+from .._tree import _folding
+from ._adapting import Placed
+from ._matching import Matching
+
+
+# The names that are listed.
+_MOST = 8
+
+
+def warn(matching: Matching, placed: Sequence[Placed], stacklevel: int) -> None:
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for x in placed:
+        how = _other(matching, x)
+        if how is not None:
+            name = matching.model.names[x.number]
+            rows.setdefault(how, []).append((name, f"of `{x.job.sources[0]}`"))
+    if not rows or not _processes.leads():
+        return
+    lines = ["The shapes of these leaves fit, and do not say how they are stored:"]
+    for how, some in rows.items():
+        listed = _folding.fold_rows(some)
+        lines += [f"  {name}  {text}: {how}" for name, text in listed[:_MOST]]
+    lines.append(
+        "  Say it with an adapter in their pair: the one that is named, or `lambda "
+        "saved, like: saved` for as it is. See docs/layouts.md."
+    )
+    warnings.warn("\n".join(lines), stacklevel=stacklevel + 1)
+
+
+def _other(matching: Matching, x: Placed) -> str | None:
+    """What a leaf may have to be adapted by, that is loaded as it is."""
+    made = x.made
+    if not isinstance(made, LazyArray) or made._view is not None or x.job.adapters:
+        return None
+    layer = _layer(matching, x.number)
+    shape = tuple(made.shape)
+    source = x.job.sources[0]
+    node, _, last = source.rpartition(".")
+    if layer is None or node in matching.stored.saved.node_names:
+        return None  # Of a Module that was saved as one.
+    if isinstance(layer, eqx.nn.ConvTranspose) and len(shape) > 2:
+        if shape[0] == shape[1]:
+            return "PyTorch's need `ec.adapters.conv_transpose()`"
+    elif isinstance(layer, (eqx.nn.Linear, eqx.nn.Conv)) and last == "kernel":
+        if len(shape) > 1 and shape == (*shape[:-3:-1], *shape[:-2]):
+            return "kernels of flax and Keras need `ec.adapters.channels_first()`"
+    return None
+
+
+def _layer(matching: Matching, number: int) -> Any:
+    """The Module whose weight a leaf is."""
+    path = matching.model.flat.paths[number]
+    if not path or getattr(path[-1], "name", None) != "weight":
+        return None
+    node = matching.model.tree
+    for key in path[:-1]:
+        if isinstance(key, jtu.GetAttrKey):
+            node = getattr(node, key.name)
+        elif isinstance(key, jtu.SequenceKey):
+            node = node[key.idx]
+        elif isinstance(key, jtu.DictKey):
+            node = node[key.key]
+        else:
+            return None
+    return node

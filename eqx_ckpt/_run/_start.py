@@ -1,0 +1,114 @@
+"""From where the saves of a manager go on: whether they begin an attempt at the run."""
+
+import warnings
+from collections.abc import Collection, Sequence, Set
+
+from .._runtime import _log
+from . import _attempts
+from ._attempts import Attempt, Lineage
+from ._steps import Steps
+
+
+class Start:
+    """From where the saves of a manager go on, as process 0 knows it.
+
+    Its first save, and the first after each restore, may begin an attempt: it does if
+    the run has newer steps. A step that was restored for a look begins none, if the
+    saves go on above those before.
+    """
+
+    def __init__(self, steps: Steps):
+        self._steps = steps
+        # The attempt that was begun here.
+        self.attempt: Attempt | None = None
+        # Whether the next save may begin one, the step that was saved before, and the
+        # newest steps that are passed over, until that is told.
+        self._is_open = True
+        self._saved: int | None = None
+        self._passed: Sequence[int] = ()
+        # The step that was restored, from which near save, if it is one, and whether
+        # that is of the last attempt.
+        self._restored: int | None = None
+        self._base = ""
+        self._is_begun = False
+
+    @property
+    def has_restored(self) -> bool:
+        return self._restored is not None
+
+    def restored(self, step: int, base: str = "", is_begun: bool = False) -> None:
+        self._restored, self._base, self._is_begun = step, base, is_begun
+        self._is_open = True
+
+    def settle(
+        self, step: int, damaged: Set[int], is_near: bool = False
+    ) -> Attempt | None:
+        """Begins an attempt if the save of a step does. Steps that are `damaged` do not
+        count. Near steps are always of an attempt.
+
+        Returns the attempt, if this manager has begun one.
+        """
+        is_look = self._saved is not None and step > self._saved
+        is_open = self._is_open and not is_look
+        if is_open or (is_near and self.attempt is None):
+            self._begin(step, damaged, is_near)
+        self._is_open, self._saved = False, step
+        return self.attempt
+
+    def _begin(self, step: int, damaged: Set[int], is_near: bool) -> None:
+        listing = self._steps.listing()
+        lineage = self._steps.lineage(listing, self._is_begun)
+        newest = self._steps.newest(listing, lineage, damaged)
+        now = lineage.attempt
+        # One that was begun, and has saved nothing, has to count for nothing.
+        is_void = [now.number if now else 0] != [*self._steps.attempts(listing), 0][:1]
+        after, earlier = (now.after, now.earlier) if now else (None, [])
+        # What is not older cannot have become this step.
+        restored = self._restored
+        from_ = restored if restored is not None and restored < step else None
+        is_other = from_ is not None and lineage.is_left(from_)
+        if newest is not None and (step < newest or is_other):
+            after = from_
+            complete = self._steps.complete(listing)
+            gone = _left(lineage, complete, after)
+            earlier = [(s, self._steps.save_of(s, listing)) for s in gone]
+            self._passed = [s for s in gone if s > step]
+        elif not (is_void or is_near):
+            return
+        root = self._steps.root
+        self.attempt = _attempts.begin(root, self._base, after, earlier, now)
+
+    def tell(self, step: int, stacklevel: int) -> None:
+        """Says which newer steps a step passes over that has begun an attempt."""
+        passed, self._passed = self._passed, ()
+        if not passed:
+            return
+        what = self._restored
+        how = "anew" if what is None else f"with what was restored of step {what}"
+        newer, root = shown(passed), self._steps.root
+        self._steps.say(_log.WARNING, "Began an attempt with", step, f"newer {newer}")
+        warnings.warn(
+            f"Step {step} begins an attempt at the run in `{root}`, {how}. Newer "
+            f"{newer} of an earlier attempt, and a restart passes over them. They stay "
+            "until this attempt has as many as `keep` says.",
+            stacklevel=stacklevel,
+        )
+
+
+def _left(lineage: Lineage, steps: Collection[int], after: int | None) -> list[int]:
+    """The steps that do not count for an attempt that goes on from one of them."""
+    left = lineage.left(steps)
+    if after is None:
+        return sorted(steps)
+    if after in left:  # It goes on from an earlier attempt than the last.
+        ours = {step for step in steps if lineage.is_own(step)}
+        return sorted(ours | {step for step in left if step > after})
+    return sorted(left | {step for step in steps if step > after})
+
+
+def shown(steps: Sequence[int]) -> str:
+    """Some steps in words, with their verb."""
+    first, last = min(steps), max(steps)
+    if len(steps) == 1:
+        return f"step {first} is"
+    return f"steps, {len(steps)} from {first} to {last}, are"

@@ -1,0 +1,323 @@
+"""The static values of two trees, compared; and those that a call lets pass."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from .._format import _names, _values
+from .._format._record import Label, TreeRecord
+from . import _nearest
+
+
+Static = str | Sequence[str]
+Passes = Callable[[str], bool]
+
+
+class Difference(NamedTuple):
+    """A static value that has changed, or a part of one: its name here, what was saved
+    and what is here, as they are shown, whether it may differ, and its stored name."""
+
+    name: str
+    saved: str
+    here: str
+    may_differ: bool
+    stored: str
+
+
+class Comparison:
+    """Finds in what the static values of two trees differ.
+
+    It goes down both records at once, from nodes that stand for each other, and looks
+    at each pair of rows once, however many nodes have them. `source` is the name of the
+    tree that is `here`.
+    """
+
+    def __init__(self, saved: TreeRecord, here: TreeRecord, source: str = ""):
+        self._saved, self._here, self._source = saved, here, source
+        self._are_clean: dict[tuple[int, int], bool] = {}
+        self._known: dict[tuple[int, int], list[tuple[str, str, int, int]]] = {}
+
+    def differences(
+        self, pairs: Iterable[tuple[str, str]], passes: Passes
+    ) -> Iterator[Difference]:
+        """The differences of nodes that stand for each other, as saved and here, and of
+        all below them. Of a leaf that is not stored, only the value is compared."""
+        for stored, name in pairs:
+            a, b = self._row(self._saved, stored), self._row_here(name)
+            if a is None or b is None:
+                continue
+            if self._saved.is_value[a] and self._here.is_value[b]:
+                owner = stored.rpartition(".")[0], name.rpartition(".")[0]
+                rows = self._row(self._saved, owner[0]), self._row_here(owner[1])
+                own = _names.below(name, owner[1])
+                if None not in rows:
+                    yield from self._own(*rows, *owner, passes, own)  # pyright: ignore
+                continue
+            yield from self._below(a, b, stored, name, passes)
+
+    def of_nodes(self, stored: str, name: str, passes: Passes) -> Iterator[Difference]:
+        """The differences of two nodes themselves, without those of nodes in them."""
+        a, b = self._row(self._saved, stored), self._row_here(name)
+        if a is not None and b is not None:
+            yield from self._own(a, b, stored, name, passes)
+
+    def _row(self, record: TreeRecord, name: str) -> int | None:
+        return record.row_at(name)
+
+    def _row_here(self, name: str) -> int | None:
+        if not _names.is_under(name, self._source):
+            return None
+        return self._here.row_at(
+            _names.below(name, self._source) if self._source else name
+        )
+
+    def _below(
+        self, a: int, b: int, stored: str, name: str, passes: Passes
+    ) -> Iterator[Difference]:
+        stack = [(a, b, stored, name)]
+        while stack:
+            a, b, stored, name = stack.pop()
+            if self._is_clean(a, b):
+                continue
+            yield from self._own(a, b, stored, name, passes)
+            some = [
+                (x, y, _names.child(stored, one), _names.child(name, two))
+                for one, two, x, y in self._children(a, b)
+            ]
+            stack += reversed(some)
+
+    def _is_clean(self, a: int, b: int) -> bool:
+        """Whether nothing differs at and below two rows."""
+        known, todo = self._are_clean, [(a, b)]
+        while todo:
+            pair = a, b = todo[-1]
+            if pair in known:
+                todo.pop()
+                continue
+            if not (self._saved.has_values[a] and self._here.has_values[b]):
+                known[pair] = True
+                continue
+            below = {(x, y) for _, _, x, y in self._children(a, b)}
+            if new := [x for x in below if x not in known]:
+                todo += new
+                continue
+            are_clean = all(map(known.__getitem__, below))
+            known[pair] = are_clean and not any(self._changed(a, b))
+        return known[a, b]
+
+    def _children(self, a: int, b: int) -> list[tuple[str, str, int, int]]:
+        """The parts and the rows of children that stand for each other, and in which
+        something is compared."""
+        if (a, b) not in self._known:
+            saved, here = self._saved, self._here
+            parts = saved.kind(a).parts
+            own = here.children(b) if saved.has_values[a] else ()
+            out = []
+            for (part, child), place in zip(own, pair_children(saved, a, here, b)):
+                if place is not None and here.has_values[child]:
+                    other = saved.rows[a].children[place]
+                    if not (here.is_value[child] or saved.is_value[other]):
+                        out.append((parts[place], part, other, child))
+            self._known[a, b] = out
+        return self._known[a, b]
+
+    def _changed(self, a: int, b: int) -> Iterator[tuple[str, int, int]]:
+        """The values of two nodes that differ, by their names."""
+        old, new = self._saved.fields(a), self._here.fields(b)
+        moved = _moved_parts(self._saved, a, self._here, b)
+        for part, y in new.items():
+            x = old.get(moved.get(part, part))
+            if x is None or self._saved.texts[x] == self._here.texts[y]:
+                continue
+            if not _values.is_alike(self._saved.form(x), self._here.form(y)):
+                yield part, x, y
+
+    def _own(
+        self, a: int, b: int, stored: str, name: str, passes: Passes, only: str = ""
+    ) -> Iterator[Difference]:
+        for part, x, y in self._changed(a, b):
+            if only and part != only:
+                continue
+            ends = [_names.joined(z, part) or _names.ROOT for z in (stored, name)]
+            may_differ = any(map(passes, ends))
+            forms = self._saved.form(x), self._here.form(y)
+            for rest, was, now in _values.changes(*forms):
+                there, here = (_names.joined(end, rest) for end in ends)
+                good = may_differ or _passes_any(passes, (there, here), rest)
+                shown = _values.show(was), _values.show(now)
+                yield Difference(here, *shown, good, there)
+
+
+def _passes_any(passes: Passes, names: Iterable[str], rest: str) -> bool:
+    """Whether a part of a value may differ, or a part that it is in."""
+    count = len(_names.parts(rest))
+    for name in names:
+        for _ in range(count):
+            if passes(name):
+                return True
+            name = name.rpartition(".")[0]
+    return False
+
+
+# ---- Children that go by labels, and not by parts of names.
+
+
+def pair_children(
+    saved: TreeRecord, a: int, here: TreeRecord, b: int
+) -> list[int | None]:
+    """For each child of a row here the place of the saved one that it stands for: by
+    the parts of their names; where both have labels, by these."""
+    one, two = saved.kind(a), here.kind(b)
+    if one.labels and two.labels:
+        return pair_labels(*(list(map(_attribute, x.labels)) for x in (one, two)))
+    if one.parts == two.parts:
+        return list(range(len(one.parts)))
+    return [saved.place_of(a, part) for part in two.parts]
+
+
+def _attribute(label: str | None) -> Label:
+    return Label(marker=label)
+
+
+def _moved_parts(saved: TreeRecord, a: int, here: TreeRecord, b: int) -> dict[str, str]:
+    one, two = saved.kind(a), here.kind(b)
+    if not (one.labels and two.labels):
+        return {}
+    places = pair_children(saved, a, here, b)
+    return {
+        part: one.parts[place]
+        for part, place in zip(two.parts, places)
+        if place is not None
+    }
+
+
+def pair_labels(saved: Sequence[Label], here: Sequence[Label]) -> list[int | None]:
+    """For each child here the place of the saved one that its attribute leads to;
+    children without an attribute go by their order."""
+    known = {x.marker: i for i, x in enumerate(saved) if x.marker is not None}
+    rest = [i for i, x in enumerate(saved) if x.marker is None]
+    alone = iter(rest)
+    return [
+        next(alone, None) if x.marker is None else known.get(x.marker) for x in here
+    ]
+
+
+class MovedNode(NamedTuple):
+    """A node whose children have other parts of names than the saved ones that they
+    stand for: its name, its stored name, and for each part the part there."""
+
+    name: str
+    stored: str
+    parts: dict[str, str | None]
+
+
+def moved_nodes(
+    saved: TreeRecord, here: TreeRecord, pairs: Iterable[tuple[str, str]], source: str
+) -> Iterator[MovedNode]:
+    """The moved nodes at and below those of `pairs`, which stand for each other, as
+    saved and here. `source` is the name of the tree that is here."""
+    wanted = here.has_labels
+    for stored, name in pairs:
+        a = saved.row_at(stored)
+        b = here.row_at(_names.below(name, source) if source else name)
+        stack = [] if a is None or b is None else [(a, b, stored, name)]
+        while stack:
+            a, b, stored, name = stack.pop()
+            if not wanted[b]:
+                continue
+            one, two = saved.kind(a), here.kind(b)
+            places = pair_children(saved, a, here, b)
+            if one.labels and two.labels:
+                parts = [None if x is None else one.parts[x] for x in places]
+                if parts != list(two.parts):
+                    yield MovedNode(name, stored, dict(zip(two.parts, parts)))
+            for part, child, place in zip(two.parts, here.rows[b].children, places):
+                if place is not None and place < len(one.parts):
+                    below = saved.rows[a].children[place]
+                    ends = (
+                        _names.child(stored, one.parts[place]),
+                        _names.child(name, part),
+                    )
+                    stack.append((below, child, *ends))
+
+
+def moved_names(
+    names: Sequence[str], nodes: Iterable[MovedNode]
+) -> dict[int, str | None]:
+    """The stored names of leaves below nodes whose children have moved, by the places
+    of the leaves; None where the node has no such child."""
+    moved = {node.name: node for node in nodes}
+    nearest = _names.within(moved)
+    out: dict[int, str | None] = {}
+    for place, name in enumerate(names if moved else ()):
+        found = nearest(name)
+        if found is not None and found != name:
+            node = moved[found]
+            part, _, rest = _names.below(name, found).partition(".")
+            to = node.parts.get(part)
+            out[place] = None if to is None else _names.joined(node.stored, to, rest)
+    return out
+
+
+# ---- What may differ.
+
+
+def check(static: Any) -> None:
+    """**Raises:** `ValueError` or `TypeError` for what `static=` does not take."""
+    wanted = '`static` must be "error", "ignore" or a list of names of static fields'
+    if isinstance(static, str):
+        if static not in ("error", "ignore"):
+            raise ValueError(
+                f"{wanted}, not {static!r}. If it names a field, put it into a list: "
+                f"`static=[{static!r}]`."
+            )
+    elif not all(isinstance(x, str) and x for x in static):
+        raise TypeError(f'{wanted} that may differ, such as ["*.vocab_size"].')
+
+
+def how_to_pass(names: Sequence[str]) -> str:
+    """The argument that lets changed fields pass, as code."""
+    last = names[0].rpartition(".")[2] if names else ""
+    return f'`static="ignore"` lets them pass, `static=["*.{last}"]` those of that name'
+
+
+def passing(
+    static: Static, records: Sequence[tuple[TreeRecord | None, str]], what: str
+) -> Passes:
+    """A function that says whether the static value of a name may differ. `records`:
+    both sides, each with the name of its tree.
+
+    **Raises:** `ValueError` for a pattern that is the name of none. It says `what` the
+    fields are in.
+    """
+    check(static)
+    if isinstance(static, str):
+        return lambda name: static == "ignore"
+    patterns = list(static)
+    names = [
+        name
+        for record, source in (records if patterns else ())
+        if record is not None
+        for name in record.field_names(source)
+    ]
+    for pattern in patterns:
+        if not any(matches(pattern, name) for name in names):
+            near = _nearest.NameIndex(names).nearest(pattern, 3)
+            some = ", ".join(f"`{x}`" for x in near or names[:3])
+            head = "The nearest there are" if near else "It has"
+            raise ValueError(
+                f"`static` has {pattern!r}, which names no static field of the {what}. "
+                f"{head} {some or 'none'}."
+            )
+    return lambda name: any(matches(x, name) for x in patterns)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name is as a pattern says, in which `*` stands for any text. A leading
+    `*.` may stand for nothing: what it is before is at the root then."""
+    # Nothing but `*` is special, and `fnmatch` takes time that grows with the name.
+    pattern = re.sub(r"[?[]", r"[\g<0>]", pattern)
+    return fnmatch.fnmatchcase(name, pattern) or (
+        pattern.startswith("*.") and fnmatch.fnmatchcase(name, pattern[2:])
+    )

@@ -1,0 +1,468 @@
+"""Nodes of a tree, opened a type at a time: their children, and all else they have.
+
+`way` says how nodes of a type are opened. Nodes of one type are opened together: of a
+hundred Modules each field is taken once, by one call.
+"""
+
+import collections
+import dataclasses
+import functools as ft
+import itertools as it
+import json
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.tree_util as jtu
+
+from .._format import _names, _values
+from .._format._record import DATA, Kind
+from . import _codec, _named, _node
+from ._node import Node
+
+
+class Opened(NamedTuple):
+    """Nodes of one type that are of one kind: which they are (None: all); the letters
+    of their keys; their children, all first ones, all second ones and so on, or, if
+    they are `by_node`, node by node; and, for each name of `kind.data`, the values."""
+
+    kind: Kind
+    letters: str
+    places: list[int] | None
+    children: list[Any]
+    by_node: bool
+    data: list[list[Any]]
+
+
+Way = Callable[[type, Sequence[Any]], list[Opened]]
+
+_registry = jtu.default_registry
+open_one_level = _registry.flatten_one_level
+# Equinox has this where a Module lacks a field.
+MISSING = next(iter(open_one_level(object.__new__(eqx.nn.Dropout))[0]))
+_Missing = type(MISSING)
+
+
+def way(cls: type, example: Any) -> Way | None:
+    """The way in which nodes of a type are opened; None for leaves."""
+    if cls is list or cls is tuple:
+        return _open_sequences
+    if cls in _DICTS:
+        return _open_dicts
+    if cls in (type(None), _Missing, DefaultChild):
+        return _open_nones
+    if jtu.all_leaves([example]):
+        return None
+    if issubclass(cls, eqx.Module):
+        return _open_modules if _opens_as_known(example) else _open_each
+    if is_namedtuple(cls) and _is_plain_tuple(cls):
+        return _open_namedtuples
+    return _open_each
+
+
+# ---- Modules.
+
+
+@ft.lru_cache(maxsize=4096)
+def module_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...], Kind]:
+    """The fields of a class of Modules that are children, those that are static, and
+    the kind of nodes that have all of them and nothing else."""
+    both: tuple[list[str], list[str]] = [], []
+    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
+        both[bool(field.metadata.get("static", False))].append(field.name)
+    how = "index" if issubclass(cls, eqx.nn.StateIndex) else "module"
+    dynamic, static = map(tuple, both)
+    parts, data = tuple(map(_names.quote, dynamic)), tuple(map(_names.quote, static))
+    name = _named.class_name(cls) if how == "module" else ("", "")
+    return dynamic, static, Kind(how, name, parts, data)
+
+
+class Default(NamedTuple):
+    """The value of a static field that a class has, of a Module that has none."""
+
+    value: Any
+
+
+class DefaultChild:
+    """In the place of a child that a Module lacks: a function that its class has."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def _default(cls: type, name: str) -> Any:
+    found = getattr(cls, name, MISSING)
+    return MISSING if found is MISSING else Default(found)
+
+
+def _default_child(cls: type, name: str) -> Any:
+    found = getattr(cls, name, MISSING)
+    return MISSING if _named.name_of(found) is None else DefaultChild(found)
+
+
+def attributes_of(modules: Sequence[Any]) -> list[dict[str, Any]]:
+    """The attributes of Modules. Equinox looks at each one that it gives."""
+    return list(map(object.__getattribute__, modules, it.repeat("__dict__")))
+
+
+def _open_modules(cls: type, nodes: Sequence[Any]) -> list[Opened]:
+    own = attributes_of(nodes)
+    dynamic, static, kind = module_fields(cls)
+    letters = "a" * len(dynamic)
+    if {*map(len, own)} == {len(dynamic) + len(static)}:
+        try:
+            children: list[Any] = []
+            for name in dynamic:
+                children += map(operator.itemgetter(name), own)
+            data = [list(map(operator.itemgetter(name), own)) for name in static]
+            return [Opened(kind, letters, None, children, False, data)]
+        except KeyError:
+            pass
+    fields = {*dynamic, *static}
+    goods = [
+        all(key in fields or type(x) is _Missing for key, x in some.items())
+        for some in own
+    ]
+    out = []
+    for good in {*goods}:
+        places = [i for i, x in enumerate(goods) if x is good]
+        some = [own[i] for i in places]
+        children = []
+        for name in dynamic:
+            children += [
+                x[name] if name in x else _default_child(cls, name) for x in some
+            ]
+        data = [
+            [x[name] if name in x else _default(cls, name) for x in some]
+            for name in static
+        ]
+        # A wrapper, as of a function, has more than its fields.
+        how = kind.how if good else "wrapper"
+        own_kind = kind._replace(how=how)
+        out.append(Opened(own_kind, letters, places, children, False, data))
+    return out
+
+
+def _opens_as_known(x: Any) -> bool:
+    """Whether Equinox flattens a Module as it is opened here. Should that ever change,
+    Equinox flattens each one."""
+    (own,) = attributes_of([x])
+    dynamic, static, _ = module_fields(type(x))
+    children, aux = open_one_level(x)
+    ids = lambda names: [id(own.get(name, MISSING)) for name in names]
+    return (
+        type(aux) is tuple
+        and list(map(id, children)) == ids(dynamic)
+        and list(map(id, aux[1:])) == ids(static)
+    )
+
+
+# ---- Containers of Python.
+
+
+@ft.lru_cache(maxsize=4096)
+def _sequence_kind(how: str, count: int) -> Kind:
+    return Kind(how, parts=tuple(map(str, range(count))))
+
+
+def _open_sequences(cls: type, nodes: Sequence[Any]) -> list[Opened]:
+    out = []
+    for count, places in _by_signature(list(map(len, nodes))).items():
+        some = nodes if len(places) == len(nodes) else [nodes[i] for i in places]
+        children, by_node = _lay(some, count)
+        kind = _sequence_kind(cls.__name__, count)
+        out.append(Opened(kind, "s" * count, places, children, by_node, []))
+    return out
+
+
+def _by_signature(signatures: Sequence[Any]) -> dict[Any, list[int]]:
+    out: dict[Any, list[int]] = {}
+    for place, signature in enumerate(signatures):
+        out.setdefault(signature, []).append(place)
+    return out
+
+
+def _lay(rows: Sequence[Sequence[Any]], width: int) -> tuple[list[Any], bool]:
+    """The children of nodes that have as many, and whether node by node."""
+    if len(rows) < width or len(rows) == 1:
+        return list(it.chain.from_iterable(rows)), True
+    return list(it.chain.from_iterable(zip(*rows))), False
+
+
+_DICTS: dict[type, str] = {
+    dict: "dict",
+    collections.OrderedDict: "ordered",
+    collections.defaultdict: "default",
+}
+
+
+def _open_dicts(cls: type, nodes: Sequence[Any]) -> list[Opened]:
+    rows, factories, signatures = [], [], []
+    for x in nodes:
+        values, keys = open_one_level(x)
+        if cls is collections.defaultdict:
+            factory, keys = keys
+            factories.append(factory)
+        keys = tuple(keys)
+        if not {*map(type, keys)} <= {str}:
+            # To `==` 1 and True are one, and have other names.
+            keys = tuple((key, type(key), repr(key)) for key in keys)
+        rows.append(list(values))
+        signatures.append(keys)
+    out = []
+    for keys, places in _by_signature(signatures).items():
+        if {*map(type, keys)} <= {str}:
+            parts, letters, text = tuple(map(_names.quote, keys)), "k" * len(keys), ""
+        else:
+            plain = [x if type(x) is str else x[0] for x in keys]
+            parts, letters, _ = _parts([jtu.DictKey(key) for key in plain])
+            text = json.dumps(list(map(_codec.encode, plain)))
+        how = _DICTS[cls]
+        kind = Kind(how, parts=parts, data=DATA.get(how, ()), keys=text)
+        children, by_node = _lay([rows[i] for i in places], len(parts))
+        data = [[factories[i] for i in places]] if factories else []
+        out.append(Opened(kind, letters, places, children, by_node, data))
+    return out
+
+
+# Before the part of a name that cannot be one; what is wrong with it follows.
+BAD = "\0"
+
+
+def _parts(keys: Sequence[Any]) -> tuple[tuple[str, ...], str, bool]:
+    """The parts of names and the letters of keys, and whether all are positions of
+    children without keys."""
+    parts, letters = [], ""
+    for key in keys:
+        try:
+            letter, part = _names.component(key)
+        except ValueError as e:
+            letter, part = "o", BAD + str(e).replace(".", BAD)
+        parts.append(part)
+        letters += letter
+    are_bare = all(
+        type(key) is jtu.FlattenedIndexKey and key.key == i
+        for i, key in enumerate(keys)
+    )
+    return tuple(parts), letters, are_bare
+
+
+def is_namedtuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+
+
+@ft.lru_cache(maxsize=4096)
+def _is_plain_tuple(cls: Any) -> bool:
+    """Whether JAX knows a type of named tuples without that anybody registered it."""
+    try:
+        one = jtu.tree_structure(tuple.__new__(cls, cls._fields))
+    except Exception:
+        return False
+    return f"namedtuple[{cls.__name__}]" in str(one)
+
+
+def _open_namedtuples(cls: Any, nodes: Sequence[Any]) -> list[Opened]:
+    parts = tuple(map(_names.quote, cls._fields))
+    kind = Kind("namedtuple", _named.class_name(cls), parts)
+    children, by_node = _lay(nodes, len(parts))
+    return [Opened(kind, "a" * len(parts), None, children, by_node, [])]
+
+
+def _open_nones(cls: type, nodes: Sequence[Any]) -> list[Opened]:
+    if cls is DefaultChild:
+        data = [[x.value for x in nodes]]
+        return [Opened(Kind("absent", data=("",)), "", None, [], False, data)]
+    kind = Kind("absent" if cls is _Missing else "none")
+    return [Opened(kind, "", None, [], False, [])]
+
+
+# ---- Nodes that a registered function flattens, one by one.
+
+
+def _open_each(cls: type, nodes: Sequence[Any]) -> list[Opened]:
+    found: dict[Any, tuple[list[int], list[Any], list[list[Any]]]] = {}
+    open_it = _open_node if cls is Node else _open_custom
+    for place, x in enumerate(nodes):
+        kind, letters, children, data = open_it(x)
+        empty = [], [], [[] for _ in data]
+        places, rows, columns = found.setdefault((kind, letters), empty)
+        places.append(place)
+        rows.append(children)
+        for column, value in zip(columns, data):
+            column.append(value)
+    out = []
+    for (kind, letters), (places, rows, columns) in found.items():
+        children, by_node = _lay(rows, len(kind.parts))
+        out.append(Opened(kind, letters, places, children, by_node, columns))
+    return out
+
+
+_One = tuple[Kind, str, list[Any], list[Any]]
+
+
+def _open_custom(x: Any) -> _One:
+    cls = type(x)
+    if cls is eqx.nn.State:
+        children, markers = open_one_level(x)
+        parts = tuple(map(str, range(len(children))))
+        kind = Kind("state", parts=parts, data=DATA["state"])
+        return kind, "f" * len(parts), list(children), [tuple(markers)]
+    pairs, aux = _with_keys(x)
+    keys, children = [key for key, _ in pairs], [child for _, child in pairs]
+    parts, letters, are_bare = _parts(keys)
+    if cls is jtu.Partial:
+        return (
+            Kind("partial", parts=parts, data=DATA["partial"]),
+            letters,
+            children,
+            [aux],
+        )
+    own = _named.class_name(cls)
+    if aux is x:
+        return Kind("static", own, data=DATA["static"]), letters, children, [aux]
+    attributes = _attributes(x)
+    labels = _labels(x, attributes, children) if are_bare and children else ()
+    if dataclasses.is_dataclass(cls):
+        names = [field.name for field in dataclasses.fields(cls)]
+        of = [key.name if type(key) is jtu.GetAttrKey else None for key in keys]
+        of = list(labels) or of
+        if all(
+            name in names and getattr(x, str(name), MISSING) is child
+            for name, child in zip(of, children)
+        ):
+            rest = [name for name in names if name not in of]
+            data = [getattr(x, name, MISSING) for name in rest]
+            how = "custom" if labels else "dataclass"
+            kind = Kind(how, own, parts, tuple(map(_names.quote, rest)), labels)
+            return kind, letters, children, data
+    static = _static_attributes(attributes, keys, children, labels)
+    names, data = _custom_data(aux, keys, static)
+    return Kind("custom", own, parts, names, labels), letters, children, data
+
+
+def _with_keys(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    found = getattr(_registry, "flatten_one_level_with_keys", None)
+    if found is not None:
+        pairs, aux = found(x)
+        return list(pairs), aux
+    flat, structure = jtu.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
+    return [(path[0], y) for path, y in flat], structure.node_data()[1]
+
+
+def _static_attributes(
+    attributes: dict[str, Any],
+    keys: Sequence[Any],
+    children: Sequence[Any],
+    labels: Sequence[str | None],
+) -> dict[str, Any]:
+    """The attributes of an object that are no children of it: by the names of these,
+    where they have some, and else by what they are."""
+    keyed = [key.name if type(key) is jtu.GetAttrKey else None for key in keys]
+    names = list(labels) or keyed
+    rest = {id(x) for name, x in zip(names, children) if name is None}
+    return {
+        name: x
+        for name, x in attributes.items()
+        if name not in names and id(x) not in rest
+    }
+
+
+def _custom_data(
+    aux: Any, keys: Sequence[Any], attributes: dict[str, Any]
+) -> tuple[tuple[str, ...], list[Any]]:
+    """The static values of a node, by names: those of its attributes where all are
+    some of these, in whatever order the node gives them."""
+    if _repeats(aux, keys):
+        return (), []
+    items = [aux]
+    if type(aux) in (dict, tuple, list):
+        items = list(aux.values() if type(aux) is dict else aux)
+    ids = {id(y) for y in items}
+    named = {name: y for name, y in attributes.items() if id(y) in ids}
+    if ids <= {*map(id, named.values())}:
+        names = sorted(named)
+        return tuple(map(_names.quote, names)), [named[name] for name in names]
+    return ("aux",), [aux]
+
+
+def _repeats(aux: Any, keys: Sequence[Any]) -> bool:
+    """Whether all that a node says beside its children is the keys of these."""
+    if type(aux) not in (tuple, list) or len(aux) != len(keys):
+        return False
+    fields = [
+        getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))
+        for key in keys
+    ]
+    same = lambda a, b: a is b or type(a) is type(b) and bool(a == b)
+    try:
+        return all(same(a, b) or same(a, c) for a, b, c in zip(aux, keys, fields))
+    except Exception:  # Of a class that we do not know.
+        return False
+
+
+def _attributes(x: Any) -> dict[str, Any]:
+    """The attributes of an object, without its properties."""
+    try:
+        own = dict(object.__getattribute__(x, "__dict__"))
+    except AttributeError:
+        own = {}
+    for base in type(x).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            try:
+                own[name] = vars(base)[name].__get__(x)
+            except Exception:
+                continue
+    return own
+
+
+def _labels(
+    x: Any, attributes: dict[str, Any], children: Sequence[Any]
+) -> tuple[str | None, ...]:
+    """The one attribute that each child of a node is; None where that is none."""
+    labels = _find_each(attributes, children)
+    ids = [*map(id, attributes.values())]
+    shared = any(ids.count(id(x)) > 1 for x in children)
+    if None in labels and (shared or len({*map(id, children)}) < len(children)):
+        # Some are one object: only others in their places tell them apart.
+        probes = [object() for _ in children]
+        structure = jtu.tree_structure(x, is_leaf=lambda y: y is not x)
+        try:
+            other = _attributes(jtu.tree_unflatten(structure, probes))
+        except Exception:  # Of a class that looks at what it is given.
+            other = {}
+        labels = _find_each(other, probes) if other else labels
+    known = [label for label in labels if label is not None]
+    return labels if known and len({*known}) == len(known) else ()
+
+
+def _find_each(
+    attributes: dict[str, Any], children: Sequence[Any]
+) -> tuple[str | None, ...]:
+    names: dict[int, list[str]] = {}
+    for name, value in attributes.items():
+        names.setdefault(id(value), []).append(name)
+    some = [names.get(id(child), []) for child in children]
+    return tuple(x[0] if len(x) == 1 else None for x in some)
+
+
+class Encoded(NamedTuple):
+    """A value that is encoded as it is."""
+
+    value: Any
+
+
+def _open_node(x: Node) -> _One:
+    """A node of a checkpoint's own tree, which says its fields and labels itself."""
+    body = _node.body_of(x)
+    body.check()
+    spec = body.spec()
+    letters = "".join(letter for letter, _ in spec.keys)
+    parts = tuple(_node.components(spec))
+    if spec.labels:
+        kind = Kind("state", parts=parts, data=DATA["state"])
+        return kind, letters, body.children(), [tuple(map(Encoded, spec.labels))]
+    fields = _values.parsed(spec.fields)
+    data = list(map(Encoded, fields.values()))
+    return Kind("node", parts=parts, data=tuple(fields)), letters, body.children(), data

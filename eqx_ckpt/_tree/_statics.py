@@ -1,0 +1,135 @@
+"""The static values of a walk: each encoded once, and whether another tree has them."""
+
+import json
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from . import _codec
+from ._opening import Default, Encoded, MISSING
+
+
+# In the place of a value that may change unseen, hold arrays, or lose its name. It is
+# encoded again whenever another tree is compared with the walk.
+_UNKEPT = object()
+_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, object))
+
+
+def _is_atom(x: Any) -> bool:
+    """Whether a value stays what it is, and holds nothing."""
+    cls = type(x)
+    if cls is tuple:
+        return all(map(_is_atom, x))
+    return cls in _ATOMS or cls is Encoded or x is MISSING
+
+
+def _is_same_atom(a: Any, b: Any) -> bool:
+    cls = type(a)
+    if a is b or cls is not type(b):
+        return a is b
+    if cls is tuple or cls is Encoded:
+        return len(a) == len(b) and all(map(_is_same_atom, a, b))
+    if cls is object or b is _UNKEPT or cls not in _ATOMS:
+        return False
+    # To `==` 0.0 and -0.0 are one, and a NaN is not itself.
+    return repr(a) == repr(b) if cls in (float, complex) else bool(a == b)
+
+
+class Values:
+    """Encoded values, each of which has one number."""
+
+    def __init__(self, other: "Values | None" = None):
+        self.encoded: list[Any] = [] if other is None else list(other.encoded)
+        self.numbers: dict[str, int] = {} if other is None else dict(other.numbers)
+
+    def add(self, made: Any) -> int:
+        """The number of an encoded value."""
+        number = self.numbers.setdefault(json.dumps(made), len(self.encoded))
+        if number == len(self.encoded):
+            self.encoded.append(made)
+        return number
+
+
+class Statics:
+    """The static values of a tree, while it is walked."""
+
+    def __init__(self, values: Values):
+        self._values = values
+        self._known: dict[int, tuple[int, bool]] = {}
+        self._alive: list[Any] = []  # While an `id` stands for each value.
+        self._markers: dict[int, int] = {}
+
+    def column(
+        self, values: list[Any], how: str, owner: type
+    ) -> tuple[list[int], list[Any]]:
+        """The numbers of values, and what is kept of each."""
+        known = self._known
+        ids = list(map(id, values))
+        if not known.keys() >= {*ids}:
+            self._alive.append(values)
+            for i, x in zip(ids, values):
+                if i not in known:
+                    made = encode(x, how, owner, self._markers)
+                    known[i] = self._values.add(made), _is_atom(x)
+        rows = list(map(known.__getitem__, ids))
+        numbers = [number for number, _ in rows]
+        if all(map(operator.itemgetter(1), {*rows})):
+            return numbers, values
+        return numbers, [x if good else _UNKEPT for x, (_, good) in zip(values, rows)]
+
+
+def encode(x: Any, how: str, owner: type, markers: dict[int, int]) -> Any:
+    """A static value of a node of some kind and class. `markers` numbers objects that
+    are the markers of StateIndices."""
+    if how == "state":
+        return {"markers": [_marker(y, markers) for y in x]}
+    if how == "index":
+        return {"markers": [_marker(x, markers)]}
+    if x is MISSING:
+        return {"absent": []}
+    if type(x) is Encoded:
+        return x.value
+    if type(x) is Default:
+        return {"absent": [_codec.encode(x.value, owner)]}
+    return _codec.encode(x, owner)
+
+
+def _marker(marker: Any, markers: dict[int, int]) -> str | int:
+    if type(marker) is Encoded:
+        return marker.value
+    if isinstance(marker, str):
+        return "=" + marker
+    return markers.setdefault(id(marker), len(markers))
+
+
+class Likeness:
+    """Compares the static values of another tree with those of a walk."""
+
+    def __init__(self, values: Values):
+        self._numbers = values.numbers
+        self._known: dict[int, tuple[int, Any]] = {}
+        self._markers: dict[int, int] = {}
+
+    def is_same(
+        self,
+        column: Sequence[Any],
+        kept: Sequence[Any],
+        numbers: Sequence[int],
+        how: str,
+        cls: type,
+    ) -> bool:
+        if all(map(operator.is_, column, kept)):
+            return True
+        for x, old, number in zip(column, kept, numbers):
+            if x is old:
+                continue
+            if old is not _UNKEPT:
+                if not _is_same_atom(x, old):
+                    return False
+                continue
+            if id(x) not in self._known:
+                text = json.dumps(encode(x, how, cls, self._markers))
+                self._known[id(x)] = self._numbers.get(text, -1), x
+            if self._known[id(x)][0] != number:
+                return False
+        return True

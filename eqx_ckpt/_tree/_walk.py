@@ -1,0 +1,562 @@
+"""The walk of a tree: its leaves, their names and keys, its empty nodes, and all that
+`_recorder.py` makes a record of.
+
+It goes down a layer at a time, nodes of one type together. Nothing calls itself by the
+depth of a tree, so that none is too deep.
+"""
+
+import functools as ft
+import itertools as it
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax.tree_util as jtu
+import numpy as np
+
+from .._format import _names
+from .._format._record import Kind
+from . import _opening
+from ._opening import BAD
+from ._statics import Likeness, Statics, Values
+
+
+T = TypeVar("T")
+IsLeaf = Callable[[Any], bool] | None
+# Leaves of a walk that is kept, and results that are kept with it.
+_MAX_LEAVES, _MAX_RESULTS = 2**16, 16
+
+
+class Group(NamedTuple):
+    """Nodes of a layer that are of one type and kind: their places in the layer, and
+    where in the next one their children `start`, laid as in `Opened`. For each name of
+    `kind.data` there are the numbers of the values, and what is kept of these."""
+
+    cls: type
+    kind: Kind
+    letters: str
+    places: Sequence[int]
+    start: int
+    by_node: bool
+    numbers: list[list[int]]
+    kept: list[list[Any]]
+
+
+class Layer(NamedTuple):
+    """All nodes and leaves of one depth: their types, the groups of the nodes, and the
+    places of the leaves."""
+
+    types: list[type]
+    groups: list[Group]
+    leaves: list[int]
+
+
+class _Chosen:
+    """The type of a node that `is_leaf` takes for a leaf."""
+
+
+class Walk:
+    """A tree that was walked: `leaves` in JAX's order, each with its name and keys.
+
+    Of its nodes only types and static values are kept. So the walk of one tree stands
+    for that of another one like it, of which `again` gives the leaves.
+    """
+
+    def __init__(self, tree: Any, is_leaf: IsLeaf = None):
+        self.source = ""
+        self.values = Values()
+        self.layers: list[Layer] = []
+        self._made: dict[Any, Any] = {}
+        in_layers = self._descend(tree, is_leaf)
+        self._rank()
+        found = list(it.chain.from_iterable(in_layers))
+        self.leaves: list[Any] = list(map(found.__getitem__, self.order))
+
+    def _descend(self, tree: Any, is_leaf: IsLeaf) -> list[list[Any]]:
+        """Opens all nodes. **Returns:** the leaves of each layer."""
+        ways: dict[type, Any] = {_Chosen: None}
+        statics = Statics(self.values)
+        nodes, out = [tree], []
+        # How many nodes and leaves there are.
+        self.size = 0
+        while nodes:
+            types = list(map(type, nodes))
+            if is_leaf is not None:
+                goods = map(is_leaf, nodes)
+                types = [_Chosen if good else cls for good, cls in zip(goods, types)]
+            groups: list[Group] = []
+            leaves: list[int] = []
+            below: list[Any] = []
+            for cls, places in _by_type(types).items():
+                if cls not in ways:
+                    ways[cls] = _opening.way(cls, nodes[places[0]])
+                if ways[cls] is None:
+                    leaves += places
+                    continue
+                for opened in ways[cls](cls, _pick(places, nodes)):
+                    kind, letters, inner, children, by_node, data = opened
+                    own = places if inner is None else _pick(inner, list(places))
+                    columns = [statics.column(x, kind.how, cls) for x in data]
+                    numbers, kept = [x for x, _ in columns], [x for _, x in columns]
+                    lay = own, len(below), by_node, numbers, kept
+                    groups.append(Group(cls, kind, letters, *lay))
+                    below += children
+            leaves.sort()
+            self.layers.append(Layer(types, groups, leaves))
+            out.append(list(_pick(leaves, nodes)) if leaves else [])
+            before, self.size = self.size, self.size + len(nodes)
+            is_deep = len(self.layers) in (_SUSPECT_DEPTH, 8 * _SUSPECT_DEPTH)
+            if is_deep or before <= _SUSPECT_SIZE < self.size:
+                check_cycles(tree)
+            nodes = below
+        return out
+
+    def _rank(self) -> None:
+        """Finds the order of the leaves, and which leaf comes after each empty node."""
+        counts: list[list[int]] = []
+        below: list[int] = []
+        for layer in reversed(self.layers):
+            count = [1] * len(layer.types)
+            for group in layer.groups:
+                if group.kind.parts:
+                    sums = _sums(group, below)
+                    if len(sums) == len(count):
+                        count = sums
+                    else:
+                        for place, total in zip(group.places, sums):
+                            count[place] = total
+            counts.append(count)
+            below = count
+        counts.reverse()
+        counts.append([])
+        starts = [0]
+        ranks: list[int] = []
+        # Of each empty node its rank, its layer, its place there, and its type.
+        empty: list[tuple[int, int, int, type]] = []
+        for depth, layer in enumerate(self.layers):
+            after = counts[depth + 1]
+            nexts: list[int] = [0] * len(after)
+            for group in layer.groups:
+                own = _pick(group.places, starts)
+                if group.kind.parts:
+                    _lay_starts(group, own, after, nexts)
+                else:
+                    empty += [
+                        (n, depth, i, group.cls) for n, i in zip(own, group.places)
+                    ]
+            ranks += _pick(layer.leaves, starts) if layer.leaves else []
+            starts = nexts
+        # Each leaf, in JAX's order, by its place in the order of the layers.
+        self.order: list[int] = np.argsort(np.array(ranks, np.int64)).tolist()
+        self._ranks = ranks
+        self._empty = sorted(empty, key=operator.itemgetter(0, 1, 2))
+
+    # ---- Another tree.
+
+    @ft.cached_property
+    def _checks(self) -> tuple[Any, ...]:
+        """For each layer its types, which of it are leaves, and of each type of nodes
+        which they are, its groups, those that each group has, and the parts of names of
+        the first one as keys of a dict."""
+        out = []
+        for layer in self.layers:
+            by_type: dict[type, list[Group]] = {}
+            for group in layer.groups:
+                by_type.setdefault(group.cls, []).append(group)
+            rows = []
+            for cls, groups in by_type.items():
+                places = sorted(it.chain.from_iterable(x.places for x in groups))
+                place_of = {place: i for i, place in enumerate(places)}
+                own = [[place_of[x] for x in group.places] for group in groups]
+                keys = list(map(_names.unquote, groups[0].kind.parts))
+                rows.append((cls, _picker(places), groups, own, keys))
+            out.append((layer.types, _picker(layer.leaves), rows))
+        return out, _picker(self.order)
+
+    def again(self, tree: Any) -> list[Any] | None:
+        """The leaves of a tree, if its nodes are of the same types and have the same
+        static values: so that all else that the walk says is true of it."""
+        layers, order = self._checks
+        likeness = Likeness(self.values)
+        nodes: Any = [tree]
+        leaves: list[Any] = []
+        for types, pick, rows in layers:
+            if list(map(type, nodes)) != types:
+                return None
+            leaves += pick(nodes)
+            below: list[Any] = []
+            for cls, pick_own, groups, places, keys in rows:
+                own = groups, places, keys, likeness
+                children = _open_again(cls, pick_own(nodes), *own)
+                if children is None:
+                    return None
+                below += children
+            nodes = below
+        examples = dict(zip(map(type, leaves), leaves))
+        if not jtu.all_leaves(examples.values()):
+            return None
+        return list(order(leaves))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is kept for a later tree."""
+        return len(self._ranks) <= _MAX_LEAVES
+
+    def once(self, key: Any, keeps: Any, make: Callable[[], T]) -> T:
+        """The result of `make`, which nobody changes, of the first call with this key.
+        `keeps`: objects by whose `id` the key goes."""
+        found = self._made.get(key)
+        if found is None:
+            found = keeps, make()
+            if len(self._made) >= _MAX_RESULTS:
+                self._made.clear()
+            self._made[key] = found
+        return found[1]
+
+    # ---- Names.
+
+    def at(self, source: str) -> "Walk":
+        """The same, if the name of the tree is `source`."""
+        if source == self.source:
+            return self
+        return self.once(("at", source), None, lambda: self._at(source))
+
+    def _at(self, source: str) -> "Walk":
+        other = object.__new__(Walk)
+        own = "layers", "order", "_ranks", "_empty", "size", "values"
+        vars(other).update({name: vars(self)[name] for name in own})
+        other.source, other._made, other.leaves = source, {}, []
+        return other
+
+    @ft.cached_property
+    def nodes(self) -> tuple[list[list[str]], list[list[str]]]:
+        """The name of each node and leaf of each layer, and the letters of its keys.
+        Below the largest depth all have the name of the node above."""
+        names, letters = [self.source], [""]
+        out: tuple[list[list[str]], list[list[str]]] = [], []
+        sizes = [len(layer.types) for layer in self.layers[1:]] + [0]
+        for depth, (layer, size) in enumerate(zip(self.layers, sizes)):
+            out[0].append(names)
+            out[1].append(letters)
+            some, others = [""] * size, [""] * size
+            for group in layer.groups:
+                parts, ends = group.kind.parts, group.letters
+                if not parts:
+                    continue
+                own, keys = _pick(group.places, names), _pick(group.places, letters)
+                if depth > _names.MAX_DEPTH:
+                    parts = ends = [""] * len(parts)
+                elif own[0] or depth:
+                    parts = ["." + part for part in parts]
+                else:  # Some first parts are reserved.
+                    parts = [_names.child("", part) for part in parts]
+                _lay_texts(group, own, parts, some)
+                _lay_texts(group, keys, ends, others)
+            names, letters = some, others
+        return out
+
+    def of_leaves(self, columns: Sequence[Sequence[T]]) -> list[T]:
+        """For each leaf the entry that it has in the column of its layer."""
+        found: list[T] = []
+        for layer, column in zip(self.layers, columns):
+            if layer.leaves:
+                found += _pick(layer.leaves, column)
+        return list(map(found.__getitem__, self.order))
+
+    @ft.cached_property
+    def names(self) -> list[str]:
+        """The dotted name of each leaf, which `check_names` may refuse."""
+        found = self.of_leaves(self.nodes[0])
+        return [x or _names.ROOT for x in found] if "" in found else found
+
+    @ft.cached_property
+    def letters(self) -> list[str]:
+        """The kinds of the keys of each leaf."""
+        return self.of_leaves(self.nodes[1])
+
+    @ft.cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        """The layer of each leaf, and its place there."""
+        columns = [
+            [(depth, place) for place in range(len(layer.types))]
+            for depth, layer in enumerate(self.layers)
+        ]
+        return self.of_leaves(columns)
+
+    @ft.cached_property
+    def _are_names_good(self) -> bool:
+        longest = max(map(len, self.names), default=0)
+        is_flat = len(self.layers) <= _names.MAX_DEPTH and longest <= _names.MAX_NAME
+        return is_flat and not any(BAD in name for name in self.names)
+
+    def check_names(self, numbers: Iterable[int]) -> None:
+        """**Raises:** `ValueError` for a leaf of these that cannot have a name."""
+        if self._are_names_good:
+            return
+        for number in numbers:
+            name = self.names[number]
+            if BAD in name:
+                text = next(x for x in name.split(".") if x.startswith(BAD))
+                raise ValueError(text[1:].replace(BAD, "."))
+            _names.check_size(name, self._places[number][0])
+
+    @ft.cached_property
+    def are_names_apart(self) -> bool:
+        """Whether no two nodes or leaves have one name: no two children of a node have
+        one part."""
+        kinds = {group.kind for layer in self.layers for group in layer.groups}
+        return all(len({*kind.parts}) == len(kind.parts) for kind in kinds)
+
+    def owner(self, number: int) -> type | None:
+        """The class of the Module or the dataclass that a leaf is a field of."""
+        depth, place = self._places[number]
+        for group in self.layers[depth - 1].groups if depth else ():
+            count = len(group.places) * len(group.kind.parts)
+            if group.start <= place < group.start + count:
+                good = group.kind.how in ("module", "dataclass", "index")
+                return group.cls if good else None
+        return None
+
+    @ft.cached_property
+    def types(self) -> set[type]:
+        """The types of its nodes."""
+        return {group.cls for layer in self.layers for group in layer.groups}
+
+    @ft.cached_property
+    def empty_nodes(self) -> list[tuple[int, str, str, type]]:
+        """Nodes without children: the number of the leaf that comes next, their name,
+        the letters of its keys, and their type."""
+        names, letters = self.nodes
+        ranks, out, at = sorted(self._ranks), [], 0
+        for rank, depth, place, cls in self._empty:
+            while at < len(ranks) and ranks[at] < rank:
+                at += 1
+            out.append((at, names[depth][place], letters[depth][place], cls))
+        return out
+
+
+# ---- Parts of a layer.
+
+
+def _by_type(types: list[type]) -> dict[type, Any]:
+    if len({*types}) == 1:
+        return {types[0]: range(len(types))}
+    places: dict[type, list[int]] = {}
+    for place, cls in enumerate(types):
+        if cls in places:
+            places[cls].append(place)
+        else:
+            places[cls] = [place]
+    return places
+
+
+def _pick(places: Sequence[int], of: Sequence[T]) -> Sequence[T]:
+    if len(places) == len(of):
+        return of
+    if len(places) == 1:
+        return [of[places[0]]]
+    return list(operator.itemgetter(*places)(of))
+
+
+def _picker(places: Sequence[int]) -> Callable[[Any], Sequence[Any]]:
+    if len(places) > 1:
+        first, last = places[0], places[-1]
+        if list(places) == [*range(first, last + 1)]:
+            return operator.itemgetter(slice(first, last + 1))
+        return operator.itemgetter(*places)
+    start = places[0] if places else 0
+    return operator.itemgetter(slice(start, start + len(places)))
+
+
+def columns(group: Group, of: Sequence[T]) -> list[Sequence[T]]:
+    """Entries of the next layer for the first child of each node of a group, for the
+    second one and so on."""
+    width, count, start = len(group.kind.parts), len(group.places), group.start
+    stop = start + width * count
+    if group.by_node:
+        return [of[start + i : stop : width] for i in range(width)]
+    return [of[at : at + count] for at in range(start, stop, count)]
+
+
+def _sums(group: Group, below: list[int]) -> list[int]:
+    """The leaves at and below each node of a group, by those of the next layer."""
+    width, start = len(group.kind.parts), group.start
+    if group.by_node:
+        ends = range(start, start + len(group.places) * width, width)
+        return [sum(below[at : at + width]) for at in ends]
+    return list(map(sum, zip(*columns(group, below))))
+
+
+def _lay_starts(
+    group: Group, own: Sequence[int], after: list[int], nexts: list[int]
+) -> None:
+    """Lays where the leaves of each child begin: after those of the ones before it."""
+    width, at, count = len(group.kind.parts), group.start, len(group.places)
+    if group.by_node:
+        for first in own:
+            nexts[at : at + width] = it.accumulate(
+                after[at : at + width - 1], initial=first
+            )
+            at += width
+        return
+    for _ in range(width):
+        nexts[at : at + count] = own
+        own = list(map(operator.add, own, after[at : at + count]))
+        at += count
+
+
+def _lay_texts(
+    group: Group, own: Sequence[str], ends: Sequence[str], into: list[str]
+) -> None:
+    """Lays the text of each child: that of its node, and its own end."""
+    at, count, width = group.start, len(group.places), len(ends)
+    if group.by_node:
+        for text in own:
+            into[at : at + width] = [text + end for end in ends]
+            at += width
+        return
+    for end in ends:
+        into[at : at + count] = [text + end for text in own]
+        at += count
+
+
+# ---- A tree that may be like another.
+
+
+def _open_again(
+    cls: type,
+    nodes: Sequence[Any],
+    groups: list[Group],
+    places: list[list[int]],
+    keys: list[str],
+    likeness: Likeness,
+) -> list[Any] | None:
+    """The children of all nodes of a type in a layer, if their kinds and static values
+    are those of these groups."""
+    if len(groups) == 1:
+        (group,) = groups
+        children = None
+        if group.kind.how in ("module", "index"):
+            children = _open_modules_again(nodes, group, likeness)
+        elif cls in (dict, list, tuple):
+            children = _open_containers_again(cls, nodes, group, keys)
+        if children is not None:
+            return children
+    way = _opening.way(cls, nodes[0])
+    found = [] if way is None else way(cls, nodes)
+    if len(found) != len(groups):
+        return None
+    below: list[Any] = []
+    for opened, group, own in zip(found, groups, places):
+        kind, letters, inner, children, by_node, data = opened
+        inner = inner if inner is not None else [*range(len(nodes))]
+        is_alike = (kind, letters, by_node) == (
+            group.kind,
+            group.letters,
+            group.by_node,
+        )
+        if not is_alike or inner != own:
+            return None
+        rows = zip(data, group.kept, group.numbers)
+        if not all(likeness.is_same(*x, kind.how, cls) for x in rows):
+            return None
+        below += children
+    return below
+
+
+def _open_modules_again(
+    nodes: Sequence[Any], group: Group, likeness: Likeness
+) -> list[Any] | None:
+    own = _opening.attributes_of(nodes)
+    dynamic, static, kind = _opening.module_fields(group.cls)
+    is_whole = kind is group.kind or kind == group.kind
+    if not is_whole or {*map(len, own)} != {len(dynamic) + len(static)}:
+        return None
+    children: list[Any] = []
+    try:
+        for name, kept, numbers in zip(static, group.kept, group.numbers):
+            column = list(map(operator.itemgetter(name), own))
+            if not likeness.is_same(column, kept, numbers, kind.how, group.cls):
+                return None
+        for name in dynamic:
+            children += map(operator.itemgetter(name), own)
+    except KeyError:
+        return None
+    return children
+
+
+def _open_containers_again(
+    cls: type, nodes: Sequence[Any], group: Group, wanted: list[str]
+) -> list[Any] | None:
+    rows: list[Any] = [*nodes]
+    if cls is dict:
+        if group.kind.keys:
+            return None
+        for place, x in enumerate(nodes):
+            rows[place], keys = _opening.open_one_level(x)
+            if list(keys) != wanted or not {*map(type, keys)} <= {str}:
+                return None
+    elif {*map(len, nodes)} != {len(group.kind.parts)}:
+        return None
+    if group.by_node:
+        return list(it.chain.from_iterable(rows))
+    return list(it.chain.from_iterable(zip(*rows)))
+
+
+# ---- A node inside of itself.
+
+# Where a tree is looked at for one.
+_SUSPECT_DEPTH, _SUSPECT_SIZE = 1000, 2**20
+
+
+def check_cycles(tree: Any) -> None:
+    """**Raises:** `ValueError` for a node that is inside of itself. It looks at each
+    object once, and so ends where the walk would not."""
+    done: set[int] = set()
+    above: set[int] = set()
+    alive: list[Any] = []  # Some nodes make their children when they are opened.
+    stack: list[tuple[Any, Iterator[Any]]] = []
+
+    def enter(x: Any) -> None:
+        if id(x) in above:
+            raise ValueError("The tree has a node that is inside of itself.")
+        if id(x) in done or (found := _opening.open_one_level(x)) is None:
+            return
+        children = list(found[0])
+        alive.append((x, children))
+        above.add(id(x))
+        stack.append((x, iter(children)))
+
+    enter(tree)
+    while stack:
+        x, rest = stack[-1]
+        child = next(rest, above)
+        if child is not above:
+            enter(child)
+        else:
+            stack.pop()
+            above.discard(id(x))
+            done.add(id(x))
+
+
+# ---- The one cache of walks.
+
+# The last few, the last one first. Threads put another list into its place.
+_last: list[Walk] = []
+_MAX_WALKS = 4
+
+
+def find(tree: Any) -> tuple[Walk, list[Any]]:
+    """The walk of a tree, or of an earlier one like it, and the leaves of the tree."""
+    global _last
+    for known in _last:
+        leaves = known.again(tree)
+        if leaves is not None:
+            if _last[0] is not known:
+                _last = [known, *(x for x in _last if x is not known)][:_MAX_WALKS]
+            return known, leaves
+    walk = Walk(tree)
+    leaves, walk.leaves = walk.leaves, []
+    if walk.is_kept:
+        _last = [walk, *_last][:_MAX_WALKS]
+    return walk, leaves

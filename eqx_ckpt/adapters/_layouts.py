@@ -1,0 +1,90 @@
+"""Orders in which libraries store the rows and axes of one layer, as lazy arrays."""
+
+from typing import Any
+
+import numpy as np
+
+from . import _deferred
+from ._deferred import Lazy
+
+
+def moved(x: Lazy, is_last: bool) -> Lazy:
+    """The two axes of channels from the end to the front, in the other order; or back.
+    A bias, which has one axis, stays as it is."""
+    axes = [*range(len(x.shape))]
+    if len(axes) < 2:
+        return x
+    order = [*axes[:-3:-1], *axes[:-2]] if is_last else [*axes[2:], 1, 0]
+    return _deferred.transpose(x, order)
+
+
+def with_axes_of(x: Lazy, like: Any) -> Lazy:
+    """**Raises:** `ValueError` if not only axes of one element differ."""
+    some, wanted = ([n for n in y.shape if n != 1] for y in (x, like))
+    if some != wanted:
+        raise ValueError(
+            f"{list(x.shape)} and {list(like.shape)} do not differ in axes of one "
+            "element alone"
+        )
+    x = _deferred.take(x, tuple(0 if n == 1 else slice(None) for n in x.shape))
+    key = tuple(None if n == 1 else slice(None) for n in like.shape)
+    return _deferred.take(x, key)
+
+
+def conv_transpose(x: Lazy, groups: int) -> Lazy:
+    """Inputs and outputs exchanged within each group, and the kernel turned round."""
+    rank = len(x.shape)
+    if rank < 3:
+        return x
+    turned = (slice(None), slice(None), *[slice(None, None, -1)] * (rank - 2))
+    if groups == 1:
+        return _deferred.take(_deferred.transpose(x, (1, 0, *range(2, rank))), turned)
+    first, second, *kernel = x.shape
+    if first % groups:
+        raise ValueError(f"{first} channels are not of {groups} groups")
+    shape = (groups * second, first // groups, *kernel)
+
+    def make(arrays: list[np.ndarray]) -> np.ndarray:
+        parts = arrays[0].reshape(groups, first // groups, second, *kernel)
+        return parts.swapaxes(1, 2).reshape(shape)[turned]
+
+    return _deferred.later([x], make, shape, x.dtype)
+
+
+def reordered(x: Lazy, order: np.ndarray, axis: int) -> Lazy:
+    """The rows of this order."""
+    make = lambda arrays: np.take(arrays[0], order, axis)
+    return _deferred.later([x], make, tuple(x.shape), x.dtype)
+
+
+def rows_of(x: Lazy, parts: int, axis: int, what: str) -> int:
+    """How many rows each part has.
+
+    **Raises:** `ValueError` if they are not as many.
+    """
+    count = x.shape[_deferred.axis_of(len(x.shape), axis)]
+    if count % parts:
+        raise ValueError(f"{count} along axis {axis} are not of {parts} {what}")
+    return count // parts
+
+
+def blocks(heads: int, kv_heads: int, rows: int) -> np.ndarray:
+    """Of queries, keys and values by turns, those of each head with its group: first
+    all queries, then all keys, then all values."""
+    queries = heads // kv_heads
+    places = np.arange(kv_heads * (queries + 2) * rows)
+    places = places.reshape(kv_heads, queries + 2, rows)
+    ends = (slice(queries), slice(queries, queries + 1), slice(queries + 1, None))
+    return np.concatenate([places[:, end].ravel() for end in ends])
+
+
+def halves(heads: int, rows: int, size: int) -> np.ndarray:
+    """Of pairs, of each head: the firsts of all, then the seconds."""
+    places = np.arange(heads * rows).reshape(heads, rows)
+    turned = [places[:, :size:2], places[:, 1:size:2], places[:, size:]]
+    return np.concatenate(turned, 1).ravel()
+
+
+def gates(saved: str, wanted: str, rows: int) -> np.ndarray:
+    places = np.arange(len(saved) * rows).reshape(len(saved), rows)
+    return places[[saved.index(x) for x in wanted]].ravel()

@@ -1,0 +1,65 @@
+"""What is suggested is right, or it is said to be unclear: for models that people have,
+whose leaves have other names, numbers and wrappers on the other side."""
+
+import re
+
+import numpy as np
+import pytest
+from support import architectures
+
+import eqx_ckpt as ec
+from eqx_ckpt._graft import _alike, _graft_plan
+from eqx_ckpt._graft._sides import Model, StoredSide
+
+
+def _check(seeds):
+    """How many models are found whole."""
+    whole = 0
+    for seed in seeds:
+        label, saved, wanted, truth = architectures.case(seed)
+        found = _alike.alike(saved, wanted)
+        wrong = {x: y for x, y in found.names.items() if truth.get(x) != y}
+        assert not wrong, f"{label}: {wrong}"
+        listed = [{x for both in found.unclear for x in both[i]} for i in range(2)]
+        assert not listed[0] & found.names.keys()
+        assert not listed[1] & {*found.names.values()}
+        whole += found.names == truth
+    return whole
+
+
+def test_no_pair_is_wrong():
+    assert _check(range(200)) >= 80
+
+
+@pytest.mark.long
+def test_no_pair_is_wrong_of_many():
+    assert _check(range(10_000)) >= 4_000
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_a_graft_says_to_paste(seed, tmp_path):
+    """Pairs are right, and nothing that could be in one is in `fresh` or `drop`."""
+    _, saved, wanted, truth = architectures.case(seed)
+    zeros = lambda kinds: {x: np.zeros(s, "float32") for x, (_, s) in kinds.items()}
+    ec.tree_serialise_leaves(
+        tmp_path / "x", ec.nest({**zeros(saved), "z": np.ones(77)})
+    )
+    model = {"ours": ec.nest(zeros(wanted)), "new": np.zeros(77)}
+    with pytest.raises(RuntimeError) as caught:
+        ec.graft(model, tmp_path / "x", [(lambda m: m["new"], lambda c: c.z[:5])])
+    text = str(caught.value).replace(", ...", "").replace("    ... and more pairs", "")
+    rest = {x: None for x in ("fresh", "drop")}
+    for x, code in re.findall(r"^    (fresh|drop)=(.*),$", text, re.MULTILINE):
+        rest[x] = eval(code)
+    _, _, code = text.partition("  Perhaps, to paste into `pairs`:\n")
+    pairs = eval(f"[{re.split('^  [^ ]', code, flags=re.MULTILINE)[0]}]", {"ec": ec})
+    stored = StoredSide(ec.open(tmp_path / "x"))
+    matching = _graft_plan._match(Model(model), stored, pairs, **rest)
+    names = matching.model.names
+    for job in matching.jobs:
+        (number,) = job.all_numbers
+        (source,) = job.sources
+        assert f"ours.{truth[source]}" == names[number]
+    given = {f"ours.{x}" for x in truth.values()}
+    assert not given & {names[x] for x in matching.fresh}
+    assert not truth.keys() & {stored.saved.names[x] for x in matching.dropped}

@@ -1,0 +1,311 @@
+"""Adapters for what libraries store in other orders: the layers of Equinox compute what
+those of flax and PyTorch do."""
+
+import pathlib
+import warnings
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+import eqx_ckpt as ec
+
+
+adapt = ec.adapters
+FILE = pathlib.Path(__file__).parents[1] / "foreign" / "layers" / "torch.npz"
+THEIRS = np.load(FILE)
+
+
+def _close(a, b):
+    return np.allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def _graft(layer, tmp_path, saved, *pairs, **kwargs):
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    return ec.graft(layer, tmp_path / "x", list(pairs), **kwargs)[0]
+
+
+def _pair(name, *how, there=None):
+    get = lambda tree: getattr(tree, name)
+    return get, lambda c: c[there or name], *how
+
+
+# ---- flax.
+
+
+def _flax(layer, shape):
+    """Its parameters, an input, and what it makes of that."""
+    x = jr.normal(jr.key(1), shape)
+    params = layer.init(jr.key(0), x)["params"]
+    params = jax.tree.map(lambda p: jr.normal(jr.key(2), p.shape), params)
+    return params, x, layer.apply({"params": params}, x)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_convolutions_of_flax(tmp_path, rank):
+    size = (5, 6, 7)[:rank]
+    params, x, y = _flax(nn.Conv(8, (3, 2, 3)[:rank], padding="VALID"), (1, *size, 4))
+    ours = eqx.nn.Conv(rank, 4, 8, (3, 2, 3)[:rank], key=jr.key(3))
+    ours = _graft(
+        ours,
+        tmp_path,
+        params,
+        _pair("weight", adapt.channels_first(), there="kernel"),
+        _pair("bias", adapt.unit_axes()),
+    )
+    assert _close(ours(jnp.moveaxis(x[0], -1, 0)), jnp.moveaxis(y[0], -1, 0))
+
+
+def test_a_dense_layer_of_flax(tmp_path):
+    params, x, y = _flax(nn.Dense(3), (1, 3))
+    ours = eqx.nn.Linear(3, 3, key=jr.key(3))
+    how = adapt.channels_first()
+    ours = _graft(
+        ours, tmp_path, params, _pair("weight", how, there="kernel"), _pair("bias", how)
+    )
+    assert _close(ours(x[0]), y[0])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_transposed_convolutions_of_flax(tmp_path, turned):
+    """As it is by default; and with `transpose_kernel`, as PyTorch has it."""
+    layer = nn.ConvTranspose(4, (3, 3), (2, 2), "VALID", transpose_kernel=turned)
+    params, x, y = _flax(layer, (1, 5, 5, 4))
+    how = [adapt.channels_first(), *[adapt.conv_transpose()] * turned]
+    ours = eqx.nn.ConvTranspose2d(4, 4, 3, 2, key=jr.key(3))
+    pairs = _pair("weight", how, there="kernel"), _pair("bias", adapt.unit_axes())
+    ours = _graft(ours, tmp_path, params, *pairs)
+    assert _close(ours(jnp.moveaxis(x[0], -1, 0)), jnp.moveaxis(y[0], -1, 0))
+
+
+def test_a_cell_of_flax(tmp_path):
+    """Of separate kernels, in the order of the gates here."""
+    cell = nn.OptimizedLSTMCell(3)
+    x, state = jr.normal(jr.key(1), (2,)), (jnp.ones(3), -jnp.ones(3))
+    params = cell.init(jr.key(0), state, x)["params"]
+    params = jax.tree.map(lambda p: jr.normal(jr.key(2), p.shape), params)
+    _, y = cell.apply({"params": params}, state, x)
+    kernels = lambda c, of: [c[of + gate].kernel for gate in "ifgo"]
+    joined = [adapt.transpose(), adapt.concatenate()]
+    ours = _graft(
+        eqx.nn.LSTMCell(2, 3, key=jr.key(3)),
+        tmp_path,
+        params,
+        (lambda m: m.weight_ih, lambda c: kernels(c, "i"), joined),
+        (lambda m: m.weight_hh, lambda c: kernels(c, "h"), joined),
+        (
+            lambda m: m.bias,
+            lambda c: [c["h" + x].bias for x in "ifgo"],
+            adapt.concatenate(),
+        ),
+    )
+    assert _close(ours(x, state[::-1])[0], y)
+
+
+# ---- PyTorch.
+
+
+@pytest.mark.parametrize(
+    "name, rank, size, groups, padding",
+    [("convt1", 2, 4, 1, 1), ("convt2", 2, 4, 2, 1), ("convt1d", 1, 6, 2, 0)],
+)
+def test_transposed_convolutions_of_pytorch(
+    tmp_path, name, rank, size, groups, padding
+):
+    layer = eqx.nn.ConvTranspose(
+        rank, 4, size, 3, 2, padding, padding, groups=groups, key=jr.key(0)
+    )
+    saved = {x: THEIRS[f"{name}.{x}"] for x in ("weight", "bias")}
+    how = adapt.conv_transpose(groups)
+    pairs = _pair("weight", how), _pair("bias", adapt.unit_axes())
+    ours = _graft(layer, tmp_path, saved, *pairs)
+    assert _close(ours(THEIRS[f"{name}.x0"]), THEIRS[f"{name}.y"])
+
+
+def _sum(saved, like):
+    return ec.lazy(jnp.add)(*saved)
+
+
+@pytest.mark.parametrize("order", ["ifgo", "igfo", "iofg"])
+def test_a_cell_of_pytorch(order, tmp_path):
+    """Whose gates are in the order that they have here; and stored in others."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    cut = {x: np.split(THEIRS[f"lstm.{x}"], 4) for x in names}
+    at = ["ifgo".index(x) for x in order]
+    saved = {x: np.concatenate([parts[i] for i in at]) for x, parts in cut.items()}
+    how = adapt.gates(order)
+    ours = _graft(
+        eqx.nn.LSTMCell(3, 2, key=jr.key(0)),
+        tmp_path,
+        saved,
+        _pair("weight_ih", how),
+        _pair("weight_hh", how),
+        # Equinox has one bias.
+        (lambda m: m.bias, lambda c: [c.bias_ih, c.bias_hh], [_sum, how]),
+    )
+    x, h, c = (THEIRS[f"lstm.x{i}"] for i in range(3))
+    assert _close(ours(x, (h, c))[0], THEIRS["lstm.y"][0])
+
+
+def _heads(x, weight, bias=0):
+    return (x @ weight.T + bias).reshape(len(x), 2, -1)
+
+
+def _attend(q, k, v, size):
+    """With rotary positions of halves, of the first numbers of each head."""
+    rope = eqx.nn.RotaryPositionalEmbedding(size)
+    turned = jax.vmap(rope, 1, 1)
+    q, k = (jnp.concatenate([turned(x[..., :size]), x[..., size:]], -1) for x in (q, k))
+    scores = jnp.einsum("qhd,khd->hqk", q, k) / np.sqrt(q.shape[-1])
+    mask = jnp.tril(jnp.ones(scores.shape[1:], bool))
+    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), -1)
+    return jnp.einsum("hqk,khd->qhd", weights, v).reshape(len(q), -1)
+
+
+def test_a_fused_projection_by_head(tmp_path):
+    """That of GPT-NeoX, as PyTorch computes with it."""
+    fused = {x: THEIRS[f"neox.query_key_value.{x}"] for x in ("weight", "bias")}
+    like = {x: {y: np.zeros_like(z[:8]) for y, z in fused.items()} for x in "qkv"}
+    how = [adapt.qkv_blocks(2), adapt.split()]
+    pair = (lambda m: [m["q"], m["k"], m["v"]], lambda c: c, how)
+    made = _graft(like, tmp_path, fused, pair)
+    x = THEIRS["neox.x0"]
+    q, k, v = (_heads(x, made[y]["weight"], made[y]["bias"]) for y in "qkv")
+    y = _attend(q, k, v, 2) @ THEIRS["neox.dense.weight"].T + THEIRS["neox.dense.bias"]
+    assert _close(y, THEIRS["neox.y"])
+
+
+def test_rotary_positions_of_pairs(tmp_path):
+    """Those of GPT-J, in a model that turns halves."""
+    saved = {x: THEIRS[f"gptj.{x}_proj.weight"] for x in "qkv"}
+    how = adapt.rotary_halves(2, size=4)
+    pairs = [(lambda m, x=x: m[x], x, how) for x in "qk"]
+    made = _graft(saved, tmp_path, saved, *pairs, (lambda m: m["v"], "v"))
+    x = THEIRS["gptj.x0"]
+    y = _attend(*(_heads(x, made[y]) for y in "qkv"), 4)
+    assert _close(y @ THEIRS["gptj.out_proj.weight"].T, THEIRS["gptj.y"])
+
+
+# ---- There and back, and what they are by NumPy.
+
+
+def _blocks(x, kv, queries):
+    """Query heads of each group, then its key and its value."""
+    parts = x.reshape(kv, queries + 2, -1, *x.shape[1:])
+    cut = np.split(parts, [queries, queries + 1], 1)
+    return np.concatenate([y.reshape(-1, *x.shape[1:]) for y in cut])
+
+
+@pytest.mark.parametrize(
+    "adapter, shape, expected",
+    [
+        (adapt.channels_first(), (3, 2, 4, 5), lambda x: x.transpose(3, 2, 0, 1)),
+        (adapt.channels_first(), (2, 5), lambda x: x.T),
+        (adapt.channels_first(), (5,), lambda x: x),
+        (adapt.channels_last(), (5, 4, 3, 2), lambda x: x.transpose(2, 3, 1, 0)),
+        (adapt.unit_axes(), (5,), lambda x: x[:, None, None]),
+        (adapt.unit_axes(), (1, 5, 1, 3), lambda x: x[0, :, 0]),
+        (adapt.conv_transpose(), (4, 5, 3), lambda x: x.swapaxes(0, 1)[..., ::-1]),
+        (adapt.conv_transpose(), (5,), lambda x: x),
+        (adapt.qkv_blocks(3), (18, 2), lambda x: _blocks(x, 3, 1)),
+        (adapt.qkv_blocks(6, kv_heads=2), (20, 2), lambda x: _blocks(x, 2, 3)),
+        (adapt.qkv_blocks(3, axis=1), (2, 18), lambda x: _blocks(x.T, 3, 1).T),
+        (adapt.rotary_halves(2), (8, 3), lambda x: x[[0, 2, 1, 3, 4, 6, 5, 7]]),
+        (adapt.rotary_halves(1, 4), (6,), lambda x: x[[0, 2, 1, 3, 4, 5]]),
+        (adapt.gates("zrn", "rzn"), (6,), lambda x: x[[2, 3, 0, 1, 4, 5]]),
+        (adapt.gates("igfo", axis=1), (2, 4), lambda x: x[:, [0, 2, 1, 3]]),
+    ],
+)
+def test_there_and_back(tmp_path, adapter, shape, expected):
+    saved = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+    wanted = expected(saved)
+    whole = lambda m: m
+    made = _graft(np.zeros_like(wanted), tmp_path, saved, (whole, whole, adapter))
+    assert np.array_equal(made, wanted)
+    back = (whole, whole, ec.inverse(adapter))
+    assert np.array_equal(_graft(np.zeros_like(saved), tmp_path, made, back), saved)
+
+
+@pytest.mark.parametrize(
+    "adapter, shape, match",
+    [
+        (adapt.unit_axes(), (5, 2), "do not differ in axes of one element alone"),
+        (adapt.conv_transpose(3), (4, 5, 3), "4 channels are not of 3 groups"),
+        (adapt.qkv_blocks(3), (16, 2), "16 along axis 0 are not of 9 heads"),
+        (adapt.rotary_halves(3), (9,), "3 of the 3 numbers of a head are no pairs"),
+        (adapt.gates("igfo"), (6,), "6 along axis 0 are not of 4 gates"),
+    ],
+)
+def test_what_they_refuse(tmp_path, adapter, shape, match):
+    pair = (lambda m: m, lambda c: c, adapter)
+    with pytest.raises(RuntimeError, match=match):
+        _graft(np.zeros(7), tmp_path, np.zeros(shape, "float32"), pair)
+
+
+def test_arguments_that_they_refuse():
+    for call, match in [
+        (lambda: adapt.gates("iifo"), "`saved` must be the letters of gates"),
+        (lambda: adapt.gates("ifg"), "name other gates: ifg, ifgo"),
+        (lambda: adapt.qkv_blocks(4, kv_heads=3), "no multiple of `kv_heads=3`"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            call()
+
+
+# ---- Shapes that fit either way.
+
+
+class _Net(eqx.Module):
+    up: eqx.nn.ConvTranspose2d
+    dense: eqx.nn.Linear
+    conv: eqx.nn.Conv1d
+
+    def __init__(self, size):
+        self.up = eqx.nn.ConvTranspose2d(4, size, 3, key=jr.key(0))
+        self.dense = eqx.nn.Linear(4, size, key=jr.key(0))
+        self.conv = eqx.nn.Conv1d(4, 4, 4, key=jr.key(0))
+
+
+def _nested(net):
+    """As another library has it: no Modules."""
+    new = {"dense.weight": "dense.kernel", "conv.weight": "conv.kernel"}
+    arrays = jtu.tree_leaves_with_path(eqx.filter(net, eqx.is_array))
+    named = {jtu.keystr(path, simple=True, separator="."): x for path, x in arrays}
+    return ec.nest({new.get(x, x): leaf for x, leaf in named.items()})
+
+
+RENAME = ec.rename([(r"kernel$", "weight")])
+
+
+def test_a_warning_where_two_layouts_fit(tmp_path):
+    net = _Net(4)
+    pair = (lambda m: m, lambda c: c, RENAME)
+    with pytest.warns(UserWarning, match="do not say how they are stored") as caught:
+        _graft(net, tmp_path, _nested(net), pair)
+    (warning,) = caught
+    assert pathlib.Path(warning.filename) == pathlib.Path(__file__)
+    assert str(warning.message).splitlines()[1:4] == [
+        "  up.weight  of `up.weight`: PyTorch's need `ec.adapters.conv_transpose()`",
+        "  dense.weight  of `dense.kernel`: kernels of flax and Keras need "
+        "`ec.adapters.channels_first()`",
+        "  conv.weight  of `conv.kernel`: kernels of flax and Keras need "
+        "`ec.adapters.channels_first()`",
+    ]
+
+
+def test_no_warning_where_one_fits_or_is_said(tmp_path):
+    wide, net = _Net(5), _Net(4)
+    as_it_is = ("weight$", lambda saved, like: saved)
+    said = ec.rename([("kernel$", "weight"), as_it_is])
+    names = ec.rename([("kernel$", "weight"), ("^conv.weight$", as_it_is[1])])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _graft(net, tmp_path, _nested(net), (lambda m: m, lambda c: c, said))
+        _graft(wide, tmp_path, _nested(wide), (lambda m: m, lambda c: c, names))
+        # Modules of Equinox were saved as such.
+        _graft(net, tmp_path, net, (lambda m: m, lambda c: c))

@@ -1,0 +1,290 @@
+"""Attempts at a run: what goes back to an older step, or begins anew, and what a
+restart then goes on from, whatever is killed meanwhile."""
+
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from support import inside
+from support.command import main
+from support.helpers import fill_run, long
+from support.stores import StoredFiles
+
+import eqx_ckpt as ec
+
+
+_numbers = itertools.count()
+
+
+def _tree(step, attempt):
+    return {"at": np.asarray([step, attempt])}
+
+
+def _save(manager, steps, attempt, **how):
+    for step in steps:
+        manager.save(step, _tree(step, attempt), **how)
+    manager.wait()
+
+
+def _at(root, **how):
+    """The step that a restart goes on from, and its attempt."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree, step = ec.CheckpointManager(root, **how).restore(_tree(0, 0))
+    assert tree["at"][0] == step
+    return step, int(tree["at"][1])
+
+
+@pytest.fixture(params=["directory", "memory"])
+def root(request, tmp_path):
+    if request.param == "memory":
+        return f"memory://attempts/{next(_numbers)}"
+    return tmp_path / "run"
+
+
+def _attempt_of(root, step):
+    return int(ec.open(f"{root}/{step}/default")["at"].read()[1])
+
+
+def test_a_run_that_begins_anew(root, capsys):
+    with ec.CheckpointManager(root, keep=3) as manager:
+        _save(manager, range(100, 151, 10), 1)
+    manager = ec.CheckpointManager(root, keep=3)
+    began = "Step 10 begins an attempt .* anew. Newer steps, 3 from 130 to 150, are of"
+    with pytest.warns(UserWarning, match=began):
+        _save(manager, [10], 2)
+    # Those of before stay until there are as many.
+    assert manager.steps() == [10, 130, 140, 150] and manager.latest() == 10
+    told = "Restored step 10 .*\n  steps, 3 from 130 to 150, are of an earlier attempt"
+    with pytest.warns(UserWarning, match=told):
+        ec.CheckpointManager(root).restore(_tree(0, 0))
+    assert ec.open(root).metadata["step"] == 10
+    _save(manager, [20], 2)
+    assert manager.steps() == [10, 20, 130, 140, 150]
+    assert main(["steps", str(root)]) == 0
+    assert capsys.readouterr().out.count("of an earlier attempt") == 3
+    assert main(["average", "--last", "3", str(root), "--to", f"{root}-mean"]) == 2
+    assert "has only 2 complete steps" in capsys.readouterr().err
+    _save(manager, [30], 2)
+    assert manager.steps() == [10, 20, 30]
+    _save(manager, [40], 2)
+    assert manager.steps() == [20, 30, 40] and _at(root) == (40, 2)
+
+
+def test_a_run_that_goes_back(root):
+    with ec.CheckpointManager(root) as manager:
+        _save(manager, range(10, 101, 10), 1)
+    manager = ec.CheckpointManager(root, keep=3)
+    manager.restore(_tree(0, 0), step=50)
+    # Nothing is replaced that nobody asks to replace.
+    with pytest.raises(FileExistsError, match="Step 60 exists"):
+        _save(manager, [60], 2)
+    assert _at(root) == (100, 1)
+    with pytest.warns(UserWarning, match="Step 60 begins .* restored of step 50"):
+        _save(manager, [60], 2, force=True)
+    assert _at(root) == (60, 2)
+    assert manager.steps() == [40, 50, 60, 70, 80, 90, 100]
+    # Back in the attempt of before, which the second has not followed.
+    other = ec.CheckpointManager(root)
+    other.restore(_tree(0, 0), step=80)
+    with pytest.warns(UserWarning, match="Newer steps, 2 from 90 to 100, are"):
+        _save(other, [85], 3)
+    assert _at(root) == (85, 3)
+
+
+def test_the_best_step_of_an_attempt(root):
+    how = {"keep": 1, "best": ("loss", "min")}
+    with ec.CheckpointManager(root, **how) as manager:
+        fill_run(manager, [10, 20, 30], loss=[1.0, 0.1, 0.5])
+    manager = ec.CheckpointManager(root, **how)
+    with pytest.warns(UserWarning, match="Step 1 begins"):
+        fill_run(manager, [1], loss=[9.0])
+    manager.wait()
+    assert manager.best() == 1 and manager.steps() == [1]
+
+
+def test_what_is_restored_for_a_look_begins_nothing(root):
+    with ec.CheckpointManager(root, keep=2) as manager:
+        _save(manager, [10, 20, 30], 1)
+        manager.restore(_tree(0, 0), step=20)
+        _save(manager, [40], 1)
+        manager.restore(_tree(0, 0))
+        _save(manager, [50], 1)
+    assert manager.steps() == [40, 50] and _at(root) == (50, 1)
+    assert not [key for key in StoredFiles(root) if "eqx_ckpt.run" in key]
+
+
+def test_damaged_steps_of_the_last_attempt(root):
+    """Then a step of an earlier one is better than none."""
+    with ec.CheckpointManager(root) as manager:
+        _save(manager, [20, 30], 1)
+    manager = ec.CheckpointManager(root)
+    with pytest.warns(UserWarning, match="Step 10 begins"):
+        _save(manager, [10], 2)
+    index = "10/default/eqx_ckpt.json"
+    StoredFiles(root)[index] = b"{" + StoredFiles(root)[index][1:][::-1]
+    assert _at(root) == (30, 1)
+
+
+# ---- Any history, against a model.
+
+
+class _World:
+    """A run that is started and killed, and what it has to have."""
+
+    def __init__(self, root, seed):
+        self.root, self.rng = root, random.Random(seed)
+        self.keep = self.rng.choice([None, 1, 2, 3])
+        # Of each step that was saved its attempt; and those of the last attempt, and
+        # those that it began with, in order.
+        self.saved: dict[int, int] = {}
+        self.own: list[int] = []
+        self.lineage: list[int] = []
+        self.attempt = 0
+
+    def play(self):
+        for _ in range(self.rng.randrange(2, 6)):
+            self._session()
+            assert _at(self.root) == (self.own[-1], self.saved[self.own[-1]])
+
+    def _session(self):
+        rng = self.rng
+        manager = ec.CheckpointManager(self.root, keep=self.keep)
+        there = manager.steps()
+        from_ = 0
+        how = rng.choice(["go on", "go on", "back", "anew"])
+        if how != "anew" and there:
+            from_ = self.own[-1]
+            if how == "back":
+                from_ = rng.choice([s for s in self.lineage + self.own if s in there])
+                manager.restore(_tree(0, 0), step=from_)
+            else:
+                manager.restore(_tree(0, 0))
+        step = from_ + rng.randrange(1, 9)
+        if self.own and step < self.own[-1]:
+            # An attempt, if it saves anything.
+            if rng.random() < 0.3:
+                self._killed(manager, step)
+                return
+            self.lineage = [s for s in self.lineage + self.own if s <= from_]
+            self.own = []
+            self.attempt += 1
+        for _ in range(rng.randrange(1, 6)):
+            manager.save(step, _tree(step, self.attempt), force=True)
+            manager.wait()
+            self.saved[step] = self.attempt
+            self.own.append(step)
+            self._check(manager)
+            if rng.random() < 0.3:
+                manager.restore(_tree(0, 0), step=rng.choice(manager.steps()))
+            step += rng.randrange(1, 9)
+
+    def _killed(self, manager, step):
+        """The attempt has begun, and its first save comes to nothing."""
+        with pytest.MonkeyPatch.context() as patch:
+            inside.replace(patch, "publish", _no_space)
+            with pytest.raises(OSError, match="No space"):
+                manager.save(step, _tree(step, -1), force=True)
+                manager.wait()
+
+    def _check(self, manager):
+        there = manager.steps()
+        line = [s for s in self.lineage if s in there] + self.own
+        assert manager.latest() == self.own[-1]
+        # None goes that counts.
+        assert set(line[-(self.keep or len(line)) :]) <= set(there)
+        for step in there:
+            assert _attempt_of(self.root, step) == self.saved[step]
+        if self.keep is None:
+            assert set(there) == set(self.saved)
+
+
+def _no_space(*_):
+    raise OSError(28, "No space left on device")
+
+
+_seeds = [*range(3), *long(*range(3, 300))]
+
+
+@pytest.mark.parametrize("seed", _seeds)
+@pytest.mark.filterwarnings("ignore")
+def test_any_attempts(root, seed):
+    _World(root, seed).play()
+
+
+# ---- Kills.
+
+_KILLED = """
+import json, os, sys, warnings
+import numpy as np
+import eqx_ckpt as ec
+from support.killing import run_traced
+warnings.simplefilter("ignore")
+
+def job():
+    manager = ec.CheckpointManager("run", keep=1, reuse=False)
+    manager.save(10, {"at": np.asarray([10, 2])})
+    manager.wait()
+
+for line in sys.stdin:
+    at = json.loads(line)
+    print(json.dumps(len(run_traced(job, at))), flush=True)
+"""
+
+
+def _kills(tmp_path, choose):
+    """A first save of an attempt is killed at some of the calls that it makes."""
+    with ec.CheckpointManager(tmp_path / "pattern") as manager:
+        _save(manager, [20, 30], 1)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _KILLED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    outcomes = []
+
+    stdin, stdout = process.stdin, process.stdout
+
+    def play(at):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        shutil.copytree(tmp_path / "pattern", tmp_path / "run")
+        print(at if at else "null", file=stdin, flush=True)
+        count = int(stdout.readline())
+        outcomes.append(_at(tmp_path / "run"))
+        assert outcomes[-1] in [(30, 1), (10, 2)]
+        # The run goes on from there, whatever the one that was killed has left.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            manager = ec.CheckpointManager(tmp_path / "run", keep=1)
+            _, at = manager.restore(_tree(0, 0))
+            _save(manager, [at + 1], 3)
+        assert _at(tmp_path / "run") == (at + 1, 3)
+        assert set(manager.steps()) <= {at + 1, 10}
+        return count
+
+    with process:
+        for at in choose(play(None)):
+            play(at)
+        stdin.close()
+    assert {*outcomes} == {(30, 1), (10, 2)}
+    return len(outcomes)
+
+
+def test_an_attempt_that_is_killed_as_it_begins(tmp_path):
+    rng = random.Random(1)
+    _kills(tmp_path, lambda count: sorted({1, *rng.sample(range(count), 4)}))
+
+
+@pytest.mark.long
+def test_an_attempt_that_is_killed_anywhere(tmp_path):
+    print(_kills(tmp_path, lambda count: range(1, count + 1)), "kills")

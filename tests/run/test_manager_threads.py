@@ -1,0 +1,101 @@
+"""One manager, used from several threads, and from a handler of a signal."""
+
+import signal
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import eqx_ckpt as ec
+
+
+def _tree(step):
+    return {"x": np.full(1000, step, np.float32)}
+
+
+_LIKE = jax.eval_shape(lambda: jax.numpy.zeros(1000))
+
+
+@pytest.mark.parametrize("keep", [None, 2])
+def test_threads_that_save_wait_and_restore(tmp_path, keep):
+    errors, saved, is_over = [], [], threading.Event()
+    # Which is never synced to a disk.
+    manager = ec.CheckpointManager(f"memory://{tmp_path}", keep=keep)
+
+    def save(first):
+        for step in range(first, 60, 3):
+            if manager.save(step, _tree(step), {"loss": 1 / step}):
+                saved.append(step)
+
+    def again(act):
+        while not is_over.is_set():
+            act()
+            time.sleep(0.002)
+
+    def restore():
+        if manager.latest() is not None:
+            try:
+                tree, step = manager.restore({"x": _LIKE})
+            except ec.DamagedError:
+                return  # Each that it found has been deleted by now.
+            assert {*np.unique(tree["x"])} == {step}
+
+    def run(call, *args):
+        try:
+            call(*args)
+        except BaseException as e:
+            errors.append(e)
+
+    with manager:
+        savers = [threading.Thread(target=run, args=(save, i)) for i in (1, 2, 3)]
+        others = [
+            threading.Thread(target=run, args=(again, act))
+            for act in (manager.wait, restore, manager.steps, manager.latest)
+        ]
+        for thread in (*savers, *others):
+            thread.start()
+        for thread in savers:
+            thread.join()
+        is_over.set()
+        for thread in others:
+            thread.join()
+    assert not errors, errors
+    assert sorted(saved) == [*range(1, 60)]
+    if keep is None:
+        assert manager.steps() == [*range(1, 60)]
+    for step in manager.steps():
+        ckpt = ec.open(manager.path(step))
+        assert ckpt.metadata["step"] == step and ckpt["x"][0].read() == step
+
+
+def test_a_handler_saves_while_a_save_begins(tmp_path):
+    """Ctrl-C, or another signal, may come at any step of a save."""
+    left = [2]
+
+    def where(tree):
+        if left:
+            signal.raise_signal(signal.SIGUSR2)
+        return tree
+
+    def handle(number, frame):
+        step = left.pop()
+        manager.save(step, _tree(step))
+
+    found = signal.signal(signal.SIGUSR2, handle)
+    try:
+        with ec.CheckpointManager(tmp_path / "run", where=where) as manager:
+            manager.save(1, _tree(1))
+    finally:
+        signal.signal(signal.SIGUSR2, found)
+    assert manager.steps() == [1, 2]
+
+
+def test_the_end_of_a_run_in_another_thread(tmp_path):
+    manager = ec.CheckpointManager(tmp_path / "run", every=10)
+    manager.save(1, _tree(1))
+    thread = threading.Thread(target=manager.__exit__, args=[None] * 3)
+    thread.start()
+    thread.join()
+    assert manager.steps() == [1]

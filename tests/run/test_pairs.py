@@ -1,0 +1,145 @@
+"""Two processes make two calls on one run: one pauses before each of its looks at the
+store and each of its changes, and the other makes its whole call there. What either has
+decided before has to hold, or to be decided anew.
+"""
+
+import os
+import pathlib
+import random
+import re
+import shutil
+import threading
+
+import pytest
+from support import pauses
+from support.pauses import LOOKS, Other, outcome, tree
+
+import eqx_ckpt as ec
+
+
+CHANGES = "save", "save another", "replace", "begin anew", "pin", "delete"
+PAIRS = [
+    *((a, b) for a in CHANGES for b in CHANGES if a != b),
+    *((a, b) for a in LOOKS for b in ("save", "delete", "replace")),
+    *(("clean", b) for b in ("save", "delete")),
+    *(("save a zip", "delete a zip"), ("delete a zip", "save a zip")),
+    *(("save the damaged one", b) for b in ("put a good one there", "delete")),
+]
+_SAVED = {"save": 4, "save another": 5, "begin anew": 0}
+# Those that an object store knows not, or refuses beside others.
+_LOCAL = "clean", "save a zip", "delete a zip"
+# Of a step that another process has deleted or saved meanwhile; and of writers to one
+# path, of which one has lost.
+_TOLD = {
+    "pin": "There is no step 2",
+    "delete": "pinned|There is no (checkpoint|step)",
+    "delete a zip": "There is no checkpoint",
+    "replace": "was (replaced|deleted)",
+    "save the damaged one": "is whole now|exists already|by another|There is no",
+}
+
+
+def _run(directory: pathlib.Path, is_damaged: bool) -> pathlib.Path:
+    root = directory / "pattern"
+    with ec.CheckpointManager(root, reuse=False) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, tree(step), {"loss": -step})
+    ec.tree_serialise_leaves(root / "a.zip", tree(0))
+    if is_damaged:
+        (file,) = root.glob("3/default/d/*/0")
+        file.write_bytes(bytes(file.stat().st_size))
+    return root
+
+
+class _Pair:
+    def __init__(self, directory: pathlib.Path, other: Other, one: str, two: str):
+        self.names, self._other, self._is_store = (one, two), other, other.as_store
+        self._pattern = _run(directory, one == "save the damaged one")
+        self._root = directory / "run"
+
+    def play(self, at: int) -> int:
+        """Makes both calls, the second in the first one's pause. Returns how many
+        pauses there could be."""
+        one, two = self.names
+        root = self._root
+        shutil.copytree(self._pattern, root)
+        self._other.say(one, str(root), at)
+        said = self._other.hear()
+        done: list[list[object]] = []
+        within = threading.Thread(target=lambda: done.append(outcome(two, root)))
+        within.start()
+        if said == "paused":
+            # It may wait for a lock that the other holds.
+            within.join(0.5)
+            self._other.say()
+            said = self._other.hear()
+        within.join()
+        count, first = said
+        try:
+            self._check(dict(zip(self.names, [first, done[0]])))
+        except AssertionError as e:
+            e.add_note(f"{one} / {two} at {at} of {count}: {first} {done[0]}")
+            raise
+        shutil.rmtree(root)
+        return count
+
+    def _check(self, done: dict[str, list[object]]) -> None:
+        for name, (kind, said) in done.items():
+            told = _TOLD.get(name)
+            if kind and told:
+                assert re.search(told, str(said)), (kind, said)
+            else:
+                assert not kind, (kind, said)
+            if name in LOOKS:
+                assert said not in (None, []), said
+        root = self._root
+        if done.get("replace", [""])[0] and not self._is_store:
+            # What it wrote where another was deleting is a leftover.
+            ec.clean(root)
+        files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+        there = {int(x.parts[0]) for x in files if x.parts[0].isdecimal()}
+        if not self._is_store:
+            there |= {int(x) for x in os.listdir(root) if x.isdecimal()}
+        manager = ec.CheckpointManager(root)
+        steps = set(manager.steps())
+        assert steps and steps == there, (steps, sorted(map(str, files)))
+        for step in steps:
+            assert ec.verify(manager.path(step)) == []
+            assert ec.open(manager.path(step)).metadata["step"] == step
+        good = {name for name, (kind, _) in done.items() if not kind}
+        if "pin" in good:
+            assert 2 in steps
+        elif "delete" in good:
+            assert 2 not in steps
+        saved = [step for name, step in _SAVED.items() if name in good]
+        assert len(saved) != 1 or saved[0] in steps, (saved, steps)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["directory", "store"])
+def other(request):
+    with pauses.stores(request.param), Other(request.param) as other:
+        yield other
+
+
+def _play(tmp_path, other, one, two, count=None):
+    if one in _LOCAL and other.as_store:
+        return 0
+    pair = _Pair(tmp_path, other, one, two)
+    points = pair.play(0)
+    rng = random.Random(f"{one}{two}")
+    some = range(1, points + 1)
+    for at in some if count is None else rng.sample(some, min(count, points)):
+        pair.play(at)
+    return points
+
+
+def test_pairs_of_calls(tmp_path, other):
+    some = random.Random(other.as_store).sample(PAIRS, 16)
+    for number, (one, two) in enumerate(some):
+        _play(tmp_path / str(number), other, one, two, 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("one, two", PAIRS)
+def test_pairs_of_calls_everywhere(tmp_path, other, one, two):
+    print(one, two, _play(tmp_path, other, one, two), "pauses")

@@ -1,0 +1,23 @@
+"""What calls change in the process is as it was when they are over, in any order."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def _run(tmp_path, seed, count):
+    command = [sys.executable, "-W", "ignore", "-m", "support.overlaps", tmp_path]
+    done = subprocess.run(
+        [*command, str(seed), str(count)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-300:] + done.stderr[-3000:]
+
+
+def test_blocks_that_overlap(tmp_path):
+    _run(tmp_path, 0, 15)
+
+
+@pytest.mark.long
+def test_many_blocks_that_overlap(tmp_path):
+    _run(tmp_path, 1000, 1500)

@@ -1,0 +1,166 @@
+"""A call in another process, which pauses before any of its calls to the store, so that
+another call can be made in between.
+
+This runs as that other process. `CALLS` are made on a run with the steps 1, 2 and 3.
+"""
+
+import contextlib
+import inspect
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import eqx_ckpt as ec
+from eqx_ckpt._run._manager import CheckpointManager
+from eqx_ckpt._storage._backend import Backend
+from eqx_ckpt._storage._local import LocalDirectory
+from eqx_ckpt._stores._buckets import BucketBackend
+from support.killing import without_rename
+
+
+def tree(step: int) -> dict[str, Any]:
+    return {"x": np.full(5, step), "step": step}
+
+
+def _save(step: int, **how: Any) -> Callable[[pathlib.Path], Any]:
+    def call(root: pathlib.Path) -> Any:
+        options = {"keep": how["keep"]} if "keep" in how else {}
+        manager = CheckpointManager(root, reuse=False, **options)
+        manager.save(step, tree(step), {"loss": -step}, force=how.get("force", False))
+        manager.wait()
+
+    return call
+
+
+def _anew(root: pathlib.Path) -> Any:
+    """The newest step cannot be read, and is saved anew."""
+    manager = CheckpointManager(root)
+    manager.restore(tree(0))
+    _save_with(manager, 3)
+
+
+def _save_with(manager: CheckpointManager, step: int) -> None:
+    manager.save(step, tree(step), {"loss": -step})
+    manager.wait()
+
+
+def _looked(root: pathlib.Path) -> list[int]:
+    """What calls say that look for a step: each has to find one."""
+    tree_, at = CheckpointManager(root).restore(tree(0))
+    assert (tree_["x"] == at).all() and tree_["step"] == at
+    return [at]
+
+
+CALLS: dict[str, Callable[[pathlib.Path], Any]] = {
+    "save": _save(4, keep=1),
+    "save another": _save(5, keep=1),
+    "replace": _save(3, force=True),
+    "begin anew": _save(0, keep=2),
+    "save the damaged one": _anew,
+    "put a good one there": lambda root: ec.tree_serialise_leaves(
+        root / "3/default", tree(3), metadata={"step": 3}
+    ),
+    "save a zip": lambda root: ec.tree_serialise_leaves(root / "a.zip", tree(1)),
+    "delete a zip": lambda root: ec.delete(root / "a.zip"),
+    "pin": lambda root: CheckpointManager(root).pin(2),
+    "delete": lambda root: CheckpointManager(root).delete(2),
+    "latest": lambda root: CheckpointManager(root).latest(),
+    "steps": lambda root: CheckpointManager(root).steps(),
+    "best": lambda root: CheckpointManager(root, best=("loss", "min")).best(),
+    "restore": lambda root: _looked(root),
+    "open": lambda root: ec.open(root).metadata["step"],
+    "clean": lambda root: ec.clean(root, idle=False),
+}
+LOOKS = "latest", "steps", "best", "restore", "open"
+
+
+def outcome(name: str, root: pathlib.Path) -> list[Any]:
+    """What came of a call: its result, or the type and text of its error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ["", CALLS[name](root)]
+        except Exception as e:
+            return [type(e).__name__, str(e)]
+
+
+class Other:
+    """The other process."""
+
+    def __init__(self, as_store: bool):
+        self.as_store = as_store
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.pauses", str(int(as_store))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )
+
+    def __enter__(self) -> "Other":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._process.communicate()
+
+    def say(self, *words: Any) -> None:
+        assert self._process.stdin is not None
+        print(json.dumps(words), file=self._process.stdin, flush=True)
+
+    def hear(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
+class _Pauses:
+    """Counts calls to the store, and pauses before one of them."""
+
+    def __init__(self) -> None:
+        self.count, self.at = 0, 0
+        self._lock = threading.Lock()
+        for kind in (LocalDirectory, BucketBackend):
+            for name, method in inspect.getmembers(Backend, inspect.isfunction):
+                if name[0] != "_" and hasattr(kind, name):
+                    setattr(kind, name, self._counted(getattr(kind, name)))
+
+    def _counted(self, method: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                self.count += 1
+                pauses = self.count == self.at
+            if pauses:
+                print(json.dumps("paused"), flush=True)
+                sys.stdin.readline()
+            return method(*args, **kwargs)
+
+        return counted
+
+
+@contextlib.contextmanager
+def stores(as_store: bool) -> Iterator[None]:
+    """Directories are as they are, or as in an object store, without locks, links and
+    renames."""
+    with without_rename() if as_store else contextlib.nullcontext():
+        yield
+
+
+def main() -> None:
+    pauses = _Pauses()
+    with stores(sys.argv[1] == "1"):
+        for line in sys.stdin:
+            name, root, at = json.loads(line)
+            pauses.count, pauses.at = 0, at
+            done = outcome(name, pathlib.Path(root))
+            print(json.dumps([pauses.count, done]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""Trees of libraries that come with the tests, saved in one process and loaded in
+another. `libraries.py` has those of all libraries, and prints a table."""
+
+import libraries
+import pytest
+
+
+@pytest.mark.parametrize("names", [["optax"], ["equinox", "nnx"]])
+def test_no_load_of_another_process_is_refused(tmp_path, names):
+    found = libraries.outcomes(tmp_path, names, 1)
+    wrong = [x for x in found if not x.is_good]
+    assert not wrong, libraries.table(found, names)
+    assert len(found) > 35
