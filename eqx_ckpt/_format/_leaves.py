@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools as ft
 import json
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -236,8 +235,8 @@ class Leaves:
     @property
     def nbytes(self) -> int:
         """The bytes of all leaves; arrays that are shared count once."""
-        sizes = [template.nbytes for template in self.templates]
-        return sum(map(operator.mul, sizes, self.counts()))
+        counted = zip(self.counts(), self.templates)
+        return sum(count * t.nbytes for count, t in counted if count)
 
 
 def text(columns: dict[str, Any], name: str) -> memoryview:
