@@ -259,7 +259,7 @@ class Data:
             block, digest = data[start : start + _grid.BLOCK], _digests.Stream()
             for at in range(0, block.nbytes, _PIECE):
                 piece = block[at : at + _PIECE].copy()
-                digest.update(piece)
+                digest.update(piece.data)
                 yield piece
             own = slice(_digests.SIZE * row, _digests.SIZE * (row + 1))
             self.digests[own] = digest.digest()
