@@ -96,7 +96,7 @@ class _Pair:
         if "replace" in done and (done["replace"][0] or self._is_store):
             # What it wrote where another was deleting is a leftover. A store deletes an
             # index on no condition: one may be replaced after the last look at it.
-            ec.clean(root)
+            ec.clean(root, idle=self._is_store)
         files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
         there = {int(x.parts[0]) for x in files if x.parts[0].isdecimal()}
         if not self._is_store:
