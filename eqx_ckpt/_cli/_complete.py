@@ -3,12 +3,14 @@ local files are read, an index or a header each, and no array.
 """
 
 import contextlib
+import errno
 import functools as ft
 import json
 import os
 import re
+import stat
 import zipfile
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 _INDEX = "eqx_ckpt.json"
 # More is not read while somebody waits.
-_MAX_BYTES = 2**25
+_MAX_BYTES = 2**21
 _MOST = 1000
 _step = re.compile(r"0|[1-9][0-9]{0,17}")
 # What a name in a file may have so that a shell is told of it.
@@ -94,17 +96,31 @@ def _names(path: str) -> list[str]:
     return []
 
 
+def _opened(path: str) -> BinaryIO:
+    """**Raises:** `OSError` for what is no file, and may have no end."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
+    return file
+
+
 def _stored(path: str) -> list[str]:
     if path.endswith(".safetensors"):
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             size = int.from_bytes(file.read(8), "little")
+            # What is cut off is no JSON.
             header = json.loads(file.read(min(size, _MAX_BYTES)))
         return [x for x in header if x != "__metadata__"]
     if path.endswith(".zip"):
-        with zipfile.ZipFile(path) as archive, archive.open(_INDEX) as file:
+        with (
+            _opened(path) as whole,
+            zipfile.ZipFile(whole) as archive,
+            archive.open(_INDEX) as file,
+        ):
             data = file.read(_MAX_BYTES)
     else:
-        with open(f"{path}/{_INDEX}", "rb") as file:
+        with _opened(f"{path}/{_INDEX}") as file:
             data = file.read(_MAX_BYTES)
     index = json.loads(data)
     many = index.get("columns")

@@ -1,8 +1,11 @@
 """`view`: a page to look into checkpoints and runs."""
 
+import contextlib
 import os
+import pathlib
+import tempfile
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -28,13 +31,29 @@ def view(
         click.echo(f"{to}: {_text.size(os.path.getsize(to))}")
         return 0
 
-    def say(url: str) -> None:
-        click.echo(f"Serving {', '.join(paths)} until Ctrl-C at\n{url}")
-        if not no_browser:
-            webbrowser.open(url)
+    with contextlib.ExitStack() as stack:
 
-    _server.serve(site, say, port)
+        def say(url: str) -> None:
+            click.echo(f"Serving {', '.join(paths)} until Ctrl-C at\n{url}")
+            if not no_browser:
+                webbrowser.open(stack.enter_context(_leading_to(url)))
+
+        _server.serve(site, say, port)
     return 0
+
+
+@contextlib.contextmanager
+def _leading_to(url: str) -> Iterator[str]:
+    """The URL of a file that leads to another one, for a block. Each user of a machine
+    sees the command lines of all, and may not see the token of the page."""
+    with tempfile.NamedTemporaryFile("w", prefix="eqx_ckpt-", suffix=".html") as file:
+        file.write(
+            '<!DOCTYPE html><meta charset="utf-8"><title>eqx_ckpt</title>'
+            f'<meta http-equiv="refresh" content="0; url={url}">'
+            f'<a href="{url}">The page</a>'
+        )
+        file.flush()
+        yield pathlib.Path(file.name).as_uri()
 
 
 def subject_of(paths: Sequence[str]) -> Checkpoint | Pair | Steps:

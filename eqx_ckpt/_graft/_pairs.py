@@ -1,5 +1,6 @@
 """The pairs of a graft: which node of the model takes which node of the checkpoint."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -187,13 +188,12 @@ def _listed_groups(
     of_saved = sum(x.many == "saved" for x in adapters)
     of_model = len(adapters) - of_saved
     try:
-        left = deepened(left, of_model)
-        around = _nested.depth(left) - of_model
-        right = deepened(right, around + of_saved)
-        if _nested.depth(right) != around + of_saved:
-            raise ValueError(f"the checkpoint's side has {_nested.depth(right)} lists")
-        return [Group(*x) for x in _nested.zipped(left, right, around)]
+        return _zipped(left, right, of_model, of_saved)
     except ValueError:
+        # Several nodes of the model, each of which is a list, as in the way there.
+        with contextlib.suppress(ValueError):
+            several = deepened(left, _nested.depth(right) - of_saved + of_model)
+            return _zipped(several, right, of_model, of_saved)
         first = adapters[0]
         sides = ("model", "checkpoint")
         side, other = sides if first.many == "saved" else sides[::-1]
@@ -204,6 +204,15 @@ def _listed_groups(
             f"{other}; its side gives {count}. Of several adapters of this kind each "
             "takes a list of its own: `[[x.q, x.k, x.v] for x in c.layers]`."
         ) from None
+
+
+def _zipped(left: Nested, right: Nested, of_model: int, of_saved: int) -> list[Group]:
+    left = deepened(left, of_model)
+    around = _nested.depth(left) - of_model
+    right = deepened(right, around + of_saved)
+    if _nested.depth(right) != around + of_saved:
+        raise ValueError(f"the checkpoint's side has {_nested.depth(right)} lists")
+    return [Group(*x) for x in _nested.zipped(left, right, around)]
 
 
 def deepened(nodes: Nested, depth: int) -> Nested:

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from .. import _extensions
 from .._load import _load_options
 from .._load._load_options import FilteredKeywords
-from .._runtime import _arguments, _cleanup
+from .._runtime import _arguments, _cleanup, _handlers
 from .._runtime._arguments import Rule
 from .._save import _options
 from .._save._options import Functions, RunKeywords, SaveOptions
@@ -253,6 +253,7 @@ class CheckpointManager:
             raise
         return self._saves.offer(offer)
 
+    @_handlers.pass_through
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted; and
         until the near step that is being saved is whole.
@@ -267,6 +268,7 @@ class CheckpointManager:
     def __enter__(self) -> "CheckpointManager":
         return self
 
+    @_handlers.pass_through
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if self._saves.is_forked:
             return
@@ -343,10 +345,12 @@ class CheckpointManager:
 
     # ---- Which steps there are.
 
+    @_handlers.pass_through
     def steps(self) -> list[int]:
         """The complete steps at the root, in order."""
         return self._steps.complete()
 
+    @_handlers.pass_through
     def latest(self) -> int | None:
         """The newest complete step of the newest attempt, if there is one; near steps
         count. In a run of many processes all have to ask, and all get the same answer.
@@ -355,6 +359,7 @@ class CheckpointManager:
         """
         return self._near.latest()
 
+    @_handlers.pass_through
     def best(self) -> int | None:
         """The step of the newest attempt with the best metric, as `best=` says; None
         if no step has metrics.
@@ -368,6 +373,7 @@ class CheckpointManager:
         """Where the checkpoint of a step is, or will be."""
         return self._steps.path(step)
 
+    @_handlers.pass_through
     def plot(self, ax: Any = None) -> Any:
         """Draws the metrics of all steps with matplotlib (`eqx_ckpt[plot]`).
 
@@ -379,6 +385,7 @@ class CheckpointManager:
         """
         return _extensions.call("plot", self, ax)
 
+    @_handlers.pass_through
     def pin(self, step: int) -> None:
         """Keeps a step until [`unpin`][]: it is not deleted.
 
@@ -387,10 +394,12 @@ class CheckpointManager:
         self.wait()
         self._saves.first(f"Pinning step {step}", lambda: self._steps.pin(step))
 
+    @_handlers.pass_through
     def unpin(self, step: int) -> None:
         """Undoes [`pin`][]."""
         self._saves.first(f"Unpinning step {step}", lambda: self._steps.unpin(step))
 
+    @_handlers.pass_through
     def delete(self, step: int) -> None:
         """Deletes a step, as [`delete`][] deletes a checkpoint.
 
@@ -399,6 +408,7 @@ class CheckpointManager:
         self.wait()
         self._saves.first(f"Deleting step {step}", lambda: self._steps.delete(step))
 
+    @_handlers.pass_through
     def should_stop(self) -> bool:
         """Whether one of the `signals` has come, in any process of the run.
 

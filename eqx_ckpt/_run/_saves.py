@@ -104,7 +104,8 @@ class Saves:
                 # Another try might do what a disk or a store has not done now.
                 # What is refused leaves the state before it the last one.
                 is_refused = isinstance(e, (FileExistsError, TypeError, ValueError))
-                if not is_refused and _processes.count() == 1:
+                goes_on = any(going.step == offer.step for going in self.going.copy())
+                if not (is_refused or goes_on) and _processes.count() == 1:
                     self._keep(offer)
                 self._is_told = True
                 raise

@@ -10,6 +10,8 @@ from typing import Any
 
 from jax._src import distributed
 
+from .._runtime import _handlers
+
 
 # Numbers of the calls that ask JAX, over all managers: they must never go back.
 _asked = it.count(1)
@@ -41,7 +43,7 @@ class Signals:
         try:
             for number in self._numbers:
                 _listening.setdefault(number, weakref.WeakSet()).add(self)
-                found = signal.getsignal(number)
+                found = _handlers.behind(signal.getsignal(number))
                 if not isinstance(found, _Handler):
                     signal.signal(number, _Handler(found))
         except BaseException:
@@ -97,7 +99,7 @@ def _end(numbers: Iterable[int]) -> None:
     main thread may; but not in the place of one that the program has put over ours."""
     if threading.current_thread() is threading.main_thread():
         for number in numbers:
-            found = signal.getsignal(number)
+            found = _handlers.behind(signal.getsignal(number))
             if isinstance(found, _Handler) and not _that_listen(number):
                 signal.signal(number, found.before or signal.SIG_DFL)
 

@@ -614,9 +614,19 @@ def best(steps: Steps, policy: Policy) -> int | None:
     """
     if policy.best is None:
         raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
-    found = metrics(steps, of_all=False)
+    before, found = None, metrics(steps, of_all=False)
     policy.check_metric(found)
-    known = dict(found)
+    # Others may delete those that were found, once a newer one is complete.
+    while found.keys() != before:
+        if (step := _best_of(steps, policy, dict(found))) is not None:
+            return step
+        before, found = found.keys(), metrics(steps, of_all=False)
+    return None
+
+
+def _best_of(
+    steps: Steps, policy: Policy, known: dict[int, dict[str, Any]]
+) -> int | None:
     while (step := policy.best_of(known)) is not None:
         if not steps.root.is_far:
             return step

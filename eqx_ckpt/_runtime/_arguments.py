@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
+from . import _handlers
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -207,7 +209,7 @@ def checked(
     defaults: Mapping[str, Any] = {}, **rules: Rule
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator of a public call: its arguments are checked, by `rules` and else by
-    `RULES`.
+    `RULES`; and what handlers of signals raise passes through it.
 
     Its signature has the keywords that it unpacks, with `defaults`.
     """
@@ -220,6 +222,7 @@ def checked(
         is_open = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters)
         in_order = [x.name for x in parameters if x.kind is _IN_ORDER]
         rest = [x.name for x in parameters if x.kind is _REST]
+        passed = _handlers.pass_through(call)
 
         @ft.wraps(call)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -232,7 +235,7 @@ def checked(
                     raise unknown(
                         name, call.__qualname__.removesuffix(".__init__"), names
                     )
-            return call(*args, **kwargs)
+            return passed(*args, **kwargs)
 
         vars(wrapped)["__signature__"] = signature
         return wrapped

@@ -147,7 +147,7 @@ class Crew:
             if not any(helper.is_alive() for helper in self._helpers):
                 self._help_out()
                 if not future.done():
-                    raise RuntimeError("A thread has ended before its job was done.")
+                    raise RuntimeError("The thread of a read has ended.")
         return future.result()
 
     def _help(self) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import _extensions
-from .._runtime import _cleanup, _log, _threads
+from .._runtime import _cleanup, _handlers, _log, _threads
 from .._runtime._progress import Count
 from .._storage import _context
 from .._storage._backend import Backend
@@ -73,6 +73,7 @@ class SaveHandle:
     def _repr_html_(self) -> str:
         return _extensions.call("html", self)
 
+    @_handlers.pass_through
     def staged(self) -> None:
         """Waits until you may donate, delete or overwrite the arrays that are saved.
 
@@ -95,6 +96,7 @@ class SaveHandle:
                 return event.is_set()
         return True
 
+    @_handlers.pass_through
     def done(self) -> bool:
         """Whether the checkpoint is at its path. Does not wait.
 
@@ -117,6 +119,7 @@ class SaveHandle:
         done = self._nbytes if is_saved else min(self._count.nbytes, self._nbytes)
         return Progress(done, self._nbytes)
 
+    @_handlers.pass_through
     def result(self, timeout: int | float | None = None) -> None:
         """Waits until the checkpoint is at its path.
 

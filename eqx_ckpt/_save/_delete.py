@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from .. import _extensions
 from .._format import _files, _text
 from .._load import _published
-from .._runtime import _log
+from .._runtime import _handlers, _log
 from .._storage import _open_files, _root, _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
@@ -19,6 +19,7 @@ from ._path_state import foreign, foreign_among
 from ._transaction import discard
 
 
+@_handlers.pass_through
 def exists(path: str | os.PathLike[str]) -> bool:
     """Whether there is a checkpoint of eqx_ckpt at a path: one that is complete.
 
@@ -58,6 +59,7 @@ def _is_file(root: Backend) -> bool:
     return find is not None and find(root)
 
 
+@_handlers.pass_through
 def delete(path: str | os.PathLike[str]) -> None:
     """Deletes a checkpoint, and nothing else.
 

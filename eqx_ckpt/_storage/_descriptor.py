@@ -24,6 +24,21 @@ from .._format import _text
 from .._runtime import _log
 
 
+# A process may have been started without standard streams. A file of ours that had the
+# number of one would get what any library says there.
+_LEAST = 3
+_DUPLICATE = fcntl.F_DUPFD_CLOEXEC
+
+
+def opener(path: str, flags: int) -> int:
+    """Opens a file, for Python's `open`: not as a standard stream."""
+    number = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    if number < _LEAST:
+        low, number = number, fcntl.fcntl(number, _DUPLICATE, _LEAST)
+        os.close(low)
+    return number
+
+
 class _Closed:
     """A file that is closed. It has no `__del__`: Ctrl-C in one would be lost."""
 
@@ -61,6 +76,11 @@ class Descriptor(_Closed):
                 # Nothing is left to do in `__del__`, where Python drops interrupts.
                 setattr(self, "__class__", _Closed)
             raise
+        if self._numbers[0] < _LEAST:
+            # In place of it, in one step.
+            low = self._numbers[0]
+            self._numbers[:0] = map(fcntl.fcntl, (low,), (_DUPLICATE,), (_LEAST,))
+            collections.deque(map(os.close, map(self._numbers.pop, (-1,))), maxlen=0)
 
     def fileno(self) -> int:
         return self._numbers[0]

@@ -76,14 +76,40 @@ _DEEPEST = 64
 
 
 def adopt_mode(path: str, target: str, mode: int | None = None) -> None:
-    """Gives a file or directory the mode of the one whose place it is about to take; or
-    `mode`, if there is none."""
+    """Gives a file or directory the mode, the group and the access list of the one
+    whose place it is about to take; or `mode`, if there is none. Where it cannot have
+    that group or list, its own group gets nothing."""
     with contextlib.suppress(OSError):
+        own, found, is_like = os.lstat(path), None, True
         with contextlib.suppress(FileNotFoundError):
-            mode = stat.S_IMODE(os.stat(target).st_mode)
-        if mode not in (None, stat.S_IMODE(os.lstat(path).st_mode)):
-            with Descriptor(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
-                os.fchmod(fd, mode)
+            found = os.stat(target)
+            mode = stat.S_IMODE(found.st_mode)
+        access = _access_list(target) if found else b""
+        if found:
+            is_like = found.st_gid == own.st_gid and access == _access_list(path)
+        if mode is None or is_like and mode == stat.S_IMODE(own.st_mode):
+            return
+        with Descriptor(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+            if found and not is_like:
+                try:
+                    os.fchown(fd, -1, found.st_gid)
+                    if access:
+                        os.setxattr(fd, _ACCESS, access)
+                    elif _access_list(path):
+                        os.removexattr(fd, _ACCESS)
+                except OSError:
+                    mode &= ~stat.S_IRWXG
+            os.fchmod(fd, mode)
+
+
+_ACCESS = "system.posix_acl_access"
+
+
+def _access_list(path: str) -> bytes:
+    """Who may access a file beside its owner, its group and all; empty if nobody."""
+    with contextlib.suppress(AttributeError, OSError):  # Linux has these.
+        return os.getxattr(path, _ACCESS)
+    return b""
 
 
 _MAX_BUFFERS = 512

@@ -135,7 +135,10 @@ def check_plain(array: Any) -> None:
     to its numbers, such as a unit. Memory in a file is that of any array."""
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("it is a masked array. Store its `.data` and its `.mask`.")
-    if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
+    own = np.ndarray, np.memmap
+    # JAX has one of its own, which is private, for what it cannot compute with.
+    is_of_jax = type(array).__module__.startswith("jax.")
+    if isinstance(array, np.ndarray) and type(array) not in own and not is_of_jax:
         name = type(array).__name__
         raise TypeError(
             f"it is a `{name}`, which is more than its numbers. Store those, "

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from .._save import _leftovers, _path_state
 from .._save._transaction import discard, Transaction, unpublished
+from .._storage import _descriptor
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 
@@ -59,7 +60,7 @@ def publish(
         with contextlib.ExitStack() as held:
             with unpublished(root, nbytes):
                 save.make(work, held)
-                with open(f"{work.path}/file", "xb") as file:
+                with open(f"{work.path}/file", "xb", opener=_descriptor.opener) as file:
                     write(file)
                     file.flush()
                     if sync:

@@ -215,3 +215,12 @@ sys.meta_path.insert(0, Finder())
     arguments = [sys.executable, "-c", finder + _START, "ls"]
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_what_is_no_file_is_not_read(complete, tmp_path):
+    """A FIFO that nobody writes to would be read for ever."""
+    (tmp_path / "c").mkdir()
+    os.mkfifo(tmp_path / "c" / "eqx_ckpt.json")
+    os.mkfifo(tmp_path / "c.safetensors")
+    for name in ("c", "c.safetensors"):
+        assert complete("cat", str(tmp_path / name), "") == []

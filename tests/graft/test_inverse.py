@@ -389,3 +389,18 @@ def test_several_of_one_in_any_order(tmp_path):
     like = jax.tree.map(np.zeros_like, by_layer)
     pair = (lambda m: m, lambda c: c, [adapt.unstack(), adapt.split()])
     assert_alike(ec.graft(like, tmp_path / "x", [pair])[0], by_layer)
+
+
+def test_several_lists_and_back(tmp_path):
+    """One pair stacks two lists, and its inverse takes both apart."""
+    lists = lambda: [{"w": jnp.ones(2) * i} for i in range(3)]
+    listed = {"m": lists(), "mu": lists()}
+    ec.tree_serialise_leaves(tmp_path / "listed", listed)
+    sides = lambda m: [m["m"], m["mu"]], lambda c: [c.m, c.mu]
+    stacked = {name: {"w": jnp.zeros((3, 2))} for name in ("m", "mu")}
+    out, _ = ec.graft(stacked, tmp_path / "listed", [(*sides, ec.adapters.stack())])
+    ec.tree_serialise_leaves(tmp_path / "stacked", out)
+    pair = (*sides, ec.inverse(ec.adapters.stack()))
+    like = jax.tree.map(jnp.zeros_like, listed)
+    back, _ = ec.graft(like, tmp_path / "stacked", [pair])
+    assert eqx.tree_equal(back, listed)

@@ -323,13 +323,13 @@ def test_permuted_layers(order):
 
 
 def test_chains_are_in_order():
-    saved = _kinds(up_a__w=(2,), up_b__w=(3,))
-    found, data = _suggested(saved, _kinds(up_b__w=(2,), up_c__w=(3,)))
-    assert found == {"up_a.w": "up_b.w", "up_b.w": "up_c.w"}
-    assert data["rules"] == [[r"^up_b\.", "up_c."], [r"^up_a\.", "up_b."]]
+    saved = _kinds(mix__w=(2,), mix_in__w=(3,))
+    found, data = _suggested(saved, _kinds(mix_in__w=(2,), mix_in_last__w=(3,)))
+    assert found == {"mix.w": "mix_in.w", "mix_in.w": "mix_in_last.w"}
+    assert data["rules"] == [[r"^mix_in\.", "mix_in_last."], [r"^mix\.", "mix_in."]]
     # What is in the way makes way.
-    _, data = _suggested(saved, _kinds(up_b__w=(2,)))
-    assert data["rules"] == [[r"^up_b\.", "old.up_b."], [r"^up_a\.", "up_b."]]
+    _, data = _suggested(saved, _kinds(mix_in__w=(2,)))
+    assert data["rules"] == [[r"^mix_in\.", "old.mix_in."], [r"^mix\.", "mix_in."]]
 
 
 def test_leaves_of_one_shape():

@@ -88,6 +88,7 @@ _TOGETHER = (
     "The leaf `...` cannot be written:",
     "The graft of `...` does not fit the model",
     "...: another process has failed:",
+    "The shapes of these leaves fit, and do not say how they are stored:",
 )
 
 

@@ -18,6 +18,8 @@ def _tree(step):
 _LIKE = jax.eval_shape(lambda: jax.numpy.zeros(1000))
 
 
+# They save in no order, and one restores meanwhile.
+@pytest.mark.filterwarnings("ignore:.*begins an attempt", "ignore:Restored step")
 @pytest.mark.parametrize("keep", [None, 2])
 def test_threads_that_save_wait_and_restore(tmp_path, keep):
     errors, saved, is_over = [], [], threading.Event()

@@ -4,7 +4,9 @@ the mode of what it replaces.
 
 import os
 import stat
+import struct
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -178,3 +180,91 @@ _below_unreadable = """
 def test_below_a_directory_that_may_not_be_read():
     """Its names cannot be synced, and nothing else is amiss."""
     run_python(_below_unreadable)
+
+
+# As `setfacl -m u:1234:r` makes it.
+_LIST = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", *entry)
+    for entry in [
+        (1, 6, 2**32 - 1),
+        (2, 4, 1234),
+        (4, 0, 2**32 - 1),
+        (16, 4, 2**32 - 1),
+        (32, 0, 2**32 - 1),
+    ]
+)
+_needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+
+
+@_needs_root
+@pytest.mark.parametrize("name", WAYS)
+def test_the_group_and_the_access_list_stay(tmp_path, name):
+    path = tmp_path / name
+    save(path, WAYS[name])
+    os.chown(path, -1, 12345)
+    os.chmod(path, 0o750)
+    try:
+        os.setxattr(path, "system.posix_acl_access", _LIST)
+        has_list = True
+    except OSError:
+        has_list = False
+    bits = mode(path)
+    save(path, WAYS[name])
+    assert os.stat(path).st_gid == 12345 and mode(path) == bits
+    if has_list:
+        assert os.getxattr(path, "system.posix_acl_access") == _LIST
+
+
+@_needs_root
+@pytest.mark.parametrize("name", ["a.zip", "zarr"])
+def test_a_group_that_cannot_be_had_gets_nothing(tmp_path, name):
+    """Else the group that the new one has could read it."""
+    path = tmp_path / "in" / name
+    path.parent.mkdir()
+    save(path, WAYS[name])
+    for place in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(place, 65534, 65534)
+        os.chmod(place, 0o755)
+    above = tmp_path
+    while above != above.parent:
+        os.chmod(above, mode(above) | 0o055)
+        above = above.parent
+    os.chown(path, 65534, 12345)
+    os.chmod(path, 0o750)
+    code = f"""
+        import os, numpy as np, eqx_ckpt as ec
+        os.setgroups([]), os.setgid(65534), os.setuid(65534)
+        ec.tree_serialise_leaves({str(path)!r}, {{"w": np.ones(3)}}, **{WAYS[name]})
+    """
+    run_python(textwrap.dedent(code), PYTHONDONTWRITEBYTECODE="1")
+    assert os.stat(path).st_gid == 65534 and mode(path) == 0o700
+
+
+def test_no_file_takes_the_place_of_a_standard_stream(tmp_path):
+    """What C code says on stderr would be written into it."""
+    code = f"""
+        import os, sys
+        for number in (0, 1, 2):
+            os.close(number)
+        import numpy as np, eqx_ckpt as ec
+        taken = []
+        def hear(event, args):
+            if event == "os.posix_fallocate" or event == "open":
+                taken.extend(
+                    os.readlink(f"/proc/self/fd/{{n}}")
+                    for n in range(3) if os.path.exists(f"/proc/self/fd/{{n}}")
+                )
+        sys.addaudithook(hear)
+        for name, how in {WAYS!r}.items():
+            path = {str(tmp_path)!r} + "/" + name
+            if name.endswith("safetensors"):
+                ec.export_safetensors(path, {{"w": np.ones(3)}})
+            else:
+                ec.tree_serialise_leaves(path, {{"w": np.ones(3)}}, **how)
+        open({str(tmp_path)!r} + "/found", "w").write(
+            repr([x for x in taken if x.startswith({str(tmp_path)!r})])
+        )
+        os._exit(0)
+    """
+    run_python(textwrap.dedent(code), check=False)
+    assert (tmp_path / "found").read_text() == "[]"

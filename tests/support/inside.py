@@ -220,6 +220,11 @@ def is_on_this_machine(path: Any) -> bool:
     return _found("_storage._local_files.is_on_this_machine")(os.fspath(path))
 
 
+def limits_of_memory(root: pathlib.Path) -> list[int]:
+    """What control groups say, in the files below a directory."""
+    return [*_found("_storage._arrays._limits")(root)]
+
+
 def parts_of_a_copy(fd: int) -> Iterator[bytes]:
     """The bytes of an open file, as they are copied."""
     return _found("_storage._local_files.parts")(fd)
