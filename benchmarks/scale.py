@@ -44,7 +44,7 @@ from eqx_ckpt._format._leaves import Leaves
 from eqx_ckpt._format._template import Template
 from eqx_ckpt._reshard import _routes
 from eqx_ckpt._save import _assign, _to_ocdbt, _tree_spec
-from eqx_ckpt._tree import _sharding
+from eqx_ckpt._tree import _flatten, _recorder, _sharding
 from eqx_ckpt._tree._sharding import Holders
 
 
@@ -209,11 +209,14 @@ def index_of(templates: list[Template], deal: _assign.Assignment) -> bytes:
     ]
     distinct = {t: number for number, t in enumerate(dict.fromkeys(templates))}
     numbers = [distinct[t] for t in templates]
-    form = _tree_spec.tree_spec(tuple(names), tuple(numbers), tuple(distinct), ())
+    form = _tree_spec.TreeSpec(tuple(names), tuple(numbers), tuple(distinct), ())
     files = [_to_ocdbt.PlainStretches(form, runs) for _, runs in deal]
     where = _to_ocdbt.packed if form.has_columns else _to_ocdbt.listed
     digests = "0" * 32 * (len(files) if form.has_columns else 1)
-    leaves = Leaves(names, list(distinct), numbers)
+    # The record of a tree of dicts and lists, as these names have it.
+    flat = _flatten.flatten(ec.nest(dict.fromkeys(names, 0)), None)
+    record = _recorder.record(flat.walk, flat.leaves, [True] * len(names))
+    leaves = Leaves(names, list(distinct), numbers, recorded=record)
     names, placement = list(map(str, range(len(files)))), where(form, files)
     index = Index("0" * 16, "ocdbt", None, leaves, names, placement, digests)
     return _index.encode(index)

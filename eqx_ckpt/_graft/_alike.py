@@ -527,7 +527,9 @@ class _Bucket:
                 del self._pairs[i, j]
             else:
                 is_last = _last(old[i].form) == _last(new[j].form)
-                shared = bool(words or empty or is_last)
+                # Of words that are short for others, nothing is left.
+                is_short = pair.likeness > 0 and not any(self._left[i, j])
+                shared = bool(words or empty or is_last or is_short)
                 self._pairs[i, j] = pair._replace(shared=shared)
 
     def take(self, a: int, b: int) -> _Pair:

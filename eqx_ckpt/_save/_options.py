@@ -125,6 +125,8 @@ def check(root: Any, options: SaveOptions) -> None:
         )
     if options.layout != "ocdbt" and _open_files.is_archive(root):
         raise ValueError('A checkpoint of one file has `layout="ocdbt"`.')
+    if options.orbax and _open_files.is_archive(root):
+        raise ValueError("`orbax` is for a checkpoint in a directory, not in one file.")
 
 
 def check_name(root: Backend) -> None:

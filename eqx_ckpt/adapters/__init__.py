@@ -377,7 +377,9 @@ def qkv_blocks(heads: int, kv_heads: int | None = None, axis: int = 0) -> Adapte
 def qkv_interleaved(heads: int, kv_heads: int | None = None, axis: int = 0) -> Adapter:
     """The inverse of [`qkv_blocks`][].
 
-    **Arguments:** those of [`qkv_blocks`][].
+    **Arguments:**
+
+    - `heads`, `kv_heads`, `axis`: as there.
 
     !!! example
 
@@ -459,7 +461,9 @@ def rotary_halves(heads: int, size: int | None = None, axis: int = 0) -> Adapter
 def rotary_pairs(heads: int, size: int | None = None, axis: int = 0) -> Adapter:
     """The inverse of [`rotary_halves`][].
 
-    **Arguments:** those of [`rotary_halves`][].
+    **Arguments:**
+
+    - `heads`, `size`, `axis`: as there.
 
     !!! example
 

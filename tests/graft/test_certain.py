@@ -5,11 +5,9 @@ import re
 
 import numpy as np
 import pytest
-from support import architectures
+from support import architectures, inside
 
 import eqx_ckpt as ec
-from eqx_ckpt._graft import _alike, _graft_plan
-from eqx_ckpt._graft._sides import Model, StoredSide
 
 
 def _check(seeds):
@@ -17,7 +15,7 @@ def _check(seeds):
     whole = 0
     for seed in seeds:
         label, saved, wanted, truth = architectures.case(seed)
-        found = _alike.alike(saved, wanted)
+        found = inside.alike(saved, wanted)
         wrong = {x: y for x, y in found.names.items() if truth.get(x) != y}
         assert not wrong, f"{label}: {wrong}"
         listed = [{x for both in found.unclear for x in both[i]} for i in range(2)]
@@ -53,13 +51,8 @@ def test_what_a_graft_says_to_paste(seed, tmp_path):
         rest[x] = eval(code)
     _, _, code = text.partition("  Perhaps, to paste into `pairs`:\n")
     pairs = eval(f"[{re.split('^  [^ ]', code, flags=re.MULTILINE)[0]}]", {"ec": ec})
-    stored = StoredSide(ec.open(tmp_path / "x"))
-    matching = _graft_plan._match(Model(model), stored, pairs, **rest)
-    names = matching.model.names
-    for job in matching.jobs:
-        (number,) = job.all_numbers
-        (source,) = job.sources
-        assert f"ours.{truth[source]}" == names[number]
-    given = {f"ours.{x}" for x in truth.values()}
-    assert not given & {names[x] for x in matching.fresh}
-    assert not truth.keys() & {stored.saved.names[x] for x in matching.dropped}
+    ckpt = ec.open(tmp_path / "x")
+    made, fresh, dropped = inside.matched(model, ckpt, pairs, **rest)
+    assert made.items() <= {f"ours.{y}": x for x, y in truth.items()}.items()
+    assert not fresh & {f"ours.{x}" for x in truth.values()}
+    assert not dropped & truth.keys()

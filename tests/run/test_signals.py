@@ -55,8 +55,10 @@ import eqx_ckpt as ec
 warnings.simplefilter("ignore")
 fork = multiprocessing.get_context("fork")
 with ec.CheckpointManager({str(tmp_path)!r}, signals=[signal.SIGTERM]) as manager:
-    child = fork.Process(target=time.sleep, args=(60,))
+    there = fork.Event()
+    child = fork.Process(target=lambda: there.set() or time.sleep(60))
     child.start()
+    there.wait()  # Python forgets a signal that comes while it forks.
     child.terminate()
     child.join(30)
     print(child.exitcode)

@@ -59,9 +59,9 @@ class _Disk:
         # A file that is written by others is opened by Python's own call.
         inside.open_files_by(monkeypatch, "store", self._open)
 
-    def _open(self, path, mode):
+    def _open(self, path, mode, opener=None):
         with self.one_at_a_time:
-            file = open(path, mode)
+            file = open(path, mode, opener=opener)
             self._changed("open", [self._find(path)])
         return file
 

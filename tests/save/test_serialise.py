@@ -365,15 +365,14 @@ def test_bools_of_other_bytes_than_0_and_1(tmp_path, layout, count):
     assert got.tolist() == array.tolist()
 
 
-def test_a_matrix(tmp_path, layout):
+def test_a_matrix(tmp_path):
+    """It is more than its numbers, as all subclasses of NumPy's array are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        matrix = np.matrix(np.arange(700_000.0).reshape(700, 1000))
-    tree = {"x": matrix}
-    ec.tree_serialise_leaves(tmp_path / "c", tree, layout=layout, chunks=2**23)
-    like = {"x": np.zeros((700, 1000))}
-    got = ec.tree_deserialise_leaves(tmp_path / "c", like)["x"]
-    assert np.array_equal(got, np.asarray(matrix))
+        tree = {"x": np.matrix(np.arange(6.0).reshape(2, 3))}
+    with pytest.raises(TypeError, match="`x` cannot be saved: it is a `matrix`"):
+        ec.tree_serialise_leaves(tmp_path / "c", tree)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_leaf_whose_directory_tensorstore_refuses(tmp_path):

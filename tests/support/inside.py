@@ -419,3 +419,26 @@ def called_by_pickles() -> tuple[str, list[Any]]:
 def files_that_unpickle() -> list[str]:
     names = ("_formats._pickle", "_formats._torch_globals")
     return [importlib.import_module(f"eqx_ckpt.{name}").__file__ for name in names]
+
+
+def alike(saved: dict[str, Any], wanted: dict[str, Any]) -> Any:
+    """What stands for what of two sides, which are kinds of leaves by name."""
+    return _found("_graft._alike.alike")(saved, wanted)
+
+
+def matched(
+    model: Any, ckpt: Any, pairs: list[Any], fresh: Any, drop: Any
+) -> tuple[dict[str, str], set[str], set[str]]:
+    """Of a graft that may lack something: the leaves of the model, each with that which
+    it is made of, those that are fresh, and those that are dropped."""
+    sides = importlib.import_module("eqx_ckpt._graft._sides")
+    ours, stored = sides.Model(model), sides.StoredSide(ckpt)
+    match = _found("_graft._graft_plan._match")
+    matching = match(ours, stored, pairs, fresh, drop)
+    made = {
+        ours.names[number]: source
+        for job in matching.jobs
+        for number, source in zip(job.all_numbers, job.sources, strict=True)
+    }
+    dropped = {stored.saved.names[x] for x in matching.dropped}
+    return made, {ours.names[x] for x in matching.fresh}, dropped
