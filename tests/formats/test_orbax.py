@@ -134,9 +134,8 @@ def test_reads_only_what_is_asked_for(base, name):
 
 def test_a_run_of_orbax_is_its_newest_step(base):
     assert ec.open(base / "manager").path == f"{base}/manager/5/default"
-    # A manager of ours takes no steps of other items for its own.
-    with pytest.raises(ValueError, match="directory of steps.*`7`"):
-        ec.open(base / "items")
+    # So is one whose steps have other items, one of which is a tree.
+    assert ec.open(base / "items").path == f"{base}/items/7/state"
 
 
 def test_verify_and_saves_refuse(base):
