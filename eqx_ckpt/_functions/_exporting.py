@@ -9,7 +9,6 @@ import functools as ft
 import importlib.util
 import itertools as it
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 from .._format import _index
 from .._format._index import StoredFunction
 from .._load._lazy import LazyArray
+from .._runtime import _log
 from .._save._options import Functions
 from .._save._payload import PlannedFunctions, PlannedLeaf
 from .._tree import _folding, _identity
@@ -263,7 +263,7 @@ def _lowered(
             raise
         for platform, error in errors:
             why = str(error).strip().partition("\n")[0]
-            warnings.warn(
+            _log.warn(
                 f"A function is stored without the platform {platform!r}, for which it "
                 f"cannot be lowered: {why}. Pass `platforms={good!r}` to `ec.function`."
             )

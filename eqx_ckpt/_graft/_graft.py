@@ -169,7 +169,7 @@ def graft(
     tree = jtu.tree_unflatten(ours.flat.structure, leaves)
     if init is not None:
         tree = _init.initialise(tree, init)
-    _layouts.warn(matching, placed, stacklevel=5)
+    _layouts.warn(matching, placed)
     report = Report(
         stored.ckpt.path,
         tuple(_rows(matching, placed)),

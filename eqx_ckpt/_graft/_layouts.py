@@ -1,7 +1,6 @@
 """A warning of leaves whose shapes fit although libraries store such layers in several
 ways, of which nobody has said one."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 
 from .._load._lazy import LazyArray
-from .._runtime import _processes
+from .._runtime import _log, _processes
 from .._tree import _folding
 from ._adapting import Placed
 from ._matching import Matching
@@ -19,7 +18,7 @@ from ._matching import Matching
 _MOST = 8
 
 
-def warn(matching: Matching, placed: Sequence[Placed], stacklevel: int) -> None:
+def warn(matching: Matching, placed: Sequence[Placed]) -> None:
     rows: dict[str, list[tuple[str, str]]] = {}
     for x in placed:
         how = _other(matching, x)
@@ -36,7 +35,7 @@ def warn(matching: Matching, placed: Sequence[Placed], stacklevel: int) -> None:
         "  Say it with an adapter in their pair: the one that is named, or `lambda "
         "saved, like: saved` for as it is. See docs/layouts.md."
     )
-    warnings.warn("\n".join(lines), stacklevel=stacklevel + 1)
+    _log.warn("\n".join(lines))
 
 
 def _other(matching: Matching, x: Placed) -> str | None:

@@ -3,7 +3,6 @@
 import contextlib
 import functools as ft
 import re
-import warnings
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -45,7 +44,7 @@ class Chosen(NamedTuple):
         """Whether the last attempt has near steps of its own."""
         return self.step is not None and self.step.is_own
 
-    def warn(self, head: str, above: int, stacklevel: int) -> None:
+    def warn(self, head: str, above: int) -> None:
         """Warns, below a head, of near steps that are passed over, and newer than one;
         and of the notes. Without a head the former are only logged."""
         for x in self.passed:
@@ -54,12 +53,11 @@ class Chosen(NamedTuple):
         if not _processes.leads():
             return
         if head and newer:
-            warnings.warn("\n  ".join([head, *newer]), stacklevel=stacklevel + 1)
+            _log.warn("\n  ".join([head, *newer]))
         if self.notes:
             notes = "\n  ".join(self.notes)
-            warnings.warn(
+            _log.warn(
                 f"Near disks have less than they had:\n  {notes}",
-                stacklevel=stacklevel + 1,
             )
 
 
@@ -217,8 +215,8 @@ class Search(NearSearch):
         passed = dict.fromkeys([*self._chosen.passed, *self._bad.values()])
         return [str(x) for x in passed if x.step > above]
 
-    def warn(self, above: int, stacklevel: int) -> None:
+    def warn(self, above: int) -> None:
         """Logs what is passed over, and warns of the notes."""
         self._chosen.passed.extend(self._bad.values())
         self._bad = {}
-        self._chosen.warn("", above, stacklevel + 1)
+        self._chosen.warn("", above)

@@ -110,7 +110,6 @@ class Near(NearSteps):
             f"The latest step of `{steps.root}` is {latest}, as newer ones cannot "
             "be restored:",
             above=-1 if latest is None else latest,
-            stacklevel=6,
         )
         return json.dumps(latest).encode()
 
@@ -163,7 +162,6 @@ class Near(NearSteps):
                     f"`{root}` saves, and it has restored none. Newer near steps stay "
                     "until one is as new:",
                     above=step,
-                    stacklevel=8,
                 )
             attempt = start.settle(step, saves.damaged, is_near=True)
             assert attempt is not None
@@ -173,7 +171,7 @@ class Near(NearSteps):
         processes = saves.processes("begin near steps", what, step)
         self._attempt = Attempt.decode(processes.decide(decide, self._disk.report))
         self._is_asked = False
-        start.tell(step, stacklevel=7)
+        start.tell(step)
 
     def _plan(self, offer: PendingState) -> Plan:
         assert self._attempt is not None

@@ -84,7 +84,7 @@ class NearSearch:
         """Why near steps above one are not restored."""
         return []
 
-    def warn(self, above: int, stacklevel: int) -> None:
+    def warn(self, above: int) -> None:
         """Logs what is passed over, and warns of the notes."""
 
 

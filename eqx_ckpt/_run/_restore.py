@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -128,13 +127,12 @@ def _tell(search: _Search, step: int) -> None:
     search.skipped = told
     if search.passed:
         steps.say(_log.WARNING, "Restored", step, _passed(search))
-    search.near.warn(step, stacklevel=6)
+    search.near.warn(step)
     # Where the step is another copy's, or also at the root, nothing is lost.
     reasons = _reasons(search, above=step)
     if reasons and _processes.leads():
-        warnings.warn(
+        _log.warn(
             f"Restored step {step} of `{steps.root}`. Newer ones are skipped:{reasons}",
-            stacklevel=6,
         )
 
 

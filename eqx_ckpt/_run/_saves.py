@@ -7,7 +7,6 @@ import os
 import re
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -181,11 +180,9 @@ class Saves:
         except Exception:
             self._forget(going)  # It is over, and this says why.
             raise
-        self.start.tell(step, stacklevel=5)
+        self.start.tell(step)
         if wrong and processes.leads:
-            warnings.warn(
-                f"Step {step} is saved without its metrics: {wrong}", stacklevel=4
-            )
+            _log.warn(f"Step {step} is saved without its metrics: {wrong}")
         return True
 
     def _decide(self, offer: PendingState) -> bytes:
@@ -273,7 +270,7 @@ class Saves:
             undeleted, self._undeleted = self._undeleted, []
             text = "\n  ".join(undeleted)
             _log.say(_log.WARNING, f"Older steps were not deleted:\n  {text}")
-            warnings.warn(f"Older steps were not deleted:\n  {text}", stacklevel=3)
+            _log.warn(f"Older steps were not deleted:\n  {text}")
 
     def _forget(self, going: Saving) -> None:
         # Another thread may have waited for it too.
@@ -298,7 +295,7 @@ class Saves:
             offer = self.offered
             if offer is not None and offer.is_gone:
                 self.offered = None
-                warnings.warn(self._not_saved(offer, _DONATED), stacklevel=3)
+                _log.warn(self._not_saved(offer, _DONATED))
             elif offer is not None:
                 self._save(offer.last())
             self.wait()
@@ -358,7 +355,7 @@ class Saves:
             text = self._not_saved(self.offered, _NO_WITH)
             _log.say(_log.WARNING, text)
             # Python shows no `ResourceWarning` unless it is asked to.
-            warnings.warn(text, stacklevel=2)
+            _log.warn(text)
 
     def _not_saved(self, offer: KeptState, why: str) -> str:
         return (

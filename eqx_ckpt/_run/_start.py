@@ -1,6 +1,5 @@
 """From where the saves of a manager go on: whether they begin an attempt at the run."""
 
-import warnings
 from collections.abc import Collection, Sequence, Set
 
 from .._runtime import _log
@@ -78,7 +77,7 @@ class Start:
         root = self._steps.root
         self.attempt = _attempts.begin(root, self._base, after, earlier, now)
 
-    def tell(self, step: int, stacklevel: int) -> None:
+    def tell(self, step: int) -> None:
         """Says which newer steps a step passes over that has begun an attempt."""
         passed, self._passed = self._passed, ()
         if not passed:
@@ -87,11 +86,10 @@ class Start:
         how = "anew" if what is None else f"with what was restored of step {what}"
         newer, root = shown(passed), self._steps.root
         self._steps.say(_log.WARNING, "Began an attempt with", step, f"newer {newer}")
-        warnings.warn(
+        _log.warn(
             f"Step {step} begins an attempt at the run in `{root}`, {how}. Newer "
             f"{newer} of an earlier attempt, and a restart passes over them. They stay "
             "until this attempt has as many as `keep` says.",
-            stacklevel=stacklevel,
         )
 
 

@@ -7,8 +7,10 @@ No lock is taken unless somebody listens: a signal or Ctrl-C may come anywhere.
 
 import contextlib
 import logging
+import sys
 import time
 import types
+import warnings
 from collections.abc import Iterator
 from logging import DEBUG as DEBUG, ERROR as ERROR, INFO as INFO, WARNING as WARNING
 from typing import Any
@@ -35,6 +37,20 @@ def say(level: int, text: str, **facts: Any) -> None:
     """Logs a line. The `facts` are attributes of the record."""
     if is_on(level):
         _logger.log(level, "%s", text, extra=facts)
+
+
+def warn(text: str) -> None:
+    """Warns at the line of the program that has called into the library."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _is_own(frame):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
+
+
+def _is_own(frame: types.FrameType) -> bool:
+    # A decorator of this is between calls.
+    top = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return top in (__name__.partition(".")[0], "contextlib")
 
 
 @contextlib.contextmanager

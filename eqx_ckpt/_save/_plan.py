@@ -5,7 +5,6 @@ import itertools as it
 import json
 import operator
 import time
-import warnings
 from collections.abc import Sequence
 from typing import Any, cast, NamedTuple
 
@@ -18,7 +17,7 @@ from .._format._index import BaseFacts, Index, SaveFacts, StoredFunction
 from .._format._leaves import Leaves, Part
 from .._format._record import TreeRecord
 from .._load._checkpoint import Checkpoint
-from .._runtime import _processes
+from .._runtime import _log, _processes
 from .._tree import _filters, _flatten, _leaf, _select, _states
 from .._tree._flatten import Flat
 from .._tree._node import Node
@@ -134,11 +133,10 @@ def _check_state(flat: Flat, record: TreeRecord) -> None:
         rows = [row for row in record.rows if record.kinds[row.kind].how == "index"]
         # Before `make_with_state` has taken it out, each has its first value.
         if any(record.counts[row.children[0]] == 0 for row in rows):
-            warnings.warn(
+            _log.warn(
                 "The tree that is saved has layers whose values are in an "
                 "`eqx.nn.State`, such as the averages of a BatchNorm, and no State: "
                 "they are not saved. Save both in one tree, as in `(model, state)`.",
-                stacklevel=2,
             )
 
 
