@@ -242,6 +242,8 @@ def test_a_group_that_cannot_be_had_gets_nothing(tmp_path, name):
 
 def test_no_file_takes_the_place_of_a_standard_stream(tmp_path):
     """What C code says on stderr would be written into it."""
+    for name, how in WAYS.items():  # Nobody hears an error of the other process.
+        save(tmp_path / f"here-{name}", how)
     code = f"""
         import os, sys
         for number in (0, 1, 2):
