@@ -60,6 +60,8 @@ _MAX_HEADER = _json.MAX_INDEX
 _MAX_HEADERS = 4 * _MAX_HEADER
 # The name of a file that is one of several, or of one.
 _part = re.compile(r"-\d+-of-\d+\.safetensors$")
+# The same weights once more, by the names of those who publish them, such as Mistral.
+_AGAIN = "consolidated.safetensors"
 _shard = re.compile(r"-\d+-of-0*([2-9]|1\d)\d*\.safetensors$")
 # The name of what one process of many has written.
 _of_process = re.compile(r"shard-(\d+)-")
@@ -85,7 +87,8 @@ def read(probe: Probe, like: Any) -> Source | None:
             return None
         if key.endswith(_INDEX):
             files = (name for name in probe.names if name.endswith(SUFFIX))
-            return _sharded(probe, key, [x for x in files if not _part.search(x)])
+            known = lambda name: name == _AGAIN or _part.search(name)
+            return _sharded(probe, key, [x for x in files if not known(x)])
         if _of_process.match(key):
             files = [x for x in probe.names if x.endswith(SUFFIX)]
             return _pieced(probe, sorted(files))

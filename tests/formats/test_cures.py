@@ -215,6 +215,7 @@ def test_two_models_in_one_folder_are_named(tmp_path, name):
 def test_shards_of_nobodys_index_are_no_model(tmp_path):
     _index(tmp_path, "model.safetensors", "model-00001-of-00001.safetensors")
     _put(tmp_path, "model-00007-of-00009.safetensors")
+    _put(tmp_path, "consolidated.safetensors")
     assert list(ec.open(tmp_path)) == ["w0"]
 
 
