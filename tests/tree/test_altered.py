@@ -396,6 +396,9 @@ def _judged(
         if x is None:
             return "refused as it was", str(e)
         named = re.search(rf"(?<![\w.]){x.name}(?!\w)", str(e))
+        if call == "graft" and x.value == "order of children":
+            # An exchanged StateIndex is told by the entry that it leads to.
+            named = named or re.search(r"(?<![\w.])state\.\d", str(e))
         return ("", "") if named else (f"does not name `{x.name}`", str(e))
     except Exception as e:
         return f"raises {type(e).__name__}", str(e)
