@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import example, given, strategies as st
+from hypothesis import assume, example, given, strategies as st
 from support.helpers import examples
 
 import eqx_ckpt as ec
@@ -137,6 +137,8 @@ def test_views_are_as_in_numpy(chain):
 @given(chains())
 def test_views_are_as_in_tensorstore(chain):
     array, steps = chain
+    # TensorStore refuses to read no rows by number from an axis that has none.
+    assume(array.size)
     view, expected = follow(array, steps)
     store = _arrays.view(ts.array(array), view.slices(), view.arrays)
     picked = np.asarray(store.read().result())
