@@ -85,7 +85,11 @@ def last(root: Backend) -> Attempt | None:
     **Raises:** `DamagedError` if nobody can tell: if an older one were taken for it,
     steps would count that do not.
     """
-    for number in sorted(_numbered.numbers(root, PLACE), reverse=True):
+    return _last(root, _numbered.numbers(root, PLACE))
+
+
+def _last(root: Backend, numbers: Iterable[int]) -> Attempt | None:
+    for number in sorted(numbers, reverse=True):
         if (found := read(root, number)) is not None:
             return found
     return None
@@ -113,7 +117,7 @@ def _read(root: Backend, number: int) -> Attempt | None:
     own = range(number, number + 1)
     form = ID, own, _SAVE, optional(COUNT), [(COUNT, _SAVE)]
     facts = _schema.read(value.data, f"`{key}`", [Any])
-    # Earlier releases write no more than three.
+    # Before 0.1.0 there were three.
     facts += [None, []] if len(facts) == 3 else []
     found = Attempt(*_schema.checked(facts, f"`{key}`", form))
     return found._replace(earlier=[(step, save) for step, save in found.earlier])
@@ -128,8 +132,8 @@ def begin(
 ) -> Attempt:
     """Begins an attempt. The files of those before it are deleted, but for the last and
     the one that is `counting`. **Raises:** as `last`."""
-    before = last(root) or Attempt(secrets.token_hex(8))
     numbers = _numbered.numbers(root, PLACE)
+    before = _last(root, numbers) or Attempt(secrets.token_hex(8))
     number = max([0, *numbers]) + 1
     new = Attempt(before.run, number, base, after, list(earlier))
     _numbered.write(root, PLACE, number, json.dumps(new).encode())

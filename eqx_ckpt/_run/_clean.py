@@ -29,8 +29,8 @@ def clean(
     than eqx_ckpt copies checkpoints into the directory. In an object store there are no
     locks, and what a running save has written is listed too.
 
-    A save that was killed right after its commit is finished: the files for other
-    readers are put in their place. So is the last one when a manager is made.
+    Files for other readers that are of an older save than the checkpoint are deleted,
+    as a kill right after a commit leaves them.
 
     **Arguments:**
 

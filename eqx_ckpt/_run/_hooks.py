@@ -29,7 +29,8 @@ class LoadRequest(NamedTuple):
 
 class NearSearch:
     """The near steps in one search for the newest step of a run: none, but for what the
-    room of near disks makes of it. All processes take the same calls, but `choose`."""
+    room of near disks makes of it. All processes take the same calls, but `look` and
+    `choose`, which are for process 0."""
 
     # The near step that is chosen, and the id of its save, if one is.
     step: int | None = None

@@ -1,7 +1,7 @@
 """The policy of a run: steps that are saved, the best one, and steps that stay."""
 
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .._runtime import _processes
@@ -83,39 +83,36 @@ class Policy(NamedTuple):
         ]
         return max(ranked)[1] if ranked else None
 
-    def reasons(
-        self, known: Mapping[int, dict[str, Any]], new: int, left: Set[int]
-    ) -> set[int]:
-        """The steps because of which others may go: the newest, and the best, without
-        those that are `left` by an earlier attempt."""
+    def reasons(self, counting: Mapping[int, dict[str, Any]], new: int) -> set[int]:
+        """The steps because of which others may go, of those that count: the newest,
+        and the best."""
         assert self.keep is not None
-        ours = {step: known[step] for step in known.keys() - left}
         # Who saves an older step keeps what was just saved.
-        found = {new, *sorted(ours)[-self.keep :]}
-        best = self.best_of(ours)
+        found = {new, *sorted(counting)[-self.keep :]}
+        best = self.best_of(counting)
         return found if best is None else found | {best}
 
     def stay(
         self,
         known: Mapping[int, dict[str, Any]],
+        counting: Mapping[int, dict[str, Any]],
         new: int,
         times: Mapping[int, int | None],
-        left: Set[int],
         own: int,
     ) -> set[int]:
-        """The steps that stay once a new one is saved, at these times in seconds, which
-        count for `keep_seconds`: those without one stay. Those that are `left` by an
-        earlier attempt stay until this one has as many of its `own`."""
+        """The steps that stay beside the `reasons` once a new one is saved, at these
+        times in seconds, which count for `keep_seconds`: those without one stay. Those
+        that are not `counting`, as an earlier attempt has left them, stay until this
+        one has as many of its `own`."""
         assert self.keep is not None
-        found = self.reasons(known, new, left)
-        if not self.has_metric({step: known[step] for step in known.keys() - left}):
-            return found.union(known)
-        if own < self.keep:
-            found |= left
+        if not self.has_metric(counting):
+            return {*known}
+        left = known.keys() - counting.keys()
+        found = {*left} if own < self.keep else set()
         if self.keep_every is not None:
             found |= {step for step in known if step % self.keep_every == 0}
         if self.keep_nearest is not None:
-            for some in (known.keys() - left, left):
+            for some in (counting, left):
                 found |= _nearest(some, self.keep_nearest)
         if self.keep_seconds is not None:
             # Times are whole seconds, rounded down.

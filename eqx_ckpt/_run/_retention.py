@@ -4,7 +4,7 @@ from collections.abc import Iterable, Set
 from typing import Any
 
 from .._runtime import _log
-from ._attempts import Lineage
+from ._attempts import Attempt, Lineage
 from ._policy import Policy
 from ._steps import Signature, Steps
 
@@ -34,14 +34,15 @@ class Retention:
         self._steps, self._policy = steps, policy
         # The complete steps.
         self._seen: Seen = {}
-        # The attempt that counted when they were looked at.
+        # The attempt that was begun here by then, and the one that counted.
+        self._attempt: Attempt | None = None
         self._lineage = Lineage(None, lambda *_: False)
         # When each was saved, in seconds, if that counts.
         self._times: dict[tuple[int, Signature], int | None] = {}
         # Saves since all of them were looked at.
         self._saves = 0
 
-    def retain(self, new: int, damaged: Set[int]) -> list[str]:
+    def retain(self, new: int, damaged: Set[int], attempt: Attempt | None) -> list[str]:
         """Deletes what need not stay once a step is saved, and what killed saves have
         left. Steps that are `damaged` are neither counted nor deleted.
 
@@ -50,6 +51,8 @@ class Retention:
         keeps = self._policy.keep is not None
         if not keeps and not self._steps.cleans:
             return []
+        if attempt is not self._attempt:  # What was seen counts otherwise in it.
+            self._attempt, self._seen = attempt, {}
         self._saves += 1
         is_due = self._is_due()
         if not keeps and not is_due:
@@ -58,19 +61,13 @@ class Retention:
         self._seen = {}  # If anything goes wrong.
         seen, left = self._look(before, new)
         for _ in range(_AGAIN if keeps else 0):
-            going = self._going(seen, new, damaged)
-            known = _known(seen, damaged)
-            reasons = self._policy.reasons(known, new, self._lineage.left(known))
+            going, reasons = self._going(seen, new, damaged)
             if self._delete(going, reasons, seen, left):
                 break
             seen, left = self._look({}, new)
         if not left:
             self._seen = seen
         return left
-
-    def forget(self) -> None:
-        """Looks at all steps after the next save: an attempt has begun."""
-        self._seen = {}
 
     def _is_due(self) -> bool:
         """Whether all steps are to be looked at."""
@@ -110,20 +107,23 @@ class Retention:
         looks = self._steps.survey(False, [step for step in steps if step in seen])
         return all(look.signature == seen[s][0] for s, look in looks.items())
 
-    def _going(self, seen: Seen, new: int, damaged: Set[int]) -> set[int]:
-        """The steps that need not stay."""
-        known = _known(seen, damaged)
+    def _going(
+        self, seen: Seen, new: int, damaged: Set[int]
+    ) -> tuple[set[int], set[int]]:
+        """The steps that need not stay, and those because of which."""
+        # The metrics of steps.
+        known = {s: metrics for s, (_, metrics) in seen.items() if s not in damaged}
+        counting = {s: x for s, x in known.items() if not self._lineage.is_left(s)}
         ours = {step for step in known if seen[step][0].is_ours}
         times = {} if self._policy.keep_seconds is None else self._saved(seen)
-        left = self._lineage.left(known)
         own = sum(map(self._lineage.is_own, known))
-        going = ours - self._policy.stay(known, new, times, left, own)
-        counting = {step: known[step] for step in known.keys() - left}
+        reasons = self._policy.reasons(counting, new)
+        going = ours - reasons - self._policy.stay(known, counting, new, times, own)
         if self._policy.best is not None and not self._policy.has_metric(counting):
             metric, root = self._policy.best[0], self._steps.root
             text = f"Nothing is deleted in `{root}`: no step has the metric `{metric}`"
             _log.say(_log.WARNING, text)
-        return going
+        return going, reasons
 
     def _saved(self, seen: Seen) -> dict[int, int | None]:
         """When each step of ours was saved."""
@@ -148,8 +148,3 @@ class Retention:
             except (OSError, ValueError) as e:
                 left.append(f"step {step}: {e}")
         return True
-
-
-def _known(seen: Seen, damaged: Set[int]) -> dict[int, dict[str, Any]]:
-    """The metrics of steps that count."""
-    return {step: metrics for step, (_, metrics) in seen.items() if step not in damaged}

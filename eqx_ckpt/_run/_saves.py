@@ -210,9 +210,7 @@ class Saves:
             )
         # Those of process 0 count for all.
         metrics, wrong = offer.numbers()
-        before = self.start.attempt
-        if self.start.settle(step, self.damaged) is not before:
-            self._retention.forget()
+        self.start.settle(step, self.damaged)
         how = "replace" if force else "new"
         why = "" if wrong is None else str(wrong) or type(wrong).__name__
         return json.dumps([how, metrics, why]).encode()
@@ -247,7 +245,8 @@ class Saves:
                 self.damaged.discard(going.step)
                 self.base = going.handle
                 if leads and retain:
-                    left = self._retention.retain(going.step, self.damaged)
+                    attempt = self.start.attempt
+                    left = self._retention.retain(going.step, self.damaged, attempt)
                     self._undeleted.extend(left)
                     self.steps.journal.saved(going.step)
         except Exception as e:

@@ -60,7 +60,8 @@ class Start:
         newest = self._steps.newest(listing, lineage, damaged)
         now = lineage.attempt
         # One that was begun, and has saved nothing, has to count for nothing.
-        is_void = [now.number if now else 0] != [*self._steps.attempts(listing), 0][:1]
+        last = max(self._steps.attempts(listing), default=0)
+        is_void = last != (now.number if now else 0)
         after, earlier = (now.after, now.earlier) if now else (None, [])
         # What is not older cannot have become this step.
         restored = self._restored

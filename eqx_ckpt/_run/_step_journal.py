@@ -37,6 +37,8 @@ class Journal:
         self._list_steps = list_steps
         self._summaries: dict[tuple[str, str], Summary] = {}
         self._rows: dict[int, StepRow] | None = None
+        # Rows of indices that are not in it, and were read.
+        self._looked: dict[int, StepRow] = {}
         # Steps whose rows are not in the file, and since when that is known.
         self._missing: dict[int, float] = {}
         self._is_listed = False
@@ -51,7 +53,9 @@ class Journal:
         row = rows.get(step)
         if row is None or row.stamp != stamp:
             self._missing.setdefault(step, time.monotonic())
-            return self._look(step, stamp)
+            row = self._looked.get(step)
+            if row is None or row.stamp != stamp:
+                row = self._looked[step] = self._look(step, stamp)
         return row
 
     def steps(self) -> set[int]:
@@ -103,6 +107,7 @@ class Journal:
 
     def deleted(self, step: int) -> None:
         self._missing.pop(step, None)
+        self._looked.pop(step, None)
         if self._rows is not None:
             self._rows.pop(step, None)
 

@@ -90,8 +90,6 @@ class Steps:
         self._trees: dict[int, str] = {}
         self._listed_trees: dict[int, list[str]] = {}
         self._attempts: dict[int, Attempt] = {}
-        # The ids of saves, by what they were read of.
-        self._ids: dict[tuple[int, Signature], str] = {}
 
     @property
     def cleans(self) -> bool:
@@ -100,9 +98,10 @@ class Steps:
         return isinstance(self.root, LocalDirectory)
 
     def path(self, step: int) -> str | os.PathLike[str]:
-        if self.cleans and check(step) not in self._trees:
+        step = check(step)
+        if self.cleans:
             self.signature(step)
-        key = self._trees.get(step, f"{check(step)}/{_ITEM}")
+        key = self._trees.get(step, f"{step}/{_ITEM}")
         return f"{self.root.url}/{key}" if self._store is None else self._store / key
 
     def _at(self, step: int) -> Backend:
@@ -183,7 +182,8 @@ class Steps:
         for _ in range(_LOOKS):
             listing = self.listing()
             there = set(listing.steps)
-            if before[-2 if there else -1 :] == [there] * (2 if there else 1):
+            looks = 2 if there else 1
+            if before[-looks:] == [there] * looks:
                 return
             yield listing
             before.append(there)
@@ -227,25 +227,25 @@ class Steps:
         signature = self.signature(step)
         if signature is None or not signature.is_ours:
             return None if signature is None else ""
-        key = step, signature
-        if key not in self._ids:
-            try:
-                self._ids[key] = self.journal.row(step, signature.stamp).save
-            except (FileNotFoundError, ValueError):
-                return None
-        return self._ids[key]
+        try:
+            return self.journal.row(step, signature.stamp).save
+        except (FileNotFoundError, ValueError):
+            return None
 
     def signature(self, step: int) -> Signature | None:
         """None of a step that is not complete, or leads through a link."""
-        stamp = self.root.stamp(index_of(step))
-        if stamp:
-            self._trees.pop(step, None)
+        self._trees.pop(step, None)
+        if stamp := self.root.stamp(index_of(step)):
             return Signature(stamp)
-        key = self._tree_of(step)
-        stamp = "" if key is None else self.root.stamp(f"{key}/{_ORBAX}")
-        if key is None or not stamp or self._is_left(step):
+        name = self._name(step)
+        key = f"{name}/{_ITEM}"
+        stamp = self.root.stamp(f"{key}/{_ORBAX}")
+        # A step of Orbax may have one tree, that is called otherwise.
+        if not stamp and len(items := self.items(step)) == 1:
+            key = f"{name}/{items[0]}"
+            stamp = self.root.stamp(f"{key}/{_ORBAX}")
+        if not stamp or self._is_left(step):
             return None
-        name = key.rpartition("/")[0]
         is_renamed = isinstance(self.root, LocalDirectory)
         if not is_renamed and not self.root.stamp(f"{name}/{_published.DONE}"):
             return None
@@ -255,15 +255,6 @@ class Steps:
         return Signature(stamp, is_ours=False)
 
     # ---- Steps of Orbax, which may be called otherwise, and have other items.
-
-    def _tree_of(self, step: int) -> str | None:
-        """The one tree that a step of Orbax has, if it has one, or `default`."""
-        name = self._name(step)
-        usual = f"{name}/{_ITEM}"
-        if self.root.stamp(f"{usual}/{_ORBAX}"):
-            return usual
-        items = self.items(step)
-        return f"{name}/{items[0]}" if len(items) == 1 else None
 
     def _name(self, step: int) -> str:
         if self._names is None and self.cleans:

@@ -15,9 +15,10 @@ def summaries(steps: Steps, newest: int = 0) -> list[Summary]:
 
     **Raises:** `ValueError` where nobody can tell which steps there are.
     """
-    there = sorted(steps.directories())[-newest:]
+    listing = steps.listing()
+    there = sorted(listing.steps)[-newest:]
     pins = steps.pinned() if there else set()
-    left = steps.left() if there else set()
+    left = steps.lineage(listing).left(there) if there else set()
     found: list[Summary] = steps.each(ft.partial(_summary, steps), there)
     return [
         x._replace(is_pinned=x.step in pins, why=x.why or _LEFT * (x.step in left))

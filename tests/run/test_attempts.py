@@ -98,6 +98,22 @@ def test_a_run_that_goes_back(root):
     assert _at(root) == (85, 3)
 
 
+@pytest.mark.parametrize("is_near", [False, True])
+def test_what_goes_while_an_attempt_has_fewer_steps(root, is_near, tmp_path):
+    """Also where the near disk begins the attempt, before the save at the root does."""
+    near = {"near": tmp_path / "disk", "near_every": 1} if is_near else {}
+    with ec.CheckpointManager(root, keep=3, **near) as manager:
+        _save(manager, [10, 20, 30], 1)
+        manager.restore(_tree(0, 0), step=10)
+        with pytest.warns(UserWarning, match="Step 11 begins .* restored of step 10"):
+            _save(manager, [11], 2)
+        assert manager.steps() == [10, 11, 20, 30]
+        _save(manager, [12], 2)
+        assert manager.steps() == [10, 11, 12, 20, 30]
+        _save(manager, [13], 2)
+        assert manager.steps() == [11, 12, 13]
+
+
 def test_the_best_step_of_an_attempt(root):
     how = {"keep": 1, "best": ("loss", "min")}
     with ec.CheckpointManager(root, **how) as manager:

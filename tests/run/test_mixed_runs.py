@@ -119,6 +119,17 @@ def test_steps_of_orbax_by_other_names(root, names, items):
     assert {name: after[name] for name in before} == before
 
 
+def test_a_step_of_orbax_that_is_gone_is_saved_anew(root):
+    orbax_saves(root, [10], items=True, step_prefix="ckpt")
+    manager = ec.CheckpointManager(root)
+    assert manager.steps() == [10]
+    shutil.rmtree(root / "ckpt_10")
+    with manager:
+        manager.save(10, tree_at(10))
+    assert manager.steps() == [10] and [x.name for x in root.glob("1*")] == ["10"]
+    assert ec.open(manager.path(10)).metadata["step"] == 10
+
+
 @pytest.mark.parametrize("names", NAMED)
 def test_nothing_begins_beside_steps_of_orbax_that_are_not_read(root, names):
     options = ocp.CheckpointManagerOptions(
