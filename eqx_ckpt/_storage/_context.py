@@ -2,6 +2,8 @@
 
 import functools as ft
 import os
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import tensorstore as ts
@@ -24,13 +26,28 @@ def watch_forks() -> None:
     os.register_at_fork(after_in_child=_after_fork)
 
 
-@ft.cache
+def _once(make: Callable[[], ts.Context]) -> Callable[[], ts.Context]:
+    """`make`, whose result is the same for all threads: what one context has in memory
+    the others do not. (`ft.cache` calls it in each thread that is first.)"""
+    lock, made = threading.Lock(), list[ts.Context]()
+
+    @ft.wraps(make)
+    def get() -> ts.Context:
+        if not made:
+            with lock:
+                made[:] = made or [make()]
+        return made[0]
+
+    return get
+
+
+@_once
 def context() -> ts.Context:
     watch_forks()
     return ts.Context(SPEC)
 
 
-@ft.cache
+@_once
 def mmap_context() -> ts.Context:
     return ts.Context({**SPEC, "file_io_mode": {"mode": "memmap"}}, parent=context())
 

@@ -1,4 +1,4 @@
-"""Calls where no thread can be started: they need none."""
+"""Calls where no thread can be started: they need none. And first calls in many."""
 
 import textwrap
 
@@ -54,3 +54,26 @@ _WHEN = {
 def test_calls_without_new_threads(tmp_path, monkeypatch, when):
     monkeypatch.chdir(tmp_path)
     assert run_python(_CALLS + textwrap.dedent(_WHEN[when])).split("\n")[-2] == "all"
+
+
+def test_all_threads_that_are_first_have_one_memory():
+    code = """
+    import threading, time
+    import numpy as np, tensorstore as ts, eqx_ckpt as ec
+
+    make = ts.Context
+    ts.Context = lambda *args, **kwargs: time.sleep(0.1) or make(*args, **kwargs)
+    barrier = threading.Barrier(8)
+
+    def first(number):
+        barrier.wait()
+        ec.tree_serialise_leaves(f"memory://run/{number}/default", {"x": np.ones(2)})
+
+    threads = [threading.Thread(target=first, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ec.CheckpointManager("memory://run").steps() == [*range(8)]
+    """
+    run_python(textwrap.dedent(code))
