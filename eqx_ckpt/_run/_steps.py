@@ -377,11 +377,14 @@ class Steps:
         if self.is_linked(step):
             return Skip("it is a symbolic link, and a manager follows none", True)
         root = self._at(step)
-        tops = _tops(root)
-        works: list[Backend] = [*_leftovers.beside(root)]
-        works += [root.below("d").below(save) for save in _published.saves(root)]
-        if any(work.is_locked() for work in works):
-            return Skip("it is being saved", False, is_going=True)
+        tops, works = _tops(root), _works(root)
+        for _ in range(_LOOKS):
+            if any(work.is_locked() for work in works.values()):
+                return Skip("it is being saved", False, is_going=True)
+            # The save whose files were seen may have ended since, and be deleted.
+            before, tops, works = (tops, works.keys()), _tops(root), _works(root)
+            if before == (tops, works.keys()):
+                break
         if _files.INDEX in tops:
             return Skip(f"its `{_files.INDEX}` is not a file", True)
         if _ORBAX in tops or _files.DIGESTS in tops:
@@ -584,6 +587,12 @@ def _tops(root: Backend) -> Mapping[str, bool]:
     with contextlib.suppress(NotADirectoryError):
         return root.list_top() or {}
     return {}
+
+
+def _works(root: Backend) -> dict[str, Backend]:
+    """The directories of saves to a path that go on, or were stopped, by URL."""
+    inside = [root.below("d").below(save) for save in _published.saves(root)]
+    return {work.url: work for work in [*_leftovers.beside(root), *inside]}
 
 
 def in_order(listing: Listing, lineage: Lineage) -> Iterator[int]:

@@ -134,6 +134,46 @@ def _play(tmp_path, other, one, two, count=None):
     return points
 
 
+def _interleave(root, other, look, at, save, stop):
+    """A look pauses before its call number `at` to the store, while a process that
+    saves two steps goes on from its call number `stop` to the end. Returns how many
+    calls there were."""
+    save.say("save two", str(root), stop)
+    saved = save.hear()
+    other.say(look, str(root), at)
+    seen = other.hear()
+    saved, seen = save.finish(saved), other.finish(seen)
+    assert saved[1][0] == "", saved
+    assert seen[1][0] == "" and seen[1][1] not in (None, []), seen
+    return seen[0], saved[0]
+
+
+def _beside_saves(tmp_path, other, schedules):
+    pattern, root = _run(tmp_path, False), tmp_path / "run"
+    rng = random.Random(0)
+    with Other(other.as_store) as save:
+        for look in LOOKS:
+            most = 0, 0
+            for _ in range(schedules):
+                at, stop = (rng.randint(1, max(n, 1)) for n in most)
+                shutil.copytree(pattern, root)
+                try:
+                    most = _interleave(root, other, look, at, save, stop)
+                except AssertionError as e:
+                    e.add_note(f"{look} at {at}, saves at {stop}")
+                    raise
+                shutil.rmtree(root)
+
+
+def test_looks_in_the_midst_of_saves(tmp_path, other):
+    _beside_saves(tmp_path, other, 12)
+
+
+@pytest.mark.long
+def test_looks_in_the_midst_of_saves_long(tmp_path, other):
+    _beside_saves(tmp_path, other, 600)
+
+
 def test_pairs_of_calls(tmp_path, other):
     some = random.Random(other.as_store).sample(PAIRS, 16)
     for number, (one, two) in enumerate(some):

@@ -1,5 +1,5 @@
-"""A call in another process, which pauses before any of its calls to the store, so that
-another call can be made in between.
+"""A call in another process, which pauses before one of its calls to the store, so that
+another call can be made in between, or a part of one.
 
 This runs as that other process. `CALLS` are made on a run with the steps 1, 2 and 3.
 """
@@ -59,9 +59,16 @@ def _looked(root: pathlib.Path) -> list[int]:
     return [at]
 
 
+def _twice(root: pathlib.Path) -> Any:
+    with CheckpointManager(root, keep=1, reuse=False) as manager:
+        for step in (4, 5):
+            _save_with(manager, step)
+
+
 CALLS: dict[str, Callable[[pathlib.Path], Any]] = {
     "save": _save(4, keep=1),
     "save another": _save(5, keep=1),
+    "save two": _twice,
     "replace": _save(3, force=True),
     "begin anew": _save(0, keep=2),
     "save the damaged one": _anew,
@@ -83,9 +90,10 @@ LOOKS = "latest", "steps", "best", "restore", "open"
 
 
 def outcome(name: str, root: pathlib.Path) -> list[Any]:
-    """What came of a call: its result, or the type and text of its error."""
+    """What came of a call: its result, or the type and text of its error. For those
+    that look, a warning is one: nothing was ever killed or damaged."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("error" if name in LOOKS else "ignore", UserWarning)
         try:
             return ["", CALLS[name](root)]
         except Exception as e:
@@ -118,6 +126,14 @@ class Other:
     def hear(self) -> Any:
         assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
+
+
+    def finish(self, said: Any) -> Any:
+        """Goes on from a pause. Returns how many calls there were, and the outcome."""
+        if said != "paused":
+            return said
+        self.say()
+        return self.hear()
 
 
 class _Pauses:
