@@ -136,9 +136,9 @@ def _object(
 _STRICT = _decoder(_refuse)
 
 
-def check_depth(value: Any, what: str, most: int = 450) -> None:
-    """**Raises:** `ValueError` for what a walk that calls itself does not get through.
-    It says `what`."""
+def check_depth(value: Any, most: int) -> None:
+    """**Raises:** `ValueError` for a tree of an index that is too deep for what calls
+    itself for each level."""
     level = [value]
     for _ in range(most):
         below: list[Any] = []
@@ -147,7 +147,7 @@ def check_depth(value: Any, what: str, most: int = 450) -> None:
                 below.extend(x.values() if type(x) is dict else x)
         if not (level := below):
             return
-    raise ValueError(f"the index has {what} that is nested more than {most} deep")
+    raise ValueError(f"the index has a tree that is nested more than {most} deep")
 
 
 # Far less than what Python's parser can take, wherever it is called from.

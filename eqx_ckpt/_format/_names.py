@@ -23,7 +23,7 @@ _plain = re.compile(r"[A-Za-z0-9_-]+")
 _special = re.compile(rb"[^A-Za-z0-9_-]")
 _number = re.compile(r"0|-?[1-9][0-9]*")
 _component = re.compile(r"%|(%=)?([A-Za-z0-9_-]|%[0-9A-F]{2})*")
-_address = re.compile(r" at 0x[0-9a-fA-F]+")
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def _is_identifier(text: str) -> bool:
@@ -74,7 +74,7 @@ def component(key: Any) -> tuple[str, str]:
         if type(value) is int:
             return "i", str(value)
     text = repr(value)
-    if _address.search(text):
+    if ADDRESS.search(text):
         raise ValueError(
             f"The key `{text}` has no name that outlives this process, as its `repr` "
             "is an address. Use a string or an integer as the key, or give its type a "
@@ -108,35 +108,15 @@ def join(components: Iterable[str]) -> str:
     return ".".join([child("", first), *rest])
 
 
-def namer(source: str = "") -> Callable[[tuple], tuple[str, str]]:
-    """A function that gives a key path as `(dotted name, kinds of its keys)`. Paths of
-    one tree begin alike, and each node in them is named once."""
-    keys: list[Any] = []
-    known = [(source, "")]
-
-    def name_of(path: tuple) -> tuple[str, str]:
-        depth = 0
-        for key, other in zip(keys, path):
-            if key is not other:
-                break
-            depth += 1
-        del keys[depth:], known[depth + 1 :]
-        name, kinds = known[depth]
-        for key in path[depth:]:
-            kind, text = component(key)
-            name, kinds = child(name, text), kinds + kind
-            keys.append(key)
-            known.append((name, kinds))
-        name = name or ROOT
-        check_size(name, len(kinds))
-        return name, kinds
-
-    return name_of
-
-
 def name_of(path: tuple, source: str = "") -> tuple[str, str]:
     """A key path as `(dotted name, kinds of its keys)`."""
-    return namer(source)(path)
+    name, kinds = source, ""
+    for key in path:
+        kind, text = component(key)
+        name, kinds = child(name, text), kinds + kind
+    name = name or ROOT
+    check_size(name, len(kinds))
+    return name, kinds
 
 
 def check_size(name: str, depth: int) -> None:

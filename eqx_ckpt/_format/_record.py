@@ -287,8 +287,7 @@ def label_text(label: Label) -> str | None:
 def packed(children: Sequence[int]) -> list[int]:
     """Rows of children, in which `-n` stands for `n` more of the one before."""
     out: list[int] = []
-    for child, some in it.groupby(children):
-        count = sum(1 for _ in some)
+    for child, count in _runs(children):
         out += [child] if count == 1 else [child, 1 - count]
     return out
 
@@ -365,7 +364,7 @@ def parse(value: Any, leaves: int) -> TreeRecord:
     """
     if type(value) is not dict:
         raise ValueError("the index has a malformed tree")
-    _json.check_depth(value, "a tree", _MOST_DEEP)
+    _json.check_depth(value, _MOST_DEEP)
     kinds, values, rows = fields(
         value, {"kinds": [[Any]], "values": [Any], "rows": [[int]]}, "tree"
     )

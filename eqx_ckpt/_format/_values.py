@@ -16,7 +16,7 @@ import numpy as np
 from . import _names, _template
 
 
-# Kinds whose content may be any JSON. That of another kind has encoded values in it.
+# In the place of a field that is not set, and for which the class has no value.
 ABSENT: dict[str, Any] = {"absent": []}
 
 
@@ -171,8 +171,8 @@ def _listed(own: list[Any]) -> list[Any]:
     return list(map(_compared, own))
 
 
-_FLOATS = {"nan": "000000000000f87f", "inf": "000000000000f07f"}
-_FLOATS["-inf"] = "000000000000f0ff"
+FLOATS = {"nan": "000000000000f87f", "inf": "000000000000f07f"}
+FLOATS["-inf"] = "000000000000f0ff"
 
 _FORMS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("tuple", "spec"), _listed),
@@ -185,7 +185,7 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "namedtuple": lambda own: _listed(own[2]),
     "sub": lambda own: _compared(own[2]),
     "enum": lambda own: {"enum": [own[2], _compared(own[3])]},
-    "float": lambda own: {"repr": _FLOATS.get(own, own)},
+    "float": lambda own: {"repr": FLOATS.get(own, own)},
     "int": lambda own: {"repr": own},
     "str": lambda own: {"repr": own},
     "bytes": lambda own: {"repr": "bytes " + own},
@@ -310,7 +310,7 @@ def _shown(x: Any, depth: int) -> str:
             return f"{kind}({', '.join(map(below, value))})"
         return f"[{', '.join(map(below, value))}]"
     if kind == "repr":
-        return _RARE.get(str(value), str(value))
+        return RARE.get(str(value), str(value))
     if kind in ("dtype", "module"):
         return str(value)
     if kind:
@@ -318,4 +318,4 @@ def _shown(x: Any, depth: int) -> str:
     return repr(value)
 
 
-_RARE = {bits: text for text, bits in _FLOATS.items()}
+RARE = {bits: text for text, bits in FLOATS.items()}

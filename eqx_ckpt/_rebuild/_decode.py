@@ -3,7 +3,6 @@
 import dataclasses
 import enum
 import functools as ft
-import math
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._format import _names, _template
+from .._format import _names, _template, _values
 from .._format._values import Name, name_of
 from .._tree import _codec, _opening
 
@@ -107,16 +106,13 @@ def _jax_type(name: str) -> Any:
     return found
 
 
-_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-
-
 def _float_of(bits: str) -> float:
     (value,) = struct.unpack("<d", bytes.fromhex(bits))
     return value
 
 
 _TEXTS: dict[str, Callable[[str], Any]] = {
-    "float": lambda x: _FLOATS[x] if x in _FLOATS else _float_of(x),
+    "float": lambda x: _float_of(_values.FLOATS.get(x, x)),
     "int": lambda x: int(x, 16),
     "str": lambda x: bytes.fromhex(x).decode("utf-8", "surrogatepass"),
     "bytes": bytes.fromhex,

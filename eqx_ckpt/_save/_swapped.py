@@ -35,8 +35,8 @@ def check(root: Backend, found: PathState) -> None:
             raise replaced(root, found)
         raise FileExistsError(
             f"`{root}` has `{_text.escape(others[0])}` in it, which is not part of "
-            'the checkpoint, and `layout="zarr"` replaces the whole directory. Move it '
-            "elsewhere."
+            'the checkpoint, and `layout="zarr"` or `orbax=True` replaces the whole '
+            "directory. Move it elsewhere."
         )
 
 
@@ -99,8 +99,9 @@ def _refused(
         return OSError(
             errno.EBUSY,
             f"`{root}` is a mount point, which cannot be renamed, so a checkpoint with "
-            '`layout="zarr"` cannot be put there. What is there is left as it is. Save '
-            'to a directory below it, or use `layout="ocdbt"`.',
+            '`layout="zarr"` or `orbax=True` cannot be put there. What is there is '
+            'left as it is. Save to a directory below it, or use `layout="ocdbt"` '
+            "without `orbax`.",
         )
     if not replaces and error.errno in _NOT_EMPTY:
         return RuntimeError(
@@ -112,6 +113,7 @@ def _refused(
             error.errno,
             f"The file system of `{root}` cannot exchange two directories atomically "
             f"({os.strerror(error.errno)}), so the checkpoint there cannot be replaced "
-            'with `layout="zarr"`, and is left as it is. Use another path.',
+            'with `layout="zarr"` or `orbax=True`, and is left as it is. Use another '
+            "path.",
         )
     return None

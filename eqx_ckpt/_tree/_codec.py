@@ -32,7 +32,7 @@ import jax.tree_util as jtu
 import numpy as np
 import xxhash
 
-from .._format import _json, _template, _values
+from .._format import _json, _names, _template, _values
 from . import _named
 
 
@@ -51,7 +51,6 @@ _BY_REPR: tuple[Any, ...] = (
     *(operator.methodcaller, types.GenericAlias, types.UnionType),
     *(type(typing.List[int]), type(typing.Union[int, str])),  # noqa: UP006, UP007
 )
-_address = re.compile(r" at 0x[0-9a-fA-F]+")
 
 # Encodes a part of a value.
 _Below = Callable[[Any], Any]
@@ -116,7 +115,11 @@ def _encode(x: Any, below: _Below) -> Any:
         return _scalar(x)
     if isinstance(x, _BY_REPR):
         text = repr(x)
-        return _unknown(x) if _address.search(text) else {"repr": [cls.__name__, text]}
+        return (
+            _unknown(x)
+            if _names.ADDRESS.search(text)
+            else {"repr": [cls.__name__, text]}
+        )
     if isinstance(x, type):
         return _class(x)
     if isinstance(x, np.dtype):
@@ -143,6 +146,8 @@ def _encode(x: Any, below: _Below) -> Any:
         return _partial(x, below)
     if cls is _partial_in_partial():
         return below(x.fun)  # pyright: ignore[reportAttributeAccessIssue]
+    if cls is shared_node():
+        return {"shared": []}
     if isinstance(x, types.MethodType):
         name = _named.own(x.__func__)
         return {"method": [list(name or ("", "")), below(x.__self__)]}
@@ -276,8 +281,7 @@ def _float(x: float, below: _Below) -> Any:
     if math.isfinite(x):
         return x
     bits = struct.pack("<d", x).hex()
-    is_usual = bits in ("000000000000f07f", "000000000000f0ff", "000000000000f87f")
-    return {"float": repr(x) if is_usual else bits}
+    return {"float": _values.RARE.get(bits, bits)}
 
 
 def _int(x: int, below: _Below) -> Any:
@@ -322,7 +326,6 @@ _EXACT: dict[type, Callable[[Any, _Below], Any]] = {
     type(...): lambda x, below: {"ellipsis": []},
     ft.partial: _partial,
     jax.sharding.PartitionSpec: lambda x, below: {"spec": list(map(below, x))},
-    shared_node(): lambda x, below: {"shared": []},
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .._format import _names, _values
-from .._format._record import Label, TreeRecord
+from .._format._record import TreeRecord
 from . import _nearest
 
 
@@ -44,12 +44,12 @@ class Comparison:
         """The differences of nodes that stand for each other, as saved and here, and of
         all below them. Of a leaf that is not stored, only the value is compared."""
         for stored, name in pairs:
-            a, b = self._row(self._saved, stored), self._row_here(name)
+            a, b = self._saved.row_at(stored), self._row_here(name)
             if a is None or b is None:
                 continue
             if self._saved.is_value[a] and self._here.is_value[b]:
                 owner = stored.rpartition(".")[0], name.rpartition(".")[0]
-                rows = self._row(self._saved, owner[0]), self._row_here(owner[1])
+                rows = self._saved.row_at(owner[0]), self._row_here(owner[1])
                 own = _names.below(name, owner[1])
                 if None not in rows:
                     yield from self._own(*rows, *owner, passes, own)  # pyright: ignore
@@ -58,12 +58,9 @@ class Comparison:
 
     def of_nodes(self, stored: str, name: str, passes: Passes) -> Iterator[Difference]:
         """The differences of two nodes themselves, without those of nodes in them."""
-        a, b = self._row(self._saved, stored), self._row_here(name)
+        a, b = self._saved.row_at(stored), self._row_here(name)
         if a is not None and b is not None:
             yield from self._own(a, b, stored, name, passes)
-
-    def _row(self, record: TreeRecord, name: str) -> int | None:
-        return record.row_at(name)
 
     def _row_here(self, name: str) -> int | None:
         if not _names.is_under(name, self._source):
@@ -170,14 +167,10 @@ def pair_children(
     the parts of their names; where both have labels, by these."""
     one, two = saved.kind(a), here.kind(b)
     if one.labels and two.labels:
-        return pair_labels(*(list(map(_attribute, x.labels)) for x in (one, two)))
+        return _pair_labels(one.labels, two.labels)
     if one.parts == two.parts:
         return list(range(len(one.parts)))
     return [saved.place_of(a, part) for part in two.parts]
-
-
-def _attribute(label: str | None) -> Label:
-    return Label(marker=label)
 
 
 def _moved_parts(saved: TreeRecord, a: int, here: TreeRecord, b: int) -> dict[str, str]:
@@ -192,15 +185,14 @@ def _moved_parts(saved: TreeRecord, a: int, here: TreeRecord, b: int) -> dict[st
     }
 
 
-def pair_labels(saved: Sequence[Label], here: Sequence[Label]) -> list[int | None]:
+def _pair_labels(
+    saved: Sequence[str | None], here: Sequence[str | None]
+) -> list[int | None]:
     """For each child here the place of the saved one that its attribute leads to;
     children without an attribute go by their order."""
-    known = {x.marker: i for i, x in enumerate(saved) if x.marker is not None}
-    rest = [i for i, x in enumerate(saved) if x.marker is None]
-    alone = iter(rest)
-    return [
-        next(alone, None) if x.marker is None else known.get(x.marker) for x in here
-    ]
+    known = {x: i for i, x in enumerate(saved) if x is not None}
+    alone = iter([i for i, x in enumerate(saved) if x is None])
+    return [next(alone, None) if x is None else known.get(x) for x in here]
 
 
 class MovedNode(NamedTuple):

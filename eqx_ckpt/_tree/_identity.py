@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from .._format import _digests
-from . import _host_copy
+from . import _host_copy, _opening
 
 
 # Values that are looked at for a key.
@@ -180,11 +180,7 @@ def _of_object(x: Any, below: Callable[[Any], Any]) -> Any:
     if isinstance(x, np.dtype) or is_of_jax(cls):
         # Such as shardings, which are compared by what they are.
         return (cls, x) if cls.__hash__ is not None else _Object(x)
-    held = dict(getattr(x, "__dict__", {}))
-    for base in cls.__mro__:
-        slots = vars(base).get("__slots__", ())
-        names = (slots,) if isinstance(slots, str) else slots
-        held |= {name: getattr(x, name) for name in names if hasattr(x, name)}
+    held = _opening.attributes(x)
     plain = [below(base(x)) for base in _PLAIN[:6] if isinstance(x, base)]
     if not held and not plain:
         return _Object(x)

@@ -168,7 +168,7 @@ def _sequence_kind(how: str, count: int) -> Kind:
 
 def _open_sequences(cls: type, nodes: Sequence[Any]) -> list[Opened]:
     out = []
-    for count, places in _by_signature(list(map(len, nodes))).items():
+    for count, places in by_signature(list(map(len, nodes))).items():
         some = nodes if len(places) == len(nodes) else [nodes[i] for i in places]
         children, by_node = _lay(some, count)
         kind = _sequence_kind(cls.__name__, count)
@@ -176,7 +176,7 @@ def _open_sequences(cls: type, nodes: Sequence[Any]) -> list[Opened]:
     return out
 
 
-def _by_signature(signatures: Sequence[Any]) -> dict[Any, list[int]]:
+def by_signature(signatures: Sequence[Any]) -> dict[Any, list[int]]:
     out: dict[Any, list[int]] = {}
     for place, signature in enumerate(signatures):
         out.setdefault(signature, []).append(place)
@@ -211,7 +211,7 @@ def _open_dicts(cls: type, nodes: Sequence[Any]) -> list[Opened]:
         rows.append(list(values))
         signatures.append(keys)
     out = []
-    for keys, places in _by_signature(signatures).items():
+    for keys, places in by_signature(signatures).items():
         if {*map(type, keys)} <= {str}:
             parts, letters, text = tuple(map(_names.quote, keys)), "k" * len(keys), ""
         else:
@@ -321,8 +321,8 @@ def _open_custom(x: Any) -> _One:
     own = _named.class_name(cls)
     if aux is x:
         return Kind("static", own, data=DATA["static"]), letters, children, [aux]
-    attributes = _attributes(x)
-    labels = _labels(x, attributes, children) if are_bare and children else ()
+    held = attributes(x)
+    labels = _labels(x, held, children) if are_bare and children else ()
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls)]
         of = [key.name if type(key) is jtu.GetAttrKey else None for key in keys]
@@ -336,7 +336,7 @@ def _open_custom(x: Any) -> _One:
             how = "custom" if labels else "dataclass"
             kind = Kind(how, own, parts, tuple(map(_names.quote, rest)), labels)
             return kind, letters, children, data
-    static = _static_attributes(attributes, keys, children, labels)
+    static = _static_attributes(held, keys, children, labels)
     names, data = _custom_data(aux, keys, static)
     return Kind("custom", own, parts, names, labels), letters, children, data
 
@@ -401,7 +401,7 @@ def _repeats(aux: Any, keys: Sequence[Any]) -> bool:
         return False
 
 
-def _attributes(x: Any) -> dict[str, Any]:
+def attributes(x: Any) -> dict[str, Any]:
     """The attributes of an object, without its properties."""
     try:
         own = dict(object.__getattribute__(x, "__dict__"))
@@ -418,18 +418,18 @@ def _attributes(x: Any) -> dict[str, Any]:
 
 
 def _labels(
-    x: Any, attributes: dict[str, Any], children: Sequence[Any]
+    x: Any, held: dict[str, Any], children: Sequence[Any]
 ) -> tuple[str | None, ...]:
     """The one attribute that each child of a node is; None where that is none."""
-    labels = _find_each(attributes, children)
-    ids = [*map(id, attributes.values())]
+    labels = _find_each(held, children)
+    ids = [*map(id, held.values())]
     shared = any(ids.count(id(x)) > 1 for x in children)
     if None in labels and (shared or len({*map(id, children)}) < len(children)):
         # Some are one object: only others in their places tell them apart.
         probes = [object() for _ in children]
         structure = jtu.tree_structure(x, is_leaf=lambda y: y is not x)
         try:
-            other = _attributes(jtu.tree_unflatten(structure, probes))
+            other = attributes(jtu.tree_unflatten(structure, probes))
         except Exception:  # Of a class that looks at what it is given.
             other = {}
         labels = _find_each(other, probes) if other else labels

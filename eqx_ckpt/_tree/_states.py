@@ -37,7 +37,12 @@ def state_entries(flat: Flat, source: str = "") -> dict[int, Entry]:
     leaf."""
     if eqx.nn.State not in flat.walk.types and Node not in flat.walk.types:
         return {}
-    states = flat.record([True] * len(flat.leaves)).states(source)
+    # These follow from the walk, and nobody changes them.
+    return flat.walk.once(("entries", source), None, lambda: _entries(flat, source))
+
+
+def _entries(flat: Flat, source: str) -> dict[int, Entry]:
+    states = states_of(flat, source)
     nearest = _names.within(states)
     out = {}
     for number, name in enumerate(flat.walk.at(source).names):
@@ -48,9 +53,9 @@ def state_entries(flat: Flat, source: str = "") -> dict[int, Entry]:
     return out
 
 
-def states_of(flat: Flat) -> Mapping[str, Sequence[Label]]:
+def states_of(flat: Flat, source: str = "") -> Mapping[str, Sequence[Label]]:
     """The labels of the entries of each State in a tree, by its name."""
-    return flat.record([True] * len(flat.leaves)).states()
+    return flat.record([True] * len(flat.leaves)).states(source)
 
 
 def stored_entries(

@@ -2,6 +2,7 @@
 
 import json
 import operator
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +32,10 @@ def _is_same_atom(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(_is_same_atom, a, b))
     if cls is object or b is _UNKEPT or cls not in _ATOMS:
         return False
-    # To `==` 0.0 and -0.0 are one, and a NaN is not itself.
-    return repr(a) == repr(b) if cls in (float, complex) else bool(a == b)
+    # To `==` 0.0 and -0.0 are one, and a NaN is not itself: there are many.
+    if cls is float:
+        return struct.pack("d", a) == struct.pack("d", b)
+    return repr(a) == repr(b) if cls is complex else bool(a == b)
 
 
 class Values:

@@ -17,12 +17,12 @@ import numpy as np
 from .._format import _names
 from .._format._record import Kind
 from . import _opening
+from ._filters import IsLeaf
 from ._opening import BAD
 from ._statics import Likeness, Statics, Values
 
 
 T = TypeVar("T")
-IsLeaf = Callable[[Any], bool] | None
 # Leaves of a walk that is kept, and results that are kept with it.
 _MAX_LEAVES, _MAX_RESULTS = 2**16, 16
 
@@ -78,7 +78,7 @@ class Walk:
         statics = Statics(self.values)
         nodes, out = [tree], []
         # How many nodes and leaves there are.
-        self.size = 0
+        size = 0
         while nodes:
             types = list(map(type, nodes))
             if is_leaf is not None:
@@ -104,9 +104,9 @@ class Walk:
             leaves.sort()
             self.layers.append(Layer(types, groups, leaves))
             out.append(list(_pick(leaves, nodes)) if leaves else [])
-            before, self.size = self.size, self.size + len(nodes)
+            before, size = size, size + len(nodes)
             is_deep = len(self.layers) in (_SUSPECT_DEPTH, 8 * _SUSPECT_DEPTH)
-            if is_deep or before <= _SUSPECT_SIZE < self.size:
+            if is_deep or before <= _SUSPECT_SIZE < size:
                 check_cycles(tree)
             nodes = below
         return out
@@ -223,7 +223,7 @@ class Walk:
 
     def _at(self, source: str) -> "Walk":
         other = object.__new__(Walk)
-        own = "layers", "order", "_ranks", "_empty", "size", "values"
+        own = "layers", "order", "_ranks", "_empty", "values"
         vars(other).update({name: vars(self)[name] for name in own})
         other.source, other._made, other.leaves = source, {}, []
         return other
@@ -341,13 +341,7 @@ class Walk:
 def _by_type(types: list[type]) -> dict[type, Any]:
     if len({*types}) == 1:
         return {types[0]: range(len(types))}
-    places: dict[type, list[int]] = {}
-    for place, cls in enumerate(types):
-        if cls in places:
-            places[cls].append(place)
-        else:
-            places[cls] = [place]
-    return places
+    return _opening.by_signature(types)
 
 
 def _pick(places: Sequence[int], of: Sequence[T]) -> Sequence[T]:

@@ -134,33 +134,6 @@ def test_what_is_below_a_node_is_the_same_below_another(path, prefix):
     )
 
 
-# Some are the same objects in many paths, and the last one has no name.
-_SHARED = [
-    jtu.DictKey("a"),
-    jtu.DictKey("zarr"),
-    jtu.SequenceKey(0),
-    jtu.GetAttrKey("a"),
-    jtu.DictKey(object()),
-]
-
-
-@given(
-    st.lists(st.lists(st.sampled_from(_SHARED), max_size=5).map(tuple)),
-    st.sampled_from(["", "a", "a.0"]),
-)
-def test_a_path_has_one_name_whatever_was_named_before_it(paths, source):
-    def name_or_error(name_of, *args):
-        try:
-            return name_of(*args)
-        except ValueError as e:
-            return str(e)
-
-    named = _names.namer(source)
-    for path in paths:
-        alone = name_or_error(_names.name_of, path, source)
-        assert name_or_error(named, path) == alone
-
-
 def test_ordinary_names_are_as_in_torch_and_orbax():
     tree = {"opt": ({"mu": {"layers": [0, 0, 0, {"weight": 0}]}},)}
     names = ec.leaf_names(tree)

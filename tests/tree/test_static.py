@@ -13,6 +13,7 @@ import math
 import operator
 import pathlib
 import re
+import struct
 import types
 import typing
 import uuid
@@ -591,3 +592,12 @@ def test_what_the_error_shows_of_a_field_that_is_new_lets_it_pass(tmp_path):
             ec.tree_deserialise_leaves(path, inner, source=source, static=static)
         pairs = [(lambda m: m, lambda c: c)]
         ec.graft(like, path, pairs, static=static)
+
+
+def test_each_nan_is_another_value():
+    """Also where the tree before was one like it."""
+    others = [math.nan, struct.unpack("<d", bytes.fromhex("010000000000f87f"))[0]]
+    for value in (*others, *others):
+        ec.tree_serialise_leaves("memory://nans", Net(1.0, value))
+        found = ec.rebuild("memory://nans").value
+        assert struct.pack("<d", found) == struct.pack("<d", value)
