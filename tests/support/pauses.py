@@ -127,7 +127,6 @@ class Other:
         assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
 
-
     def finish(self, said: Any) -> Any:
         """Goes on from a pause. Returns how many calls there were, and the outcome."""
         if said != "paused":
