@@ -599,5 +599,5 @@ def test_each_nan_is_another_value():
     others = [math.nan, struct.unpack("<d", bytes.fromhex("010000000000f87f"))[0]]
     for value in (*others, *others):
         ec.tree_serialise_leaves("memory://nans", Net(1.0, value))
-        found = ec.rebuild("memory://nans").value
+        found = ec.rebuild("memory://nans", [Net]).value
         assert struct.pack("<d", found) == struct.pack("<d", value)
