@@ -64,6 +64,7 @@ CALLS = {
     "run in the background": "_save._background._run",
     "stage": "_tree._host_copy.stage",
     "stage a part": "_tree._host_copy._stage_part",
+    "send to the host": "_tree._host_copy._send",
     "is on the CPU": "_tree._host_copy._on_cpu",
     "bytes of an array": "_tree._host_copy.to_host",
     "bytes of regions": "_tree._host_copy.to_host_by_regions",
