@@ -191,7 +191,7 @@ def _orbax_v0_asynchronous(
 def _orbax_v1_asynchronous(
     path: pathlib.Path, tree: Tree, durable: bool
 ) -> Callable[[], None]:
-    response = v1.save_async(path, tree)
+    response = v1.save_async(str(path), tree)
     return lambda: response.result()
 
 

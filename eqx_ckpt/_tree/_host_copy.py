@@ -62,8 +62,9 @@ _PINNED = "pinned_host"
 
 
 @ft.lru_cache(maxsize=1024)
-def _pinned(device: jax.Device) -> jax.sharding.Sharding | None:
-    """Pinned memory of a device; None if it has none."""
+def _pinned(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding | None:
+    """Pinned memory of a device, which a sharding says; None if it has none."""
+    (device,) = sharding.device_set
     if all(memory.kind != _PINNED for memory in device.addressable_memories()):
         return None
     return jax.sharding.SingleDeviceSharding(device, memory_kind=_PINNED)
@@ -71,8 +72,7 @@ def _pinned(device: jax.Device) -> jax.sharding.Sharding | None:
 
 def _send(part: jax.Array) -> jax.Array:
     """A copy of an array of one device, which is on its way to the host."""
-    (device,) = part.sharding.device_set
-    pinned = _pinned(device)
+    pinned = _pinned(part.sharding)
     if pinned is not None:
         return jax.device_put(part, pinned)
     # The copy on the host would stay with the caller's leaf as long as that lives: this
