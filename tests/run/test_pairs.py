@@ -144,8 +144,11 @@ def _interleave(root, other, look, at, save, stop):
     seen = other.hear()
     saved, seen = save.finish(saved), other.finish(seen)
     assert saved[1][0] == "", saved
-    assert seen[1][0] == "" and seen[1][1] not in (None, []), seen
-    return seen[0], saved[0]
+    count, (kind, found) = seen
+    # A store has no locks: what is being saved there looks like what a kill has left.
+    is_warned = other.as_store and kind == "UserWarning" and "not completed" in found
+    assert is_warned or (kind == "" and found not in (None, [])), seen
+    return count, saved[0]
 
 
 def _beside_saves(tmp_path, other, schedules):
@@ -166,12 +169,12 @@ def _beside_saves(tmp_path, other, schedules):
 
 
 def test_looks_in_the_midst_of_saves(tmp_path, other):
-    _beside_saves(tmp_path, other, 12)
+    _beside_saves(tmp_path, other, 3 if other.as_store else 12)
 
 
 @pytest.mark.long
 def test_looks_in_the_midst_of_saves_long(tmp_path, other):
-    _beside_saves(tmp_path, other, 600)
+    _beside_saves(tmp_path, other, 100)
 
 
 def test_pairs_of_calls(tmp_path, other):
