@@ -31,30 +31,16 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from jax.sharding import PartitionSpec as P
 from support import inside
+from support.values import Flags, Plain, Text
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _values
 from eqx_ckpt._tree import _codec, _compare
 
 
-class Plain(enum.Enum):
-    ONE = object()
-    TWO = object()
-
-
 class Numbers(enum.IntEnum):
     FOUR = 4
     EIGHT = 8
-
-
-class Texts(enum.StrEnum):
-    A = "a"
-    B = "b"
-
-
-class Flags(enum.Flag):
-    X = 1
-    Y = 2
 
 
 class Width(int):
@@ -112,7 +98,7 @@ KINDS = {
     "int enum": (Numbers.FOUR, Numbers.FOUR, Numbers.EIGHT),
     "int enum as a number": (Numbers.FOUR, 4, 8),
     "a number as int enum": (4, Numbers.FOUR, Numbers.EIGHT),
-    "str enum": (Texts.A, "a", Texts.B),
+    "str enum": (Text.A, "a", Text.B),
     "flags": (Flags.X | Flags.Y, Flags.Y | Flags.X, Flags.X),
     "int subclass": (Width(4), Width(4), Width(8)),
     "str subclass": (Name("a"), Name("a"), Name("b")),
