@@ -77,7 +77,7 @@ def from_host(
         plain = target._replace(codec=None)
         leaf = from_host(arrays, template, plain, owned, converted)
         return _register.from_leaf(target.codec, leaf)
-    if target.kind not in ("jax", "key"):
+    if target.kind not in ("jax", "key") or template.dtype == "float0":
         return _from_host(arrays[0], template, target, owned, converted)
     with _guards.lifted():
         return as_weak(_on_devices(arrays, template, target, owned, converted), target)

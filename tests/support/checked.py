@@ -9,7 +9,14 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType
 
+import pytest
 from beartype import beartype, BeartypeConf
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Beartype looks at an element of a list that it chooses by `random`.
+    text = "ignore:Do not use the `random` module inside strategies"
+    config.addinivalue_line("filterwarnings", text)
 
 
 check = beartype(conf=BeartypeConf(violation_type=TypeError))
