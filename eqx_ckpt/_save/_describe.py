@@ -59,8 +59,7 @@ def _bare(form: TreeSpec, values: Sequence[Any], alike: LeafKinds) -> list[bool]
     # Leaves of one template may lie elsewhere.
     both = list(zip(form.numbers, alike[1]))
     known = {
-        (number, kind): kind >= 0
-        and _host_copy.is_bare(value, form.templates[number])
+        (number, kind): kind >= 0 and _host_copy.is_bare(value, form.templates[number])
         for (number, kind), value in dict(zip(both, values)).items()
     }
     return list(map(known.__getitem__, both))

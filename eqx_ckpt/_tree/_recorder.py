@@ -26,7 +26,13 @@ def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRec
         return make()
     types = tuple(map(type, leaves))
     codecs = tuple(cls for cls in {*types} if _register.codec_of(cls))
-    key = "record", types, codecs, bytes(chosen), tuple(text for text, _ in rest.values())
+    key = (
+        "record",
+        types,
+        codecs,
+        bytes(chosen),
+        tuple(text for text, _ in rest.values()),
+    )
     return walk.once(key, None, make)
 
 
