@@ -136,9 +136,13 @@ def lay(shape: Shape, chunk: Shape, itemsize: int) -> Grid:
     every = list(indices(shape, chunk))
     regions = [region(shape, chunk, i) for i in every]
     keys = [key(i) for i in every]
-    blocks = block_starts(shape, chunk, itemsize).tolist()
+    full = math.prod(chunk) * itemsize
+    # One chunk has no padding.
+    blocks = [0, -(-full // BLOCK)]
+    if len(keys) != 1:
+        blocks = block_starts(shape, chunk, itemsize).tolist()
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    return Grid(regions, keys, order, blocks, math.prod(chunk) * itemsize)
+    return Grid(regions, keys, order, blocks, full)
 
 
 def within(region: Sequence[slice], outer: Sequence[slice]) -> tuple[slice, ...]:

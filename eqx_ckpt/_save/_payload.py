@@ -142,8 +142,8 @@ def small_batch(
     places: Sequence[int], starts: Sequence[int], form: TreeSpec
 ) -> SmallBatch:
     """Leaves at these places, each of which begins in a file where this says."""
-    numbers = [form.numbers[place] for place in places]
-    stops = [a + form.templates[n].full for a, n in zip(starts, numbers)]
+    sizes = [grid.full for grid in form.template_grids]
+    stops = [a + sizes[form.numbers[place]] for a, place in zip(starts, places)]
     own = [slice(a - starts[0], b - starts[0]) for a, b in zip(starts, stops)]
     gaps = [bytes(b - a) for a, b in zip(stops, [*starts[1:], stops[-1]])]
     return places, own, gaps

@@ -301,7 +301,7 @@ def _steps(stretch: Stretch) -> Iterator[int]:
 
 def _entries(form: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     """The keys of the database, and the zarr.json files."""
-    blobs = list(map(_arrays.zarr_json, form.templates))
+    blobs = [_arrays.zarr_json(t._replace(keys="")) for t in form.templates]
     ends = list(itertools.accumulate(map(len, blobs), initial=0))
     sizes = list(map(len, blobs))
     kinds, grids = form.numbers, form.template_grids
