@@ -33,7 +33,7 @@ from ._tree_spec import TreeSpec
 
 
 # Small leaves that follow each other are written together, up to so many bytes.
-_TOGETHER = 2**20
+_TOGETHER = 2**18
 
 
 def write(save: Save, into: Destination[Sink]) -> Files:
