@@ -333,7 +333,7 @@ def _entries(form: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
                 offsets.append(start)
                 lengths.append(length)
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    columns = keys, numbers, offsets, lengths
+    columns: list[Any] = [keys, numbers, offsets, lengths]
     entries = _ocdbt.Entries(*(list(map(x.__getitem__, order)) for x in columns))
     return entries, b"".join(blobs)
 
