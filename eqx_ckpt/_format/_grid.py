@@ -125,7 +125,6 @@ class Grid(NamedTuple):
 
     regions: list[tuple[slice, ...]]
     keys: list[str]
-    order: list[int]  # of the keys, sorted
     blocks: list[int]  # the first block of each chunk, and the count of all
     full: int  # bytes of a chunk
 
@@ -141,8 +140,7 @@ def lay(shape: Shape, chunk: Shape, itemsize: int) -> Grid:
     blocks = [0, -(-full // BLOCK)]
     if len(keys) != 1:
         blocks = block_starts(shape, chunk, itemsize).tolist()
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    return Grid(regions, keys, order, blocks, full)
+    return Grid(regions, keys, blocks, full)
 
 
 def within(region: Sequence[slice], outer: Sequence[slice]) -> tuple[slice, ...]:

@@ -94,7 +94,7 @@ def _key(
 
 
 def _aliases(values: Sequence[Any]) -> dict[int, int]:
-    """The places of leaves that are the same array as one before, and those of that."""
+    """For each leaf that is the same array as an earlier one, the place of that."""
     keys = [x.key if type(x) is LazySource else id(x) for x in values]
     if len({*keys}) == len(keys):
         return {}

@@ -98,8 +98,8 @@ def tree_serialise_leaves(
         data files in which nothing has changed are not written again, but get a second
         name (a hard link), unless they are less than a 64th of the save. Each of the
         two checkpoints is whole without the other; a file that is damaged on disk is
-        damaged in both. This needs
-        `layout="ocdbt"`. If it cannot be done, as with many processes, all is written.
+        damaged in both. This needs `layout="ocdbt"`. If it cannot be done, as with many
+        processes, all is written.
         Digests tell what has changed, so all of the tree is read, except for lazy
         leaves of that checkpoint, whatever their names are now. With a handle, a
         jax.Array on an accelerator that is the very same object as in that save is
