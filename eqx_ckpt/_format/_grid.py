@@ -125,7 +125,6 @@ class Grid(NamedTuple):
 
     regions: list[tuple[slice, ...]]
     keys: list[str]
-    order: list[int]  # of the keys, sorted
     blocks: list[int]  # the first block of each chunk, and the count of all
     full: int  # bytes of a chunk
 
@@ -136,9 +135,12 @@ def lay(shape: Shape, chunk: Shape, itemsize: int) -> Grid:
     every = list(indices(shape, chunk))
     regions = [region(shape, chunk, i) for i in every]
     keys = [key(i) for i in every]
-    blocks = block_starts(shape, chunk, itemsize).tolist()
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    return Grid(regions, keys, order, blocks, math.prod(chunk) * itemsize)
+    full = math.prod(chunk) * itemsize
+    # One chunk has no padding.
+    blocks = [0, -(-full // BLOCK)]
+    if len(keys) != 1:
+        blocks = block_starts(shape, chunk, itemsize).tolist()
+    return Grid(regions, keys, blocks, full)
 
 
 def within(region: Sequence[slice], outer: Sequence[slice]) -> tuple[slice, ...]:

@@ -296,14 +296,13 @@ def encode(record: TreeRecord) -> dict[str, Any]:
     """The field `tree` of an index."""
     bare = _bare_kinds(record)
     widths = {row.kind: len(row.children) for row in record.rows if row.kind in bare}
-    kinds: dict[str, int] = {}
-    numbers: list[int] = []
-    for number, kind in enumerate(record.kinds):
-        text = json.dumps(_encode_kind(kind, widths.get(number)))
-        numbers.append(kinds.setdefault(text, len(kinds)))
+    made = [_encode_kind(kind, widths.get(n)) for n, kind in enumerate(record.kinds)]
+    texts = list(map(json.dumps, made))
+    kinds = dict(zip(texts, made))
+    number_of = dict(zip(kinds, range(len(kinds))))
+    numbers = list(map(number_of.__getitem__, texts))
     rows = [[numbers[x.kind], *x.values, *packed(x.children)] for x in record.rows]
-    value = {"kinds": list(map(json.loads, kinds)), "values": record.values}
-    return {**value, "rows": rows}
+    return {"kinds": list(kinds.values()), "values": record.values, "rows": rows}
 
 
 def _bare_kinds(record: TreeRecord) -> set[int]:

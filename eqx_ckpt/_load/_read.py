@@ -287,11 +287,11 @@ def _unpack(
     """Adds the leaves of a run that are there and as they were saved."""
     digest, digests = xxhash.xxh3_128_digest, reader.digests
     last, dtype = None, np.dtype(np.uint8)
-    rows = [0] * len(pieces)
+    saved: list[bytes] = [b""] * len(pieces)
     if digests is not None:
         leaves = [one.record.place for one, _, _ in run.members]
-        rows = reader.source.index.extents.first_digests(leaves)
-    for (one, offset, size), (piece, is_owned), row in zip(run.members, pieces, rows):
+        saved = digests.each(reader.source.index.extents.first_digests(leaves))
+    for (one, offset, size), (piece, is_owned), own in zip(run.members, pieces, saved):
         record, views, conversion, _ = one
         t = record.template
         if offset + size > stop:
@@ -299,7 +299,7 @@ def _unpack(
             continue
         if digests is not None:
             # It is one block.
-            if digests.rows(row, row + 1) != digest(piece.data):
+            if own != digest(piece.data):
                 reader.problems[record.name] = _reader.CHANGED
                 continue
         if t is not last:

@@ -298,6 +298,13 @@ class Digests:
         at = self._starts[number]
         return data[_digests.SIZE * (first - at) : _digests.SIZE * (stop - at)]
 
+    def each(self, numbers: Sequence[int]) -> list[bytes]:
+        """The digest of each of these numbers. **Raises:** as `rows`."""
+        if len(self._reads) > 2:
+            return [self.rows(number, number + 1) for number in numbers]
+        data, size = self.rows(0, self._pages[-1]), _digests.SIZE
+        return [data[size * number : size * (number + 1)] for number in numbers]
+
     def load(self) -> None:
         """Reads all of them. **Raises:** as `rows`."""
         for number in range(len(self._reads) - 1):

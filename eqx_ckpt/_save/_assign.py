@@ -65,6 +65,8 @@ def most_files(total: int, processes: int, most: int) -> int:
 
 
 def _pack(works: Sequence[WriteJob], runs: Runs, target: int) -> list[Runs]:
+    if sum(len(run) * works[place][1] for place, run in runs) <= target:
+        return [runs] if runs else []
     files: list[Runs] = []
     end = 0
     for place, run in runs:

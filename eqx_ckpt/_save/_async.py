@@ -17,6 +17,7 @@ from .._runtime._settings import Setting
 from .._storage import _open_files, _root
 from .._tree import _host_copy, _leaf
 from .._tree._filters import FilterSpec, IsLeaf
+from .._tree._sharding import Shards
 from . import (
     _background,
     _lazies,
@@ -153,9 +154,10 @@ def start(
             # The handle may live on, without them.
             leaves.clear()
 
-    is_staged = all(map(_host_copy.is_staged, [leaf.value for leaf in leaves]))
+    waits = [x for x in leaves if type(x.value) is Shards]
+    is_staged = all(_host_copy.is_staged(leaf.value) for leaf in waits)
     collect = None if is_staged else ft.partial(_collect, leaves)
-    handle._reads = _lazies.places(leaves)
+    handle._reads = _lazies.places(leaves if planned.has_lazies else ())
     return _background.start(handle, collect, run, processes.fail)
 
 

@@ -7,7 +7,8 @@ from all else that is known of them, such as their names and templates, is kept.
 import collections
 import functools as ft
 import itertools as it
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -55,18 +56,13 @@ def describe(
 
 def _bare(form: TreeSpec, values: Sequence[Any], alike: LeafKinds) -> list[bool]:
     """Per-leaf whether its memory is what is stored of it."""
-    templates = map(form.templates.__getitem__, form.numbers)
-    known: dict[Any, bool] = {}
-    out: list[bool] = []
-    for value, template, *kind in zip(values, templates, form.numbers, alike[1]):
-        # Leaves of one template may lie elsewhere.
-        if kind[1] < 0:
-            out.append(False)
-            continue
-        if (key := tuple(kind)) not in known:
-            known[key] = _host_copy.is_bare(value, template)
-        out.append(known[key])
-    return out
+    # Leaves of one template may lie elsewhere.
+    both = list(zip(form.numbers, alike[1]))
+    known = {
+        (number, kind): kind >= 0 and _host_copy.is_bare(value, form.templates[number])
+        for (number, kind), value in dict(zip(both, values)).items()
+    }
+    return list(map(known.__getitem__, both))
 
 
 def _alike(flat: Flat, values: Sequence[Any]) -> LeafKinds:
@@ -92,22 +88,27 @@ def _key(
         return None
     if not flat.is_walk_kept:
         return None
-    arrays = values
-    types = list(map(type, values))
-    shared = {*filter(_is_shared, {*types})}
-    if not shared.issuperset(types):
-        arrays = list(it.compress(values, map(shared.__contains__, types)))
-    first: dict[int, int] = {}
-    aliases = ()
-    if len({*map(id, arrays)}) < len(arrays):
-        aliases = tuple(map(first.setdefault, map(id, arrays), it.count()))
+    aliases = _aliases(values)
     asked = options.layout, options.chunks, options.compression, options.dtype
-    return "described", asked, tuple(numbers), alike, aliases
+    return "described", asked, tuple(numbers), alike, tuple(aliases.items())
+
+
+def _aliases(values: Sequence[Any]) -> dict[int, int]:
+    """For each leaf that is the same array as an earlier one, the place of that."""
+    keys = [x.key if type(x) is LazySource else id(x) for x in values]
+    if len({*keys}) == len(keys):
+        return {}
+    types = list(map(type, values))
+    shared = {cls: _is_shared(cls) for cls in types}
+    first: dict[Any, int] = {}
+    places = list(it.compress(it.count(), map(shared.__getitem__, types)))
+    origins = [first.setdefault(keys[place], place) for place in places]
+    return {place: x for place, x in zip(places, origins) if x != place}
 
 
 @ft.cache
 def _is_shared(cls: type) -> bool:
-    return issubclass(cls, (jax.Array, np.ndarray))
+    return issubclass(cls, (jax.Array, np.ndarray, LazySource))
 
 
 def _described(
@@ -119,55 +120,63 @@ def _described(
 ) -> tuple[list[Any], TreeSpec, dict[int, Part]]:
     """The values that leaves are written from, their spec, and the part of a leaf, if
     not all."""
-    values: list[Any] = []
-    number_of: dict[str, int] = {}
     flat.walk.check_names(numbers)
-    shared: dict[Any, int] = {}
-    # Where templates are equal, so are their numbers.
-    templates: dict[Template, int] = {}
-    own: list[Template] = []
-    aliases: dict[int, int] = {}
-    parts: dict[int, Part] = {}
+    names = list(map(flat.walk.names.__getitem__, numbers))
+    letters = list(map(flat.walk.letters.__getitem__, numbers))
+    number_of = dict(zip(names, numbers))
+    if len(number_of) < len(names):
+        raise _twins(names, numbers, flat)
+    values, parts = [*given], dict[int, Part]()
     # Of some leaves only parts may be stored.
     has_parts = options.processes == "own" and any(map(_local_parts.is_spread, given))
-    is_kept = not (callable(options.chunks) or has_parts)
-    # The templates of leaves of a kind and kinds of keys.
-    known: dict[tuple[int, str], Template] = {}
-    names, letters = flat.walk.names, flat.walk.letters
-    for place, (number, leaf, kind) in enumerate(zip(numbers, given, alike[1])):
-        name, keys = names[number], letters[number]
-        if name in number_of:
-            paths = flat.paths
-            raise _names.twins(name, paths[number_of[name]], paths[number])
-        number_of[name] = number
-        value, template = leaf, known.get((kind, keys))
-        if template is None:
-            value, template, part = _as_stored(name, keys, leaf, options)
-            if kind >= 0 and is_kept:
-                known[kind, keys] = template
-            if part is not None:
-                parts[place] = part
-        if _leaf.is_shared(value) or isinstance(value, LazySource) or place in parts:
-            key = value.key if isinstance(value, LazySource) else id(value)
-            key = id(leaf) if place in parts else key
-            origin = shared.setdefault(key, place)
-            if origin != place:
-                aliases[place] = origin
-                template = template._replace(chunk=own[origin].chunk)
-        values.append(value)
-        own.append(template)
-    of = tuple([templates.setdefault(t, len(templates)) for t in own])
+    count, kinds = len(names), alike[1]
+    # Leaves of a kind have one template.
+    firsts: dict[int, int] = {}
+    todo: Iterable[int] = range(count)
+    if not (callable(options.chunks) or has_parts):
+        firsts = dict(zip(reversed(kinds), reversed(range(count))))
+        odd = it.compress(it.count(), map(operator.lt, kinds, it.repeat(0)))
+        todo = sorted({*firsts.values(), *odd})
+    own: list[Any] = [None] * count
+    for place in todo:
+        stored = _as_stored(names[place], given[place], options)
+        values[place], own[place], part = stored
+        if part is not None:
+            parts[place] = part
+    own = [t or own[firsts[kind]] for t, kind in zip(own, kinds)]
+    whole = [*values]
+    for place in parts:
+        whole[place] = given[place]
+    aliases = _aliases(whole)
+    for place, origin in aliases.items():
+        own[place] = own[place]._replace(chunk=own[origin].chunk)
+    rows = list(zip(map(id, own), letters))
+    # Where templates are equal, so are their numbers.
+    templates: dict[Template, int] = {}
+    number = {
+        row: templates.setdefault(t._replace(keys=row[1]), len(templates))
+        for row, t in dict(zip(rows, own)).items()
+    }
     if not flat.walk.are_names_apart:
-        _check_nodes([t.keys for t in own], number_of, flat)
-    some = tuple(aliases.items())
-    return values, TreeSpec(tuple(number_of), of, tuple(templates), some), parts
+        _check_nodes(letters, number_of, flat)
+    of, some = tuple(map(number.__getitem__, rows)), tuple(aliases.items())
+    return values, TreeSpec(tuple(names), of, tuple(templates), some), parts
+
+
+def _twins(names: Sequence[str], numbers: Sequence[int], flat: Flat) -> ValueError:
+    """The error for the first two leaves of one name."""
+    first: dict[str, int] = {}
+    for name, number in zip(names, numbers):
+        if first.setdefault(name, number) != number:
+            return _names.twins(name, flat.paths[first[name]], flat.paths[number])
+    raise AssertionError
 
 
 def _as_stored(
-    name: str, keys: str, value: Any, options: SaveOptions
+    name: str, value: Any, options: SaveOptions
 ) -> tuple[Any, Template, Part | None]:
-    """The value that a leaf of a name and kinds of keys is written from, its template,
-    and the part of the leaf that it is, if not all."""
+    """The value that a leaf of a name is written from, its template without the kinds
+    of its keys, and the part of the leaf that it is, if not all."""
     own = None
     try:
         value, template = _lazies.as_stored(value, options.dtype)
@@ -180,7 +189,7 @@ def _as_stored(
     chunk = template.chunk
     if not chunk and isinstance(value, LazySource) and options.layout == "ocdbt":
         chunk = value.grain
-    template = template._replace(keys=keys, chunk=chunk)
+    template = template._replace(chunk=chunk)
     if not chunk or options.chunks is not None:
         chunk = _chunking.chunk_shape(name, template, options, shard)
         template = template._replace(chunk=chunk)
@@ -234,14 +243,16 @@ def _owners(
 def _shardings(values: Sequence[Any], alike: LeafKinds) -> dict[str, int]:
     """Numbers of leaves that are spread over devices, by the text of their sharding."""
     kinds, numbers = alike
-    rest = [x for x, number in zip(values, numbers) if number < 0]
-    arrays = [x.sharding for x in rest if isinstance(x, jax.Array)]
-    counts = collections.Counter(arrays)
-    for number, count in collections.Counter(numbers).items():
-        if number >= 0 and isinstance(kinds[number][-1], jax.sharding.Sharding):
-            counts[kinds[number][-1]] += count
-    found: dict[str, int] = collections.Counter()
-    for sharding, count in counts.items():
-        if text := _sharding.text(sharding):
-            found[text] += count
-    return found
+    texts = dict(enumerate(_text(kind[-1]) for kind in kinds))
+    if -1 not in numbers and not any(texts.values()):
+        return {}
+    own = [
+        texts[number] if number >= 0 else _text(getattr(x, "sharding", None))
+        for x, number in zip(values, numbers)
+    ]
+    return dict(collections.Counter(filter(None, own)))
+
+
+def _text(sharding: Any) -> str:
+    is_one = isinstance(sharding, jax.sharding.Sharding)
+    return _sharding.text(sharding) if is_one else ""

@@ -8,7 +8,6 @@ many processes, or more.
 """
 
 import dataclasses
-import itertools as it
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, runtime_checkable, TypeVar
@@ -187,7 +186,7 @@ class Save:
 @_tree_spec.remembered
 def deal_alone(form: TreeSpec, most: int) -> _assign.Assignment:
     """The files of a process that saves all leaves alone."""
-    return _assign.deal(_works(form, it.repeat(None), {}), 1, most)
+    return _assign.deal(_works(form, (), {}), 1, most)
 
 
 def _works(
@@ -196,16 +195,18 @@ def _works(
     there: Mapping[int, list[range]],
 ) -> list[_assign.WriteJob]:
     """The leaves to be written, but for the runs of chunks that are `there`."""
-    works: list[_assign.WriteJob] = []
-    for place, (grid, origin, own) in enumerate(zip(form.grids, form.origins, owners)):
-        count = len(grid.keys)
-        if origin is not None:
-            own = []
-        elif place in there:
-            own = [(run, 0) for run in _between(there[place], count)]
-        else:
-            own = own or [(range(count), 0)]
-        works.append((count, grid.full, own))
+    # Those of most leaves are of their template.
+    kinds = [
+        (len(grid.keys), grid.full, [(range(len(grid.keys)), 0)])
+        for grid in form.template_grids
+    ]
+    works = list(map(kinds.__getitem__, form.numbers))
+    rest: dict[int, _assign.Owners] = {p: own for p, own in enumerate(owners) if own}
+    for place, runs in there.items():
+        rest[place] = [(run, 0) for run in _between(runs, works[place][0])]
+    rest |= dict.fromkeys(dict(form.aliases), [])
+    for place, own in rest.items():
+        works[place] = (*works[place][:2], own)
     return works
 
 

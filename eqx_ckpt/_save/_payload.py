@@ -1,7 +1,6 @@
 """The leaves of a save, and their bytes as they are stored, chunk by chunk."""
 
 import contextlib
-import dataclasses
 import functools as ft
 import itertools as it
 import math
@@ -59,11 +58,14 @@ PlannedFunctions = dict[str, tuple[StoredFunction, bytes]]
 _SMALL = 1 << 16
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class StagedBytes(Payload):
-    """A leaf of one block: its bytes."""
+class StagedBytes(tuple[np.ndarray], Payload):
+    """A leaf of one block: its bytes. A tuple, as many are made at once."""
 
-    data: np.ndarray
+    __slots__ = ()
+
+    @property
+    def data(self) -> np.ndarray:
+        return self[0]
 
     def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
         return iter([self.data])
@@ -85,10 +87,13 @@ def copied_together(
     out: dict[int, StagedBytes | None] = {}
     for places in groups.values():
         template = leaves[places[0]].template
-        if is_small(template):
-            copies = _copies([leaves[i] for i in places])
+        # More at a time take memory that is new to the system.
+        most = max(1, _PIECE // max(1, template.nbytes))
+        for start in range(0, len(places), most) if is_small(template) else ():
+            some = places[start : start + most]
+            copies = _copies([leaves[i] for i in some])
             if copies is not None:
-                out.update(zip(places, map(StagedBytes, copies)))
+                out.update(zip(some, map(StagedBytes, zip(copies))))
     return out
 
 
@@ -96,7 +101,7 @@ def _copies(leaves: Sequence[PlannedLeaf]) -> np.ndarray | None:
     """The bytes of small leaves of one template, a row for each, if they can be copied
     together."""
     values = [leaf.value for leaf in leaves]
-    if all(leaf.is_bare for leaf in leaves):
+    if all(map(operator.attrgetter("is_bare"), leaves)):
         if all(map(is_array_type, {*map(type, values)})):
             # Their memory is what is stored, unless its axes are in another order.
             with contextlib.suppress(TypeError):
@@ -114,7 +119,7 @@ def small_bytes(leaves: Sequence[PlannedLeaf]) -> list[np.ndarray]:
     """The bytes of small leaves of one template, in one step: alone each takes longer
     than its bytes."""
     values = [leaf.value for leaf in leaves]
-    if all(type(value) is StagedBytes for value in values):
+    if {*map(type, values)} == {StagedBytes}:
         return [value.data for value in values]
     rows = _host_copy.rows(values, leaves[0].template)
     return list(map(whole, leaves)) if rows is None else list(rows)
@@ -125,7 +130,7 @@ def prepare(leaf: PlannedLeaf) -> PlannedLeaf:
     is_done = isinstance(leaf.value, Payload) or leaf.owners is not None
     if is_done or not is_small(leaf.template):
         return leaf
-    return leaf._replace(value=StagedBytes(whole(leaf)))
+    return leaf._replace(value=StagedBytes((whole(leaf),)))
 
 
 # Small leaves that lie one after the other in a file: their places, where each is, from
@@ -137,8 +142,8 @@ def small_batch(
     places: Sequence[int], starts: Sequence[int], form: TreeSpec
 ) -> SmallBatch:
     """Leaves at these places, each of which begins in a file where this says."""
-    numbers = [form.numbers[place] for place in places]
-    stops = [a + form.templates[n].full for a, n in zip(starts, numbers)]
+    sizes = [grid.full for grid in form.template_grids]
+    stops = [a + sizes[form.numbers[place]] for a, place in zip(starts, places)]
     own = [slice(a - starts[0], b - starts[0]) for a, b in zip(starts, stops)]
     gaps = [bytes(b - a) for a, b in zip(stops, [*starts[1:], stops[-1]])]
     return places, own, gaps

@@ -158,9 +158,14 @@ def _near(leaf: PlannedLeaf) -> PlannedLeaf:
     return leaf if is_small else leaf._replace(value=None)
 
 
-def keep(base: Base, leaves: Sequence[PlannedLeaf], into: Destination) -> Kept:
-    """Links the files of `base` that go into a save of `leaves` as they are, and says
-    what is in them."""
+# To write less than this part of a save takes less than to link it.
+_WORTH = 64
+
+
+def keep(base: Base, plan: Plan, into: Destination) -> Kept:
+    """Links the files of `base` that go into a save as they are, and says what is in
+    them."""
+    leaves, form = plan.leaves, plan.form
     try:
         source = base.source()
         stretches, rows, same = _compare(source, leaves, base.known)
@@ -173,6 +178,10 @@ def keep(base: Base, leaves: Sequence[PlannedLeaf], into: Destination) -> Kept:
             f"Nothing of `{base.root}` can be used again, and all is written: {e}",
             path=base.root.url,
         )
+        return _layout.NOTHING
+    sizes = [template.nbytes for template in form.templates]
+    kept = sum(sizes[leaves[place].number] for place in same)
+    if not base.held and kept * _WORTH < form.nbytes:
         return _layout.NOTHING
     linked = _link(base, source, _sizes(leaves, stretches), into)
     files: Files = [stretches[number] for number in linked]
@@ -260,13 +269,16 @@ def _compare(
         if is_same:
             same.add(place)
     places = [at for at, _ in ones]
-    both = zip(ones, extents.starts(places), extents.first_digests(places))
+    saved_digests = source.digests.each(extents.first_digests(places))
     one = range(1)
-    for (_, place), (file, offset), number in both:
-        own = source.digests.rows(number, number + 1)
-        is_same = place in known or digests[place] == own
-        if note(place, one, file, own if is_same else None, offset, None):
+    for (_, place), (file, offset), own in zip(
+        ones, extents.starts(places), saved_digests
+    ):
+        if place in known or digests[place] == own:
+            note(place, one, file, own, offset, None)
             same.add(place)
+        else:
+            changed.add(file)
     return {f: runs for f, runs in files.items() if f not in changed}, rows, same
 
 

@@ -96,9 +96,10 @@ def tree_serialise_leaves(
     - `reuse`: the path of another checkpoint in the same local file system, such as of
         the step before; or the [`SaveHandle`][] of the save that has written it. Its
         data files in which nothing has changed are not written again, but get a second
-        name (a hard link). Each of the two checkpoints is whole without the other; a
-        file that is damaged on disk is damaged in both. This needs
-        `layout="ocdbt"`. If it cannot be done, as with many processes, all is written.
+        name (a hard link), unless they are less than a 64th of the save. Each of the
+        two checkpoints is whole without the other; a file that is damaged on disk is
+        damaged in both. This needs `layout="ocdbt"`. If it cannot be done, as with many
+        processes, all is written.
         Digests tell what has changed, so all of the tree is read, except for lazy
         leaves of that checkpoint, whatever their names are now. With a handle, a
         jax.Array on an accelerator that is the very same object as in that save is
@@ -247,7 +248,7 @@ def _write_directory(
         at = at or _publish.told(root, word, processes)
     assert at is not None
     into = _destination(plan, *at, held)
-    kept = _layout.NOTHING if base is None else _reuse.keep(base, plan.leaves, into)
+    kept = _layout.NOTHING if base is None else _reuse.keep(base, plan, into)
     leaves = plan.leaves
     if leads and plan.has_lazies:
         linked = set(map(operator.itemgetter(0), kept.digests))

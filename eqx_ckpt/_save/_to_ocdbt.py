@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._format import _grid, _index, _ocdbt, _packed, _template
+from .._format import _index, _ocdbt, _packed, _template
 from .._format._extents import Placement
 from .._format._packed import Packed
 from .._runtime import _log, _threads
@@ -33,7 +33,7 @@ from ._tree_spec import TreeSpec
 
 
 # Small leaves that follow each other are written together, up to so many bytes.
-_TOGETHER = 2**20
+_TOGETHER = 2**18
 
 
 def write(save: Save, into: Destination[Sink]) -> Files:
@@ -132,12 +132,15 @@ def lay(
     at = 0
     for i, (place, numbers) in enumerate(runs):
         full, is_plain = templates[form.numbers[place]]
-        own = None if is_plain else []
         # What has no bytes needs no padding, which nothing might follow.
         offset = -(-at // _packed.ALIGN) * _packed.ALIGN if numbers else at
-        stretch = Stretch(place, numbers, offset, own if ends is None else ends[i])
-        yield stretch
-        at = stretch.stop(full)
+        if is_plain:
+            yield Stretch(place, numbers, offset, None)
+            at = offset + len(numbers) * full
+        else:
+            own = [] if ends is None else ends[i]
+            yield (stretch := Stretch(place, numbers, offset, own))
+            at = stretch.stop(full)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,24 +245,33 @@ def _plain(
     return files, placed, database
 
 
-def listed(form: TreeSpec, files: Files) -> Placement:
-    """Where the chunks lie, one by one."""
-    starts, splits = [(0, 0)] * len(form.names), []
+def _starts(form: TreeSpec, files: Files) -> list[tuple[int, int]]:
+    """The file and the offset of the first chunk of each leaf."""
+    starts = [(0, 0)] * len(form.names)
     for number, stretches in enumerate(files):
         for place, numbers, offset, _ in stretches:
             if numbers.start == 0:
                 starts[place] = number, offset
-            else:
-                splits.append((place, numbers.start, number, offset))
     for place, alias in form.aliases:
         starts[place] = starts[alias]
+    return starts
+
+
+def listed(form: TreeSpec, files: Files) -> Placement:
+    """Where the chunks lie, one by one."""
+    splits = [
+        (place, numbers.start, number, offset)
+        for number, stretches in enumerate(files)
+        for place, numbers, offset, _ in stretches
+        if numbers.start
+    ]
     sizes: dict[int, list[int]] = {}
     if form.is_coded:
         by_chunk = lambda stretch: (stretch.place, stretch.numbers.start)
         for stretch in sorted(itertools.chain(*files), key=by_chunk):
             if stretch.ends:
                 sizes.setdefault(stretch.place, []).extend(_steps(stretch))
-    file, offset = map(list, zip(*starts))
+    file, offset = map(list, zip(*_starts(form, files)))
     return Placement(file, offset, splits, sizes)
 
 
@@ -289,41 +301,40 @@ def _steps(stretch: Stretch) -> Iterator[int]:
 
 def _entries(form: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     """The keys of the database, and the zarr.json files."""
-    count = len(form.names)
-    runs: list[list[tuple[int, Stretch]]] = [[] for _ in range(count)]
-    for number, stretches in enumerate(files):
-        for stretch in stretches:
-            runs[stretch.place].append((number, stretch))
-    for run in runs:
-        run.sort(key=lambda r: r[1].numbers.start)
-    for place, alias in form.aliases:
-        runs[place] = runs[alias]
-    blobs = list(map(_arrays.zarr_json, form.templates))
+    blobs = [_arrays.zarr_json(t._replace(keys="")) for t in form.templates]
     ends = list(itertools.accumulate(map(len, blobs), initial=0))
-    # No name with a slash after it begins another one, so all keys of a leaf follow
-    # each other, its chunks ("c...") before its zarr.json.
+    sizes = list(map(len, blobs))
+    kinds, grids = form.numbers, form.template_grids
     names = [name.encode() + b"/" for name in form.names]
-    grids = [_grid.lay(t.shape, t.chunk, t.itemsize) for t in form.templates]
-    suffixes = [[key.encode() for key in grid.keys] for grid in grids]
-    tree = len(files)
-    entries = _ocdbt.Entries([], [], [], [])
-    keys, numbers, offsets, lengths = entries
-    for place in sorted(range(count), key=names.__getitem__):
-        name, run, kind = names[place], runs[place], form.numbers[place]
-        grid, suffix = grids[kind], suffixes[kind]
-        number, stretch = run[0]
-        for i in grid.order:
-            if i not in stretch.numbers:
-                number, stretch = next(r for r in run if i in r[1].numbers)
-            start, length = stretch.find(i, grid.full)
-            keys.append(name + suffix[i])
-            numbers.append(number)
-            offsets.append(start)
-            lengths.append(length)
-        keys.append(name + b"zarr.json")
-        numbers.append(tree)
-        offsets.append(ends[kind])
-        lengths.append(len(blobs[kind]))
+    chunks = [[key.encode() for key in grid.keys] for grid in grids]
+    # Nearly all leaves are one chunk, stored as it is.
+    is_one = [
+        len(own) == 1 and t.codec is None for own, t in zip(chunks, form.templates)
+    ]
+    ones = [place for place, kind in enumerate(kinds) if is_one[kind]]
+    starts = _starts(form, files)
+    keys = [name + b"zarr.json" for name in names]
+    keys += [names[place] + chunks[kinds[place]][0] for place in ones]
+    numbers = [len(files)] * len(names) + [starts[place][0] for place in ones]
+    offsets = [ends[kind] for kind in kinds] + [starts[place][1] for place in ones]
+    lengths = [sizes[kind] for kind in kinds]
+    lengths += [grids[kinds[place]].full for place in ones]
+    places: dict[int, list[int]] = {}
+    for place, origin in enumerate(form.origins) if len(ones) < len(names) else ():
+        places.setdefault(place if origin is None else origin, []).append(place)
+    for number, stretches in enumerate(files) if places else ():
+        for stretch in stretches:
+            if is_one[kinds[stretch.place]]:
+                continue
+            for place, i in itertools.product(places[stretch.place], stretch.numbers):
+                start, length = stretch.find(i, grids[kinds[place]].full)
+                keys.append(names[place] + chunks[kinds[place]][i])
+                numbers.append(number)
+                offsets.append(start)
+                lengths.append(length)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    columns: list[Any] = [keys, numbers, offsets, lengths]
+    entries = _ocdbt.Entries(*(list(map(x.__getitem__, order)) for x in columns))
     return entries, b"".join(blobs)
 
 

@@ -4,7 +4,6 @@ A training loop saves one form again and again. What follows from it alone, such
 the files for other readers, is made once, and kept with it.
 """
 
-import collections
 import dataclasses
 import functools as ft
 import itertools as it
@@ -39,9 +38,12 @@ class TreeSpec:
     @ft.cached_property
     def counts(self) -> list[int]:
         """Numbers of leaves by template, without those that share another's bytes."""
-        found = collections.Counter(self.numbers)
-        found.subtract(self.numbers[place] for place, _ in self.aliases)
-        return [found[number] for number in range(len(self.templates))]
+        found = [0] * len(self.templates)
+        for number in self.numbers:
+            found[number] += 1
+        for place, _ in self.aliases:
+            found[self.numbers[place]] -= 1
+        return found
 
     @ft.cached_property
     def chunk_count(self) -> int:
@@ -71,10 +73,14 @@ class TreeSpec:
         return max(template.full for template in self.templates)
 
     @ft.cached_property
+    def template_grids(self) -> list[Grid]:
+        """The grid of leaves of each template."""
+        return [_grid.lay(t.shape, t.chunk, t.itemsize) for t in self.templates]
+
+    @ft.cached_property
     def grids(self) -> list[Grid]:
         """The grid of each leaf."""
-        grids = [_grid.lay(t.shape, t.chunk, t.itemsize) for t in self.templates]
-        return [grids[number] for number in self.numbers]
+        return list(map(self.template_grids.__getitem__, self.numbers))
 
     @ft.cached_property
     def first_digests(self) -> list[int]:

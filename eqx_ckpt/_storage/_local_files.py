@@ -113,7 +113,7 @@ def _access_list(path: str) -> bytes:
 
 
 _MAX_BUFFERS = 512
-_MAX_BATCH = 2**20
+_MAX_BATCH = 2**18
 # So many bytes of a file that is to be synced go to the disk while others are made.
 _WRITE_BACK = 8 * 2**20
 

@@ -146,7 +146,7 @@ def _encode(x: Any, below: _Below) -> Any:
         return _partial(x, below)
     if cls is _partial_in_partial():
         return below(x.fun)  # pyright: ignore[reportAttributeAccessIssue]
-    if cls is shared_node():
+    if not callable(x) and cls is shared_node():
         return {"shared": []}
     if isinstance(x, types.MethodType):
         name = _named.own(x.__func__)
@@ -199,7 +199,8 @@ def _function(x: Any) -> Any:
         return {"name": ["numpy", x.__name__]}
     if _is_extended(x):
         return {"repr": ["dtype", str(x)]}
-    name = _named.own(x) if callable(x) and not isinstance(x, eqx.Module) else None
+    has_name = callable(x) and not _named.is_module(type(x))
+    name = _named.own(x) if has_name else None
     return _unknown(x) if name is None else {"made": list(name)}
 
 
@@ -325,6 +326,7 @@ _EXACT: dict[type, Callable[[Any, _Below], Any]] = {
     slice: _steps("slice"),
     type(...): lambda x, below: {"ellipsis": []},
     ft.partial: _partial,
+    types.FunctionType: lambda x, below: _function(x),
     jax.sharding.PartitionSpec: lambda x, below: {"spec": list(map(below, x))},
 }
 

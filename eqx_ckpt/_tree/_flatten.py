@@ -61,11 +61,7 @@ class Flat:
 
     def record(self, chosen: Sequence[bool]) -> TreeRecord:
         """The record of the tree, of which the `chosen` leaves are stored."""
-        make = lambda: _recorder.record(self.walk, self.leaves, chosen)
-        if not self.is_walk_kept:
-            return make()
-        key = _recorder.key(self.walk, self.leaves, chosen)
-        return self.walk.once(key, None, make)
+        return _recorder.record(self.walk, self.leaves, chosen)
 
 
 def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:

@@ -195,7 +195,8 @@ def _kinds_of(
     both = [next(arrays if is_jax[cls] else others) for cls in types]
     # There are many leaves and few kinds: so these are compared by what they are, and
     # only then by what they are equal to.
-    ids = [(id(cls), id(one), id(two)) for cls, (one, two) in zip(types, both)]
+    ones, twos = zip(*both) if both else ((), ())
+    ids = list(zip(map(id, types), map(id, ones), map(id, twos)))
     kinds: dict[Any, int] = {}
     numbers: dict[tuple[int, ...], int] = {}
     for i, place in dict(zip(ids, range(len(ids)))).items():

@@ -47,10 +47,16 @@ def name_of(x: Any) -> Name | None:
 _NAMES = {"__name__", "__qualname__"}
 
 
+def is_module(cls: type) -> bool:
+    """Whether a class is one of Modules. `issubclass` asks each class of Modules that
+    there is."""
+    return eqx.Module in cls.__mro__
+
+
 @ft.lru_cache(maxsize=4096)
 def _has_no_name(cls: type) -> bool:
     """Whether a Module of a class has no name but one of its own."""
-    if not issubclass(cls, eqx.Module):
+    if not is_module(cls):
         return False
     if cls.__getattribute__ is not eqx.Module.__getattribute__:
         return False

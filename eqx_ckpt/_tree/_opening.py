@@ -54,7 +54,7 @@ def way(cls: type, example: Any) -> Way | None:
         return _open_nones
     if jtu.all_leaves([example]):
         return None
-    if issubclass(cls, eqx.Module):
+    if _named.is_module(cls):
         return _open_modules if _opens_as_known(example) else _open_each
     if is_namedtuple(cls) and _is_plain_tuple(cls):
         return _open_namedtuples
@@ -71,7 +71,7 @@ def module_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...], Kind]:
     both: tuple[list[str], list[str]] = [], []
     for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
         both[bool(field.metadata.get("static", False))].append(field.name)
-    how = "index" if issubclass(cls, eqx.nn.StateIndex) else "module"
+    how = "index" if eqx.nn.StateIndex in cls.__mro__ else "module"
     dynamic, static = map(tuple, both)
     parts, data = tuple(map(_names.quote, dynamic)), tuple(map(_names.quote, static))
     name = _named.class_name(cls) if how == "module" else ("", "")

@@ -18,30 +18,38 @@ from ._walk import columns, Group, Walk
 
 
 def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRecord:
-    """The record of a tree of which the `chosen` leaves are stored."""
-    return _Recorder(walk, leaves, chosen).record
-
-
-def key(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> Any:
-    """Equal for trees of one walk that have the same record."""
+    """The record of a tree of which the `chosen` leaves are stored. That of a walk that
+    is kept is made once for all trees like it."""
+    rest = _rest(walk, leaves, chosen)
+    make = lambda: _Recorder(walk, leaves, chosen, rest).record
+    if not walk.is_kept:
+        return make()
     types = tuple(map(type, leaves))
     codecs = tuple(cls for cls in {*types} if _register.codec_of(cls))
-    texts = [json.dumps(x) for x in _values_of(walk, leaves, chosen).values()]
-    return "record", types, codecs, bytes(chosen), tuple(texts)
+    key = (
+        "record",
+        types,
+        codecs,
+        bytes(chosen),
+        tuple(text for text, _ in rest.values()),
+    )
+    return walk.once(key, None, make)
 
 
-def _values_of(
+def _rest(
     walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]
-) -> dict[int, Any]:
-    """The encoded value of each leaf that is not stored, by its number."""
-    known: dict[Any, Any] = {}
+) -> dict[int, tuple[str, Any]]:
+    """The value of each leaf that is not stored, by its number: its JSON, and what that
+    is of."""
+    known: dict[Any, tuple[str, Any]] = {}
     out = {}
     for number in it.compress(range(len(leaves)), map(operator.not_, chosen)):
         x = leaves[number]
         own = id(x), walk.owner(number) if callable(x) else None
         if own not in known:
             is_array = isinstance(x, (jax.Array, np.ndarray))
-            known[own] = _ARRAY if is_array else _codec.encode(x, own[1])
+            made = _ARRAY if is_array else _codec.encode(x, own[1])
+            known[own] = json.dumps(made), made
         out[number] = known[own]
     return out
 
@@ -50,8 +58,14 @@ _ARRAY = {"unknown": ["", "array"]}
 
 
 class _Recorder:
-    def __init__(self, walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]):
-        self._walk, self._leaves = walk, leaves
+    def __init__(
+        self,
+        walk: Walk,
+        leaves: Sequence[Any],
+        chosen: Sequence[bool],
+        rest: dict[int, tuple[str, Any]],
+    ):
+        self._leaves, self._rest = leaves, rest
         self._values = Values(walk.values)
         self._kinds: dict[Kind, int] = {Kind("leaf"): 0}
         self._leaf_kinds = {0}
@@ -132,12 +146,12 @@ class _Recorder:
                     number_of = self._kind(kind)
                     self._leaf_kinds.add(number_of)
                     out[number] = self._row(number_of, (), ())
-        for number, made in _values_of(self._walk, leaves, chosen).items():
+        for number, made in self._rest.items():
             x = leaves[number]
             # One that a save stores by default was left out on purpose.
             is_left = not callable(x) and _filters.by_default(x)
             kind = Kind("left" if is_left else "value", data=("",))
-            out[number] = self._row(self._kind(kind), (), (self._values.add(made),))
+            out[number] = self._row(self._kind(kind), (), (self._values.add(*made),))
         return out
 
 

@@ -45,9 +45,9 @@ class Values:
         self.encoded: list[Any] = [] if other is None else list(other.encoded)
         self.numbers: dict[str, int] = {} if other is None else dict(other.numbers)
 
-    def add(self, made: Any) -> int:
-        """The number of an encoded value."""
-        number = self.numbers.setdefault(json.dumps(made), len(self.encoded))
+    def add(self, text: str, made: Any) -> int:
+        """The number of an encoded value, whose JSON is this text."""
+        number = self.numbers.setdefault(text, len(self.encoded))
         if number == len(self.encoded):
             self.encoded.append(made)
         return number
@@ -73,7 +73,7 @@ class Statics:
             for i, x in zip(ids, values):
                 if i not in known:
                     made = encode(x, how, owner, self._markers)
-                    known[i] = self._values.add(made), _is_atom(x)
+                    known[i] = self._values.add(json.dumps(made), made), _is_atom(x)
         rows = list(map(known.__getitem__, ids))
         numbers = [number for number, _ in rows]
         if all(map(operator.itemgetter(1), {*rows})):

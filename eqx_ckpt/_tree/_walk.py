@@ -287,7 +287,7 @@ class Walk:
     def _are_names_good(self) -> bool:
         longest = max(map(len, self.names), default=0)
         is_flat = len(self.layers) <= _names.MAX_DEPTH and longest <= _names.MAX_NAME
-        return is_flat and not any(BAD in name for name in self.names)
+        return is_flat and BAD not in "".join(self.names)
 
     def check_names(self, numbers: Iterable[int]) -> None:
         """**Raises:** `ValueError` for a leaf of these that cannot have a name."""

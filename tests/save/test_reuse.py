@@ -95,6 +95,18 @@ def test_a_frozen_base_is_not_written_at_every_step(tmp_path):
     assert _shared(manager.path(7), manager.path(8)) == 0
 
 
+@pytest.mark.parametrize("frozen, is_linked", [(63, False), (65, True)])
+def test_little_is_written_again(tmp_path, frozen, is_linked):
+    path = [tmp_path / str(step) for step in range(3)]
+    tree = {"frozen": [jnp.full(16, i) for i in range(frozen)]}
+    for step, before in enumerate([None, *path[:2]]):
+        tree["trained"] = jnp.full(16 * (64**2 - 64), step)
+        ec.tree_serialise_leaves(path[step], tree, reuse=before, durable=False)
+        _holds(path[step], tree)
+    # The frozen ones lie in a file of their own from the second save on.
+    assert (_shared(path[1], path[2]) >= 64 * frozen) == is_linked
+
+
 def test_damage_of_a_file_is_of_all_that_share_it(tmp_path):
     base = _base()
     with ec.CheckpointManager(tmp_path) as manager:
