@@ -66,14 +66,22 @@ def component(key: Any) -> tuple[str, str]:
         return "s", str(key.idx)
     if cls is jtu.FlattenedIndexKey and type(key.key) is int:
         return "f", str(key.key)
-    value = key
     if cls is jtu.DictKey or cls is jtu.FlattenedIndexKey:
-        value = key.key
-        if type(value) is str:
-            return "k", quote(value)
-        if type(value) is int:
-            return "i", str(value)
-    text = repr(value)
+        return key_component(key.key)
+    return _odd_component(key)
+
+
+def key_component(key: Any) -> tuple[str, str]:
+    """The same of the key of a dictionary."""
+    if type(key) is str:
+        return "k", quote(key)
+    if type(key) is int:
+        return "i", str(key)
+    return _odd_component(key)
+
+
+def _odd_component(key: Any) -> tuple[str, str]:
+    text = repr(key)
     if ADDRESS.search(text):
         raise ValueError(
             f"The key `{text}` has no name that outlives this process, as its `repr` "

@@ -199,9 +199,8 @@ def _missing(node: Node, what: str) -> str:
 
 def _find(body: Body, key: Any) -> Any:
     """**Raises:** `KeyError` if there is no such child, `ValueError` for no key."""
-    is_text = isinstance(key, str)
-    names = [_names.quote(key) if is_text else _names.component(jtu.DictKey(key))[1]]
-    if is_text and key.startswith("%="):
+    names = [_names.key_component(key)[1]]
+    if isinstance(key, str) and key.startswith("%="):
         names.append(key)  # As `keys` has those that are neither strings nor integers.
     # A node may have given JAX the key itself, in none of JAX's classes of keys.
     names.append(_names.component(key)[1])

@@ -216,7 +216,7 @@ def _open_dicts(cls: type, nodes: Sequence[Any]) -> list[Opened]:
             parts, letters, text = tuple(map(_names.quote, keys)), "k" * len(keys), ""
         else:
             plain = [x if type(x) is str else x[0] for x in keys]
-            parts, letters, _ = _parts([jtu.DictKey(key) for key in plain])
+            parts, letters, _ = _parts(plain, _names.key_component)
             text = json.dumps(list(map(_codec.encode, plain)))
         how = _DICTS[cls]
         kind = Kind(how, parts=parts, data=DATA.get(how, ()), keys=text)
@@ -230,13 +230,16 @@ def _open_dicts(cls: type, nodes: Sequence[Any]) -> list[Opened]:
 BAD = "\0"
 
 
-def _parts(keys: Sequence[Any]) -> tuple[tuple[str, ...], str, bool]:
+def _parts(
+    keys: Sequence[Any],
+    component: Callable[[Any], tuple[str, str]] = _names.component,
+) -> tuple[tuple[str, ...], str, bool]:
     """The parts of names and the letters of keys, and whether all are positions of
     children without keys."""
     parts, letters = [], ""
     for key in keys:
         try:
-            letter, part = _names.component(key)
+            letter, part = component(key)
         except ValueError as e:
             letter, part = "o", BAD + str(e).replace(".", BAD)
         parts.append(part)

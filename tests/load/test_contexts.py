@@ -57,7 +57,8 @@ _FLAGS = {
 
 
 def _mesh(kind):
-    return jax.make_mesh((4,), ("x",), (kind,), devices=jax.devices()[:4])
+    devices = jax.devices()[:4]
+    return jax.make_mesh((4,), ("x",), axis_types=(kind,), devices=devices)
 
 
 _FLAG_BY_FLAG = {

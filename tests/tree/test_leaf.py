@@ -705,7 +705,7 @@ def test_advice_keeps_digits(tmp_path):
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_legacy_keys_and_typed_ones(impl, tmp_path):
     one, many = jr.key(3, impl=impl), jr.split(jr.key(4, impl=impl), (5, 2))
-    mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,))
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, P(None, "x"))
     typed = {"a": one, "b": many, "c": jax.device_put(many, sharding), "d": one}
     legacy = jax.tree.map(jr.key_data, typed)
