@@ -56,6 +56,10 @@ _FLAGS = {
 }
 
 
+# Before JAX 0.7 it had another name.
+_in_mesh = getattr(jax, "set_mesh", None) or jax.sharding.use_mesh
+
+
 def _mesh(kind):
     devices = jax.devices()[:4]
     return jax.make_mesh((4,), ("x",), axis_types=(kind,), devices=devices)
@@ -84,8 +88,8 @@ _CONTEXTS = {
     "transfers here": lambda: jax.transfer_guard("disallow"),
     "NaNs here": lambda: jax.debug_nans(True),
     "another device": lambda: jax.default_device(jax.devices()[3]),
-    "a mesh": lambda: jax.set_mesh(_mesh(AxisType.Auto)),
-    "an explicit mesh": lambda: jax.set_mesh(_mesh(AxisType.Explicit)),
+    "a mesh": lambda: _in_mesh(_mesh(AxisType.Auto)),
+    "an explicit mesh": lambda: _in_mesh(_mesh(AxisType.Explicit)),
 }
 _QUICK = ["all", "another device", "an explicit mesh"]
 
