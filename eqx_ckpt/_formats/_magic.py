@@ -7,11 +7,6 @@ from .._zips._probe import Probe
 from . import _safetensors
 
 
-OLD_TORCH = (
-    "a file of PyTorch from before version 1.6, which is a pickle that may run code as "
-    "it is read: load it there with `torch.load(path, weights_only=True)`, and "
-    "`torch.save` that again"
-)
 _TORCH = (
     "a directory with files of PyTorch, and none that says which of them is a model, "
     "such as `pytorch_model.bin.index.json`: give the path of one of them"
@@ -38,10 +33,8 @@ _MAGIC: list[tuple[bytes, str]] = [
         "a file of GGUF, as llama.cpp reads it: read it with the package `gguf`, or "
         "open the `.safetensors` that it was made of",
     ),
-    # Pickles of old versions of PyTorch have a number of their own.
-    (rb"\x80[\x02-\x05]\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", OLD_TORCH),
     (
-        rb"\x80[\x02-\x05][\x95(}\]c\x8a]",
+        rb"\x80[\x02-\x05]([(}\]c]|\x95(?!(?s:.{8})\x8a\nl\xfc))",
         "a pickle, which may run code as it is read: if you trust it, load it with the "
         "library that wrote it (`torch.load`, `joblib.load`, `pickle.load`), and save "
         "its arrays with `ec.tree_serialise_leaves`",

@@ -25,7 +25,6 @@ ARRAYS = {"net/weight:0": np.arange(6.0).reshape(2, 3), "net/bias:0": np.ones(2,
 
 # What PyTorch has to do: `foreign/write_torch.py` did it, in `cured/`.
 IN_TORCH = {
-    "legacy.pt": "`torch.load(path, weights_only=True)`, and `torch.save` that",
     "module.pt": "`torch.save(model.state_dict(), path)`",
     "conjugated.pt": "`x.resolve_conj().resolve_neg()`",
     "sparse.pt": "`x.to_dense()`",
