@@ -42,9 +42,7 @@ _REPEATED = 2**14
 _MADE, _MADE_OF_ONE = 2**24, 16
 _file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
 # The number that files of before version 1.6 begin with, as a pickle.
-_old = re.compile(
-    rb"\x80[\x02-\x05](\x95(?s:.{8}))?\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\."
-)
+_old = re.compile(rb"\x80[\x02-\x05](\x95(?s:.{8}))?\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.")
 _OLD_PROTOCOL = 1001
 # So many bytes of such a file are read, and more if its pickles are longer.
 _WINDOW = 2**16

@@ -91,7 +91,7 @@ def test_one_sentence_for_each(tmp_path, file):
     [
         (["saved_model.pb", "variables"], "a SavedModel of TensorFlow"),
         (["checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001"], "TensorFlow"),
-        (["config.json", "pytorch_model.bin"], "torch.load"),
+        (["config.json", "pytorch_model.bin"], "is no file of PyTorch"),
         (["pytorch_model-00001-of-00002.bin", "a"], "the path of one of them"),
         (["consolidated.00.pth", "params.json"], "the path of one of them"),
         ([".metadata", "__0_0.distcp"], "torch.distributed"),

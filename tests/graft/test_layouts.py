@@ -291,11 +291,30 @@ def test_a_warning_where_two_layouts_fit(tmp_path):
     assert pathlib.Path(warning.filename) == pathlib.Path(__file__)
     assert str(warning.message).splitlines()[1:4] == [
         "  up.weight  of `up.weight`: PyTorch's need `ec.adapters.conv_transpose()`",
-        "  dense.weight  of `dense.kernel`: kernels of flax and Keras need "
-        "`ec.adapters.channels_first()`",
-        "  conv.weight  of `conv.kernel`: kernels of flax and Keras need "
-        "`ec.adapters.channels_first()`",
+        "  dense.weight  of `dense.kernel`: kernels of flax, Keras and Haiku "
+        "need `ec.adapters.channels_first()`",
+        "  conv.weight  of `conv.kernel`: kernels of flax, Keras and Haiku "
+        "need `ec.adapters.channels_first()`",
     ]
+
+
+def test_a_warning_of_a_square_beside_others_that_are_turned(tmp_path):
+    """As `c_proj` of GPT-2 is beside `c_attn`."""
+    make = lambda n: eqx.nn.Linear(4, n, use_bias=False, key=jr.key(0))
+    net = {"h": [{"attn": make(12), "proj": make(4)} for _ in range(2)]}
+    saved = jax.tree.map(lambda x: x.T, ec.to_state_dict(net))
+    wide = (r"attn[.]weight$", adapt.transpose())
+    pair = lambda *rules: (lambda m: m, lambda c: c, ec.rename([*rules]))
+    with pytest.warns(UserWarning, match="do not say how they are stored") as caught:
+        _graft(net, tmp_path, saved, pair(wide))
+    (warning,) = caught
+    row = "h.0.proj.weight"
+    assert f"  {row}  of `{row}`: others beside it were turned" in str(warning.message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _graft(net, tmp_path, saved, pair((r"weight$", adapt.transpose())))
+        as_it_is = (r"proj[.]weight$", lambda saved, like: saved)
+        _graft(net, tmp_path, saved, pair(wide, as_it_is))
 
 
 def test_no_warning_where_one_fits_or_is_said(tmp_path):
@@ -491,7 +510,9 @@ def _norm_of_flax():
 def test_batch_norms(tmp_path, peer, mode):
     """As docs/batchnorm.md does it; and training goes on from the statistics."""
     saved, eps, x, y = peer()
-    ours = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "b", eps, momentum=0.9, mode=mode)
+    ours = eqx.nn.make_with_state(eqx.nn.BatchNorm)(
+        3, "b", eps, momentum=0.9, mode=mode
+    )
     index = "ema_state_index" if mode == "ema" else "batch_state_index"
     flag = "ema_first_time_index" if mode == "ema" else "batch_counter"
     entry = lambda m, name: m[1].get(getattr(m[0], name))
