@@ -34,7 +34,9 @@ def to_numpy(tensor: Any) -> np.ndarray:
     try:
         dtype = _template.dtype_of(name)
     except (ValueError, TypeError) as e:
-        raise TypeError(f"it has the dtype `{tensor.dtype}`, which is not read.") from e
+        raise TypeError(
+            f"it has the dtype `{tensor.dtype}`, which is not read: give `x.float()`."
+        ) from e
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     torch = sys.modules["torch"]
     shape = tuple(plain.shape)
