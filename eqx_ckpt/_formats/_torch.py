@@ -157,7 +157,7 @@ def _old_file(directory: Backend, key: str, data: bytes) -> _File:
     protocol, _, at = _unpickled(data, at)
     system, _, at = _unpickled(data, at)
     if protocol != _OLD_PROTOCOL or type(system) is not dict:
-        raise ValueError(f"its protocol is {protocol!r:.40}, and not {_OLD_PROTOCOL}")
+        raise ValueError(f"its protocol is not {_OLD_PROTOCOL}")
     if system.get("little_endian") is not True:
         raise ValueError("its bytes are in the order of other machines")
     value, stored, at = _unpickled(data, at)

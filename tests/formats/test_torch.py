@@ -127,13 +127,21 @@ def test_old_files_that_are_not_whole(tmp_path):
         with pytest.raises(ValueError, match="is missing|in the middle|by what its"):
             ec.open(tmp_path / "a.pth")
     for old, new, match in [
-        (b"M\xe9\x03", b"M\xea\x03", "protocol is 1002"),
+        (b"M\xe9\x03", b"M\xea\x03", "protocol is not 1001"),
         (b"little_endianq\x02\x88", b"little_endianq\x02\x89", "other machines"),
     ]:
         assert old in data
         (tmp_path / "a.pth").write_bytes(data.replace(old, new, 1))
         with pytest.raises(ValueError, match=match):
             ec.open(tmp_path / "a.pth")
+
+
+def test_an_old_file_whose_protocol_is_a_bomb(tmp_path):
+    """Of lists in each other, which would be shown forever."""
+    parts = pickle.dumps(0x1950A86A20F9469CFC6C, 2), pickles.bomb(60)
+    (tmp_path / "a.pth").write_bytes(b"".join(parts) + pickle.dumps({}, 2))
+    with pytest.raises(ValueError, match="protocol is not 1001"):
+        ec.open(tmp_path / "a.pth")
 
 
 def test_an_old_file_with_many_tensors(tmp_path):
