@@ -7,11 +7,6 @@ from .._zips._probe import Probe
 from . import _safetensors
 
 
-OLD_TORCH = (
-    "a file of PyTorch from before version 1.6, which is a pickle that may run code as "
-    "it is read: load it there with `torch.load(path, weights_only=True)`, and "
-    "`torch.save` that again"
-)
 _TORCH = (
     "a directory with files of PyTorch, and none that says which of them is a model, "
     "such as `pytorch_model.bin.index.json`: give the path of one of them"
@@ -27,7 +22,8 @@ _NEST = (
 _HDF5 = f"a file of HDF5, as Keras and h5py write it: read it with `h5py`, save {_NEST}"
 _UNPACK = "unpack it, and open what was in it"
 _TENSORFLOW = (
-    f"of TensorFlow: read it there, with `tf.train.load_checkpoint`, save {_NEST}"
+    "of TensorFlow: read it there, with `reader = tf.train.load_checkpoint(path)` and "
+    f"`reader.get_tensor(name)`, save {_NEST}"
 )
 
 # The first bytes of a file, and what it is.
@@ -35,13 +31,14 @@ _MAGIC: list[tuple[bytes, str]] = [
     (rb"\x89HDF\r\n\x1a\n", _HDF5),
     (
         rb"GGUF",
-        "a file of GGUF, as llama.cpp reads it: read it with the package `gguf`, or "
-        "open the `.safetensors` that it was made of",
+        "a file of GGUF, as llama.cpp reads it: open the `.safetensors` that it was "
+        "made of; or read it with the package `gguf`, `gguf.dequantize(t.data, "
+        "t.tensor_type)` of each of `gguf.GGUFReader(path).tensors`, save "
+        "`ec.nest(arrays)` of a dict of these with `ec.tree_serialise_leaves`, and "
+        "give that to `ec.graft`",
     ),
-    # Pickles of old versions of PyTorch have a number of their own.
-    (rb"\x80[\x02-\x05]\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", OLD_TORCH),
     (
-        rb"\x80[\x02-\x05][\x95(}\]c\x8a]",
+        rb"\x80[\x02-\x05]([(}\]c]|\x95(?!(?s:.{8})\x8a\nl\xfc))",
         "a pickle, which may run code as it is read: if you trust it, load it with the "
         "library that wrote it (`torch.load`, `joblib.load`, `pickle.load`), and save "
         "its arrays with `ec.tree_serialise_leaves`",
@@ -59,8 +56,9 @@ _MAGIC: list[tuple[bytes, str]] = [
     ),
     (
         rb"\x08[\x01-\x20][\x12\x3a]",
-        "a model of ONNX, which is a program: read its `graph.initializer` with the "
-        f"package `onnx`, save {_NEST}",
+        "a model of ONNX, which is a program: read it with the package `onnx`, "
+        "`onnx.numpy_helper.to_array(t)` of each of `onnx.load(path)."
+        f"graph.initializer`, save {_NEST}",
     ),
     (rb"PAR1|ARROW1", "a table of Arrow or Parquet, and no checkpoint"),
     (

@@ -36,23 +36,29 @@ class Global(NamedTuple):
     call: Callable[[tuple], Any] | None = None
 
 
+class Ended(ValueError):
+    """The bytes end before their pickle does."""
+
+
 def load(
     data: bytes,
     names: Mapping[str, Any],
     unknown: Callable[[str], Unreadable],
     persistent: Callable[[Any], Any],
-) -> Any:
-    """The value of a pickle. Sets come as lists, and keys of dicts that are neither
-    texts nor integers as `Key`.
+    at: int = 0,
+) -> tuple[Any, int]:
+    """The value of a pickle that begins at a place of some bytes, and where it ends.
+    Sets come as lists, and keys of dicts that are neither texts nor integers as `Key`.
 
     `names` has what `module name` of an object stands for; one of another name is what
     `unknown` says, which is never built: what would be put into it is dropped.
     `persistent` makes an object of the id of one that lies outside of the
     pickle.
 
-    **Raises:** `ValueError` for a pickle that is malformed, or does anything else.
+    **Raises:** `Ended`; `ValueError` for a pickle that is malformed, or does anything
+    else.
     """
-    reader = _Stack(data, names, unknown, persistent)
+    reader = _Stack(data, names, unknown, persistent, at)
     while True:
         code = reader.take(1)
         if code == b".":
@@ -67,7 +73,7 @@ def load(
     value = reader.pop()
     if reader.stack or reader.marks:
         raise ValueError("its pickle does not end where it says")
-    return value
+    return value, reader.at
 
 
 class _Stack:
@@ -80,29 +86,32 @@ class _Stack:
         names: Mapping[str, Any],
         unknown: Callable[[str], Unreadable],
         persistent: Callable[[Any], Any],
+        at: int,
     ):
         self.names, self.unknown, self.persistent = names, unknown, persistent
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
-        self._data, self._at = data, 0
+        self._data, self.at = data, at
 
     def take(self, count: int) -> bytes:
-        stop = self._at + count
+        stop = self.at + count
         if stop > len(self._data):
-            raise ValueError("its pickle ends in the middle of something")
-        out = self._data[self._at : stop]
-        self._at = stop
+            raise Ended("its pickle ends in the middle of something")
+        out = self._data[self.at : stop]
+        self.at = stop
         return out
 
     def number(self, format: str) -> Any:
         return struct.unpack(format, self.take(struct.calcsize(format)))[0]
 
     def line(self) -> str:
-        stop = self._data.find(b"\n", self._at, self._at + _MAX_NAME)
+        stop = self._data.find(b"\n", self.at, self.at + _MAX_NAME)
+        if stop < 0 and self.at + _MAX_NAME > len(self._data):
+            raise Ended("its pickle ends in the middle of a name")
         if stop < 0:
             raise ValueError("its pickle has a name that is too long")
-        return _text(self.take(stop + 1 - self._at)[:-1])
+        return _text(self.take(stop + 1 - self.at)[:-1])
 
     def pop(self) -> Any:
         if not self.stack:

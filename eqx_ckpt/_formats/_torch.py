@@ -1,5 +1,6 @@
 """PyTorch's files: a zip of a pickle, which says what there is, and of the storages of
-the tensors; or several such files with an index in JSON, as on Hugging Face.
+the tensors; before version 1.6 pickles, and the storages after them; or several such
+files with an index in JSON, as on Hugging Face.
 
 The pickle is interpreted: see `_pickle` and `_torch_globals`. PyTorch is not needed.
 """
@@ -21,7 +22,7 @@ from .._storage._backend import Backend
 from .._zips import _zip
 from .._zips._probe import Probe
 from .._zips._zip import Zip
-from . import _foreign_index, _magic, _pickle, _torch_globals
+from . import _foreign_index, _pickle, _torch_globals
 from ._foreign_index import ForeignLeaf, name_budget, names_of_paths
 from ._pickle import Global, Key
 from ._torch_globals import Storage, Tensor
@@ -40,10 +41,18 @@ _REPEATED = 2**14
 # many for each byte that is stored.
 _MADE, _MADE_OF_ONE = 2**24, 16
 _file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
+# The number that files of before version 1.6 begin with, as a pickle.
+_old = re.compile(rb"\x80[\x02-\x05](\x95(?s:.{8}))?\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.")
+_OLD_PROTOCOL = 1001
+# So many bytes of such a file are read, and more if its pickles are longer.
+_WINDOW = 2**16
 
 
 def read(probe: Probe, like: Any) -> Source | None:
-    """The source of an index, or of a directory with a file or an index in it."""
+    """The source of an old file, of an index, or of a directory with a file or an index
+    in it."""
+    if probe.key is not None and _old.match(probe.head):
+        return _source(probe, [probe.key], [_read_old(probe.directory, probe.key)])
     if probe.key is not None:
         return _sharded(probe, probe.key) if probe.has_suffix(_INDEX) else None
     files = sorted(filter(_model.fullmatch, probe.names))
@@ -71,16 +80,21 @@ class _File(NamedTuple):
 
 
 def _read_file(directory: Backend, key: str) -> _File:
-    head = np.empty(4, np.uint8)
-    size = directory.read_into(key, 0, head)
+    head = _begin(directory, key, 32)
     contents = None
-    if _zip.begins(head[:size].tobytes()):
+    if _old.match(head):
+        contents = _read_old(directory, key)
+    elif _zip.begins(head):
         contents = _read_archive(_zip.read_list(directory, key))
     if contents is None:
-        raise ValueError(
-            f"`{key}` is no zip of PyTorch's. It may be {_magic.OLD_TORCH}"
-        )
+        raise ValueError(f"`{key}` is no file of PyTorch's")
     return contents
+
+
+def _begin(directory: Backend, key: str, most: int) -> bytes:
+    """The first bytes of a file."""
+    into = np.empty(most, np.uint8)
+    return into[: directory.read_into(key, 0, into)].tobytes()
 
 
 def _read_archive(archive: Zip) -> _File | None:
@@ -97,24 +111,68 @@ def _read_archive(archive: Zip) -> _File | None:
     if order != b"little":
         raise ValueError(f"its bytes are in the order {order!r:.20}")
     data = _member(archive, above[0])
-    stored: dict[str, Storage] = {}
-
-    def persistent(pid: Any) -> Storage | Unreadable:
-        made = _torch_globals.storage(pid)
-        if isinstance(made, Unreadable):
-            return made
-        # Tensors may give it other dtypes, and so another length, but not another size.
-        if stored.setdefault(made.key, made).nbytes != made.nbytes:
-            raise ValueError(f"its storage {made.key!r:.40} has two sizes")
-        return made
-
-    value = _pickle.load(data, _torch_globals.NAMES, _torch_globals.unknown, persistent)
+    value, stored, _ = _unpickled(data)
     files = [f"{prefix}data/{key}" for key in stored]
     places = dict(zip(stored, _zip.places(archive, files)))
     for key, (start, stop) in places.items():
         if stop - start != stored[key].nbytes:
             raise ValueError(f"its storage {key!r:.40} is not of the size that it says")
     return _File(value, data, places)
+
+
+def _unpickled(data: bytes, at: int = 0) -> tuple[Any, dict[str, Storage], int]:
+    """The value of a pickle, the storages that it names, and where it ends."""
+    stored: dict[str, Storage] = {}
+
+    def persistent(pid: Any) -> Any:
+        made = _torch_globals.storage(pid)
+        if not isinstance(made, Storage):
+            return made
+        # Tensors may give it other dtypes, and so another length, but not another size.
+        if stored.setdefault(made.key, made).nbytes != made.nbytes:
+            raise ValueError(f"its storage {made.key!r:.40} has two sizes")
+        return made
+
+    names = _torch_globals.NAMES, _torch_globals.unknown
+    value, stop = _pickle.load(data, *names, persistent, at)
+    return value, stored, stop
+
+
+def _read_old(directory: Backend, key: str) -> _File:
+    """A file of before version 1.6: five pickles, the last of which lists the storages
+    that follow, each after its length in eight bytes."""
+    size = _WINDOW
+    while True:
+        data = _begin(directory, key, size)
+        try:
+            return _old_file(directory, key, data)
+        except _pickle.Ended:
+            if len(data) < size or size >= _json.MAX_INDEX:
+                raise
+        size = min(8 * size, _json.MAX_INDEX)
+
+
+def _old_file(directory: Backend, key: str, data: bytes) -> _File:
+    _, _, at = _unpickled(data)
+    protocol, _, at = _unpickled(data, at)
+    system, _, at = _unpickled(data, at)
+    if protocol != _OLD_PROTOCOL or type(system) is not dict:
+        raise ValueError(f"its protocol is not {_OLD_PROTOCOL}")
+    if system.get("little_endian") is not True:
+        raise ValueError("its bytes are in the order of other machines")
+    value, stored, at = _unpickled(data, at)
+    keys, _, at = _unpickled(data, at)
+    names = keys if type(keys) is list else []
+    if set(map(type, names)) - {str} or sorted(names) != sorted(stored):
+        raise ValueError("its storages are not those that its tensors name")
+    places, stop = {}, at
+    for name in names:
+        start = stop + 8
+        stop = start + stored[name].nbytes
+        places[name] = start, stop
+    if (there := directory.check_range(key, stop)) not in (None, stop):
+        raise ValueError(f"it has {there} bytes, and {stop} by what its pickles say")
+    return _File(value, data[:at], places)
 
 
 def _member(archive: Zip, name: str, default: bytes | None = None) -> bytes:

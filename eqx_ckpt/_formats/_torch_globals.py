@@ -64,16 +64,30 @@ def _bad(what: str) -> ValueError:
     return ValueError(f"its pickle has {what} that PyTorch does not write")
 
 
-def storage(pid: Any) -> Storage | Unreadable:
-    if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
+def storage(pid: Any) -> Any:
+    """`("storage", class, key, device, elements[, view])`, the last of which old files
+    have; or `("module", class, ...)`, in old files, of the class of a module."""
+    if type(pid) is tuple and pid[:1] == ("module",) and len(pid) == 4:
+        return pid[1]
+    if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
         raise _bad("an id of a storage")
-    _, kind, key, _, count = pid
+    _, kind, key, _, count, *view = pid
     if type(kind) is Unreadable:
         return kind
+    if any(x is not None for x in view):
+        return _VIEW
     dtype = kind.name if type(kind) is Global and kind.kind == "storage" else None
     if dtype is None or type(key) is not str:
         raise _bad("an id of a storage")
     return Storage(key, _natural(count) * _template.dtype_of(dtype).itemsize, dtype)
+
+
+_VIEW = Unreadable(
+    "tensor",
+    "it is in a part of a storage, as PyTorch before version 0.4 has written it: load "
+    "it there, and save it again",
+    True,
+)
 
 
 def _natural(value: Any) -> int:

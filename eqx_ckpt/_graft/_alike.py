@@ -136,7 +136,10 @@ def fits(a: str, saved: Kind, b: str, wanted: Kind) -> list[str]:
             return [""]
         one = [x for x in old if x != 1]
         is_one = one == [x for x in new if x != 1] and len(one) == 1
-        return ["unit_axes()"] if is_one and min(len(old), len(new)) == 1 else []
+        sides = zip(names, (old, new))
+        is_matrix = any(x in _WEIGHTS and len(shape) > 1 for x, shape in sides)
+        is_row = is_one and not is_matrix and min(len(old), len(new)) == 1
+        return ["unit_axes()"] if is_row else []
     first, last = (*old[:-3:-1], *old[:-2]), (*old[2:], *old[1::-1])
     ways = [("channels_first()", first), ("channels_last()", last)]
     if len(old) == 2:
@@ -239,6 +242,7 @@ class _Side:
         counts = collections.Counter(
             word for x in self.layers for word in {*_words.words(_plain(x.name))}
         )
+        self.words = {*counts}
         # The words that most names have, which tell little.
         self.usual = {x for x, n in counts.items() if 4 * n > 3 * len(self.layers)}
 
@@ -496,6 +500,9 @@ class _Bucket:
             likeness, left, right = _compared(a.form, b.form)
             if _words.are_opposites(left, right):
                 continue
+            lacks = left & wanted.words | right & saved.words
+            if "norm" in a.words & b.words and "attention" in lacks:
+                is_clear = False  # The norm of that has the word, where any has.
             mine, theirs = own[0][i] & left, own[1][j] & right
             if theirs and not any(own[0]):
                 mine = left

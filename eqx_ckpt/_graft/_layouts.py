@@ -1,6 +1,7 @@
 """A warning of leaves whose shapes fit although libraries store such layers in several
 ways, of which nobody has said one."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,11 @@ _MOST = 8
 
 def warn(matching: Matching, placed: Sequence[Placed]) -> None:
     rows: dict[str, list[tuple[str, str]]] = {}
+    turned = {
+        _form(name) for x in placed if _is_turned(matching, x) for name in x.job.sources
+    }
     for x in placed:
-        how = _other(matching, x)
+        how = _other(matching, x, turned)
         if how is not None:
             name = matching.model.names[x.number]
             rows.setdefault(how, []).append((name, f"of `{x.job.sources[0]}`"))
@@ -38,8 +42,22 @@ def warn(matching: Matching, placed: Sequence[Placed]) -> None:
     _log.warn("\n".join(lines))
 
 
-def _other(matching: Matching, x: Placed) -> str | None:
-    """What a leaf may have to be adapted by, that is loaded as it is."""
+def _form(source: str) -> str:
+    """The part of a name that leaves of one model have in common: what is before the
+    number of a block, and the word for the weight."""
+    return f"{re.split('[0-9]', source)[0]} {source.rpartition('.')[2]}"
+
+
+def _is_turned(matching: Matching, x: Placed) -> bool:
+    """Whether a leaf is the weight of a dense layer that an adapter turns."""
+    names = {repr(how).partition("(")[0] for how in x.job.adapters}
+    is_dense = isinstance(_layer(matching, x.number), eqx.nn.Linear)
+    return is_dense and not names.isdisjoint(("transpose", "channels_first"))
+
+
+def _other(matching: Matching, x: Placed, turned: set[str]) -> str | None:
+    """What a leaf may have to be adapted by, that is loaded as it is. `turned`: the
+    forms of the names of those whose weights are turned."""
     made = x.made
     if not isinstance(made, LazyArray) or made._view is not None or x.job.adapters:
         return None
@@ -52,9 +70,14 @@ def _other(matching: Matching, x: Placed) -> str | None:
     if isinstance(layer, eqx.nn.ConvTranspose) and len(shape) > 2:
         if shape[0] == shape[1]:
             return "PyTorch's need `ec.adapters.conv_transpose()`"
-    elif isinstance(layer, (eqx.nn.Linear, eqx.nn.Conv)) and last == "kernel":
+    elif isinstance(layer, (eqx.nn.Linear, eqx.nn.Conv)) and last in ("kernel", "w"):
         if len(shape) > 1 and shape == (*shape[:-3:-1], *shape[:-2]):
-            return "kernels of flax and Keras need `ec.adapters.channels_first()`"
+            return (
+                "kernels of flax, Keras and Haiku need `ec.adapters.channels_first()`"
+            )
+    elif isinstance(layer, eqx.nn.Linear) and _form(source) in turned:
+        if len(shape) == 2 and shape[0] == shape[1]:
+            return "others beside it were turned, by `ec.adapters.transpose()`"
     return None
 
 

@@ -18,7 +18,7 @@ from .._runtime._processes import Processes
 from .._save import _background, _lazies, _options, _plan, _serialise
 from .._save._options import Base, Functions, PlaceKeywords, SaveOptions
 from .._storage import _root
-from .._stores._hub import HubBackend
+from .._stores import _remote
 from .._tree import _flatten
 from . import _export
 
@@ -93,12 +93,13 @@ def convert(
         **options,
     )
     root = _root.resolve(target)
-    if isinstance(root, HubBackend):
+    if _remote.scheme(root.url) == "hf":
+        hub: Any = root  # Its module is imported for it alone.
         with tempfile.TemporaryDirectory() as above:
-            here = os.path.join(above, root.split()[1] or "checkpoint")
+            here = os.path.join(above, hub.split()[1] or "checkpoint")
             same: Any = dict(skip=skip, metadata=metadata, verify=verify, base=base)
             convert(ckpt, here, functions=functions, **same, **options)
-            root.upload(here, overwrite)
+            hub.upload(here, overwrite)
         return
     _background.wait_for(root)
     if root.url.endswith(_safetensors.SUFFIX):

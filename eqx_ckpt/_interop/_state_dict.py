@@ -25,6 +25,7 @@ from .._tree import (
 )
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._target import Target
+from . import _torch_tensors
 
 
 @_arguments.checked()
@@ -139,7 +140,9 @@ def from_state_dict(
 
     - `state_dict`: nested dicts as of [`to_state_dict`][]; keys may be joined with
         dots, so that `{"layers.0.weight": ...}` will do. Other signs in them are
-        encoded, as in all names: `weight:0` is `weight%3A0`.
+        encoded, as in all names: `weight:0` is `weight%3A0`. Leaves may be tensors of
+        PyTorch, as in `model.state_dict()`: of any device and dtype, with gradients or
+        without.
     - `like`, `filter_spec`, `is_leaf`, `where`: as in [`tree_deserialise_leaves`][].
         `like` says how each leaf comes back. A jax.Array that is so already is taken
         as it is; anything else is copied.
@@ -234,6 +237,8 @@ def _named(name: str) -> tuple[str, str]:
 def _described(name: str, value: Any) -> tuple[Any, Template]:
     """A leaf as it would be stored, and what describes it."""
     try:
+        if _torch_tensors.is_tensor(value):
+            value = _torch_tensors.to_numpy(value)
         # What has been through `to_leaf` is what was stored.
         if not (_leaf.is_own(value) or isinstance(value, (str, bytes))):
             value = _register.to_leaf(value)

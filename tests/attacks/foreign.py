@@ -4,9 +4,11 @@ Most of what is made has right lengths and checksums, and gets past the first ch
 """
 
 import collections
+import itertools as it
 import json
 import pathlib
 import pickle
+import pickletools
 import random
 import re
 import shutil
@@ -220,6 +222,7 @@ FOREIGN = {
     "sharded": _sharded,
     "training.pt": _copied("torch/training.pt"),
     "odd.pt": _odd,
+    "old.pth": lambda path: path.write_bytes(pickles.old(3)),
     "torch-sharded": _copied("torch/sharded"),
     "functions": functions.make,
 }
@@ -278,6 +281,8 @@ def _mutated(r: random.Random, file: pathlib.Path, data: bytes) -> tuple[str, by
         for _ in range(r.choice((1, 1, 1, 2))):
             pickle = fields.in_pickle(r, pickle)
         return "pickle", fields.rezipped(data, name, pickle)
+    if suffix == ".pth" and r.random() < 0.85:
+        return "pickle", _old_torch(r, data)
     if suffix in (".npy", ".npz", ".eqx") and r.random() < 0.7:
         return "array header", _header(r, data)
     if suffix in (".zip", ".npz", ".pt", ".bin"):
@@ -295,6 +300,18 @@ def _mutated(r: random.Random, file: pathlib.Path, data: bytes) -> tuple[str, by
         change_head(r, file, r.choice(found))
         return "head of a chunk", file.read_bytes()
     return "bytes", _bytes(r, data)
+
+
+def _old_torch(r: random.Random, data: bytes) -> bytes:
+    """Of the pickles that an old file begins with, one is changed."""
+    ends = [0]
+    for _ in range(5):
+        (*_, (_, _, last)) = pickletools.genops(data[ends[-1] :])
+        ends.append(ends[-1] + last + 1)
+    parts = [data[i:j] for i, j in it.pairwise(ends)]
+    place = r.choice((0, 1, 2, 3, 3, 3, 3, 4))
+    parts[place] = fields.in_pickle(r, parts[place])
+    return b"".join(parts) + data[ends[-1] :]
 
 
 def _entries(r: random.Random, file: pathlib.Path) -> bytes:

@@ -6,6 +6,7 @@ honest storage of 64 bytes in it.
 
 import io
 import pathlib
+import pickle
 import struct
 import zipfile
 
@@ -63,6 +64,18 @@ def write(
     path: pathlib.Path, pickle: bytes, storages: dict[str, bytes] | None = None
 ) -> None:
     path.write_bytes(archive(pickle, storages))
+
+
+def old(count: int) -> bytes:
+    """A file of before version 1.6, of so many tensors of four elements."""
+    keys = [str(i) for i in range(count)]
+    tensors = {x: tensor(of=storage(x, 4)[:-2] + b"NtQ") for x in keys}
+    head = 0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}
+    parts = [*(pickle.dumps(x, 2) for x in head), state(**tensors)]
+    parts.append(pickle.dumps(keys, 2))
+    for i in range(count):
+        parts.append(struct.pack("<Q4f", 4, i, i, i, i))
+    return b"".join(parts)
 
 
 _DO = b"(" + text("touch canary") + b"tR"

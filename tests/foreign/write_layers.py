@@ -68,6 +68,11 @@ def main():
         out |= {f"{name}.x0": kept["x"][0], f"{name}.y": kept["y"][0]}
         some = layer.state_dict().items()
         out |= {f"{name}.{k}": v for k, v in some if v.dtype == torch.float32}
+    norm, x = nn.BatchNorm1d(3), torch.randn(2, 3)
+    for weight in (*norm.parameters(), norm.running_mean, norm.running_var):
+        nn.init.uniform_(weight, 0.5, 2)
+    out |= {"norm.x0": x, "norm.y": norm.eval()(x)}
+    out |= {f"norm.{k}": v for k, v in norm.state_dict().items()}
     arrays = {x: y.detach().numpy().astype("float32") for x, y in out.items()}
     np.savez(pathlib.Path(__file__).parent / "layers" / "torch.npz", **arrays)
 

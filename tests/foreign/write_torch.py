@@ -224,10 +224,19 @@ def write_average():
     save("ema.pt", {"model": model.state_dict(), "ema": average.state_dict()})
 
 
+def write_old():
+    """In the format of before version 1.6."""
+    torch.manual_seed(0)
+    value = {**views(), "model": nn.Linear(2, 3).state_dict(), "step": 3}
+    value |= {"half": torch.ones(3, dtype=torch.bfloat16), "net": nn.Linear(2, 2)}
+    for protocol in (2, 5):
+        more = dict(pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+        save(f"old-{protocol}.pth", value, **more)
+
+
 def write_cured():
     """Does to each file what the error about it says."""
     load = lambda name, **more: torch.load(here / name, **more)
-    save("cured/legacy.pt", load("legacy.pt", weights_only=True))
     save("cured/module.pt", load("module.pt", weights_only=False).state_dict())
     conjugated = load("conjugated.pt")
     save("cured/conjugated.pt", conjugated.resolve_conj().resolve_neg())
@@ -263,6 +272,7 @@ def main():
     save("training.pt", training())
     save("protocol.pt", network().state_dict(), pickle_protocol=5)
     save("tensor.pt", torch.arange(6.0).reshape(2, 3))
+    write_old()
     model = here / "sharded"
     model.mkdir(exist_ok=True)
     state, of = network().state_dict(), {}
@@ -278,8 +288,6 @@ def main():
     torch.save(torch.ones(2, dtype=torch.complex64).conj(), here / "conjugated.pt")
     torch.save(torch.ones(3, 3).to_sparse(), here / "sparse.pt")
     torch.save(network(), here / "module.pt")
-    legacy = here / "legacy.pt"
-    torch.save({"w": torch.ones(2)}, legacy, _use_new_zipfile_serialization=False)
     torch.jit.script(nn.Linear(2, 2)).save(here / "script.pt")
     torch.save({"w": torch.ones(1).expand(2**26)}, here / "expanded.pt")
     write_cured()

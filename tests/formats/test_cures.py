@@ -12,7 +12,7 @@ import re
 import tarfile
 
 import equinox as eqx
-import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -21,11 +21,9 @@ import eqx_ckpt as ec
 
 
 HERE = pathlib.Path(__file__).parents[1] / "foreign"
-ARRAYS = {"net/weight:0": np.arange(6.0).reshape(2, 3), "net/bias:0": np.ones(2, "f4")}
 
 # What PyTorch has to do: `foreign/write_torch.py` did it, in `cured/`.
 IN_TORCH = {
-    "legacy.pt": "`torch.load(path, weights_only=True)`, and `torch.save` that",
     "module.pt": "`torch.save(model.state_dict(), path)`",
     "conjugated.pt": "`x.resolve_conj().resolve_neg()`",
     "sparse.pt": "`x.to_dense()`",
@@ -60,28 +58,55 @@ def test_what_is_done_in_torch(name):
         assert np.array_equal(got, array)
 
 
+# What another library has to do: `foreign/write_others.py` did it, in `cured/`.
+READ_ELSEWHERE = {
+    "a.h5": "h5py",
+    "a.onnx": "`onnx.numpy_helper.to_array(t)` of each of `onnx.load(path).",
+    "a.gguf": "`gguf.dequantize(t.data, t.tensor_type)`",
+    "tf": "`reader.get_tensor(name)`",
+    "saved_model": "`reader.get_tensor(name)`",
+}
+
+
+@pytest.mark.parametrize("name", READ_ELSEWHERE)
+def test_arrays_that_are_read_elsewhere(name, tmp_path, monkeypatch):
+    """`arrays` is a dict of what that library reads: it is saved, and grafted."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(READ_ELSEWHERE[name])) as info:
+        ec.open(HERE / "others" / name)
+    (nest,) = _found(r"save `(ec.nest\(.*?\))`.*`ec.tree_serialise_leaves`", info)
+    assert "give that to `ec.graft`" in str(info.value)
+    arrays = dict(np.load(HERE / "others" / "cured" / f"{name}.npz"))
+    ec.tree_serialise_leaves("saved", eval(nest, {"ec": ec, "arrays": arrays}))
+    rules = [("^(net[.])?kernel.*", "weight"), ("^(net[.])?bias.*", "bias")]
+    rules.append(("^weight$", ec.adapters.transpose()))
+    drop = (lambda c: c.small) if name == "a.gguf" else None
+    pair = (lambda m: m, lambda c: c, ec.rename(rules))
+    like = eqx.nn.Linear(3, 4, key=jr.key(0))
+    got, _ = ec.graft(like, "saved", [pair], drop=drop)
+    assert np.array_equal(got.weight, np.arange(12.0).reshape(3, 4).T)
+    assert np.array_equal(got.bias, np.ones(4))
+
+
 @pytest.mark.parametrize(
-    "head, word",
+    "name, word",
     [
-        (b"\x89HDF\r\n\x1a\n" + bytes(600), "h5py"),
-        (b"\x08\x07\x12\x00" + bytes(600), "onnx"),
+        ("a.zst", "with zstd: unpack it"),
+        ("a.7z", "of 7-Zip: unpack it"),
+        ("a.pt2", "`torch.save(torch.export.load(path).state_dict, path)`"),
     ],
 )
-def test_arrays_that_are_read_elsewhere(tmp_path, monkeypatch, head, word):
-    """`arrays` is a dict of what that library reads."""
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("theirs").write_bytes(head)
-    with pytest.raises(ValueError, match=word) as info:
-        ec.open("theirs")
-    (nest,) = _found(r"save `(ec.nest\(.*?\))`.*`ec.tree_serialise_leaves`", info)
-    tree = eval(nest, {"ec": ec, "arrays": ARRAYS})
-    ec.tree_serialise_leaves("saved", tree)
-    assert "give that to `ec.graft`" in str(info.value)
-    like = eqx.nn.Linear(3, 2, key=jnp.zeros(2, jnp.uint32), dtype=jnp.float32)
-    cast = lambda saved, like: saved.astype(like.dtype)
-    rules = ec.rename([(r"^net[.]", ""), (r"%3A0$", ""), (r"^weight$", cast)])
-    got, _ = ec.graft(like, "saved", [(lambda m: m, lambda c: c, rules)])
-    assert np.array_equal(got.weight, ARRAYS["net/weight:0"])
+def test_files_that_another_program_unpacks(name, word):
+    with pytest.raises(ValueError, match=re.escape(word)):
+        ec.open(HERE / "others" / name)
+    ckpt = ec.open(HERE / "others" / "cured" / name)
+    assert sorted(map(sorted, (x.shape for x in ckpt.values()))) == [[3, 4], [4]]
+
+
+def test_a_program_that_was_made_of_a_checkpoint():
+    """Which is the one to open: here, that of `saved_model`."""
+    with pytest.raises(ValueError, match="open the checkpoint that it was made of"):
+        ec.open(HERE / "others" / "a.tflite")
 
 
 def _found(pattern, error):

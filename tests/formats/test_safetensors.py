@@ -793,3 +793,31 @@ def test_parts_that_do_not_fit_together(tmp_path, start, tensor, why):
         lazy.read()
     with pytest.raises(ValueError, match="differ in their metadata"):
         ec.open(path)
+
+
+def test_a_head_that_is_tied_to_its_embedding(tmp_path):
+    """It is one array in a checkpoint, and a name of its own in a `.safetensors`, which
+    libraries for PyTorch write once; without it, the error of a graft names the
+    embedding, whose pair it is."""
+    table = jnp.arange(2.0**14).reshape(-1, 4)
+    model = {"embed_tokens": {"weight": table}, "lm_head": {"weight": table}}
+    ec.tree_serialise_leaves(tmp_path / "a", model)
+    assert (
+        sum(f.stat().st_size for f in (tmp_path / "a").rglob("*")) < 1.5 * table.nbytes
+    )
+    loaded = ec.tree_deserialise_leaves(tmp_path / "a", model)
+    assert loaded["lm_head"]["weight"] is loaded["embed_tokens"]["weight"]
+    ec.convert(tmp_path / "a", tmp_path / "both.safetensors")
+    both = safetensors.numpy.load_file(tmp_path / "both.safetensors")
+    assert {*both} == {"embed_tokens.weight", "lm_head.weight"}
+    ec.convert(tmp_path / "a", tmp_path / "one.safetensors", skip=["lm_head.*"])
+    one = safetensors.numpy.load_file(tmp_path / "one.safetensors")
+    assert [*one] == ["embed_tokens.weight"]
+    like = jax.tree.map(jnp.zeros_like, model)
+    whole = (lambda m: m, lambda c: c)
+    with pytest.raises(RuntimeError, match=r"lm_head.* `embed_tokens.weight`"):
+        ec.graft(like, tmp_path / "one.safetensors", [whole])
+    embedding = lambda c: c.embed_tokens
+    pairs = [(lambda m, x=x: m[x], embedding) for x in like]
+    made, _ = ec.graft(like, tmp_path / "one.safetensors", pairs)
+    assert jnp.array_equal(made["lm_head"]["weight"], table)

@@ -291,11 +291,30 @@ def test_a_warning_where_two_layouts_fit(tmp_path):
     assert pathlib.Path(warning.filename) == pathlib.Path(__file__)
     assert str(warning.message).splitlines()[1:4] == [
         "  up.weight  of `up.weight`: PyTorch's need `ec.adapters.conv_transpose()`",
-        "  dense.weight  of `dense.kernel`: kernels of flax and Keras need "
-        "`ec.adapters.channels_first()`",
-        "  conv.weight  of `conv.kernel`: kernels of flax and Keras need "
-        "`ec.adapters.channels_first()`",
+        "  dense.weight  of `dense.kernel`: kernels of flax, Keras and Haiku "
+        "need `ec.adapters.channels_first()`",
+        "  conv.weight  of `conv.kernel`: kernels of flax, Keras and Haiku "
+        "need `ec.adapters.channels_first()`",
     ]
+
+
+def test_a_warning_of_a_square_beside_others_that_are_turned(tmp_path):
+    """As `c_proj` of GPT-2 is beside `c_attn`."""
+    make = lambda n: eqx.nn.Linear(4, n, use_bias=False, key=jr.key(0))
+    net = {"h": [{"attn": make(12), "proj": make(4)} for _ in range(2)]}
+    saved = jax.tree.map(lambda x: x.T, ec.to_state_dict(net))
+    wide = (r"attn[.]weight$", adapt.transpose())
+    pair = lambda *rules: (lambda m: m, lambda c: c, ec.rename([*rules]))
+    with pytest.warns(UserWarning, match="do not say how they are stored") as caught:
+        _graft(net, tmp_path, saved, pair(wide))
+    (warning,) = caught
+    row = "h.0.proj.weight"
+    assert f"  {row}  of `{row}`: others beside it were turned" in str(warning.message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _graft(net, tmp_path, saved, pair((r"weight$", adapt.transpose())))
+        as_it_is = (r"proj[.]weight$", lambda saved, like: saved)
+        _graft(net, tmp_path, saved, pair(wide, as_it_is))
 
 
 def test_no_warning_where_one_fits_or_is_said(tmp_path):
@@ -309,3 +328,212 @@ def test_no_warning_where_one_fits_or_is_said(tmp_path):
         _graft(wide, tmp_path, _nested(wide), (lambda m: m, lambda c: c, names))
         # Modules of Equinox were saved as such.
         _graft(net, tmp_path, net, (lambda m: m, lambda c: c))
+
+
+# ---- Haiku, Keras and ONNX, as each of them computes.
+
+
+PEERS = np.load(FILE.parent / "peers.npz")
+
+
+def _peer(name):
+    """The weights of a layer, its inputs, and what it makes of them."""
+    start = f"{name}."
+    own = {x.removeprefix(start): y for x, y in PEERS.items() if x.startswith(start)}
+    given = [own.pop(f"x{i}")[0] for i in range(3) if f"x{i}" in own]
+    return own, [x[0] if x.shape[:1] == (1,) else x for x in given], own.pop("y")[0]
+
+
+@pytest.mark.parametrize(
+    "name, weight", [("haiku.linear", "w"), ("keras.dense", "kernel")]
+)
+def test_dense_layers_of_peers(tmp_path, name, weight):
+    saved, (x,), y = _peer(name)
+    ours = eqx.nn.Linear(3, 3, key=jr.key(0))
+    bias = "b" if weight == "w" else "bias"
+    how = adapt.channels_first()
+    pairs = _pair("weight", how, there=weight), _pair("bias", there=bias)
+    assert _close(_graft(ours, tmp_path, saved, *pairs)(x), y)
+
+
+@pytest.mark.parametrize(
+    "name, weight, how",
+    [
+        ("haiku.conv", "w", adapt.channels_first()),
+        ("keras.conv", "kernel", adapt.channels_first()),
+        ("haiku.convt", "w", adapt.transpose(2, 3, 0, 1)),
+        ("keras.convt", "kernel", [adapt.channels_first(), adapt.conv_transpose()]),
+        ("onnx.convt", "W", adapt.conv_transpose()),
+    ],
+)
+def test_convolutions_of_peers(tmp_path, name, weight, how):
+    saved, (x,), y = _peer(name)
+    if name.endswith("convt"):
+        ours = eqx.nn.ConvTranspose2d(4, 4, 3, 2, key=jr.key(0))
+    else:
+        ours = eqx.nn.Conv2d(4, 6, (3, 2), key=jr.key(0))
+    bias = {"w": "b", "kernel": "bias", "W": "B"}[weight]
+    one = _pair("bias", adapt.unit_axes(), there=bias)
+    ours = _graft(ours, tmp_path, saved, _pair("weight", how, there=weight), one)
+    if weight == "W":
+        assert _close(ours(x), y)
+    else:
+        assert _close(ours(jnp.moveaxis(x, -1, 0)), jnp.moveaxis(y, -1, 0))
+
+
+def _lstm_of_haiku():
+    """One weight for the input and the state. It adds 1 to the forget gate."""
+    how = [adapt.transpose(), adapt.gates("igfo"), adapt.split(1)]
+    more = lambda saved, like: ec.lazy(lambda b: b.at[2:4].add(1))(saved)
+    return [
+        (lambda m: [m.weight_ih, m.weight_hh], "w", how),
+        _pair("bias", adapt.gates("igfo"), more, there="b"),
+    ]
+
+
+def _lstm_of_keras():
+    return [
+        _pair("weight_ih", adapt.transpose(), there="kernel"),
+        _pair("weight_hh", adapt.transpose(), there="recurrent_kernel"),
+        _pair("bias"),
+    ]
+
+
+def _lstm_of_onnx():
+    how = adapt.take(0), adapt.gates("iofg")
+    both = lambda saved, like: ec.lazy(lambda b: b[:8] + b[8:])(saved)
+    return [
+        _pair("weight_ih", *how, there="W"),
+        _pair("weight_hh", *how, there="R"),
+        _pair("bias", how[0], both, how[1], there="B"),
+    ]
+
+
+def _biases(saved, like):
+    """Of `[bias of the input, bias of the state]`: those of two gates are added."""
+    join = lambda b: jnp.concatenate([b[0, :4] + b[1, :4], b[0, 4:]])
+    return ec.lazy(join)(saved)
+
+
+def _gru_of_keras():
+    order = "zrn", "rzn"
+    how = adapt.transpose(), adapt.gates(*order)
+    reorder = adapt.gates(*order, axis=1)
+    return [
+        _pair("weight_ih", *how, there="kernel"),
+        _pair("weight_hh", *how, there="recurrent_kernel"),
+        _pair("bias", reorder, _biases),
+        _pair("bias_n", adapt.take(1), adapt.take(slice(4, 6)), there="bias"),
+    ]
+
+
+def _gru_of_onnx():
+    how = adapt.take(0), adapt.gates("zrn", "rzn")
+    two = lambda saved, like: ec.lazy(lambda b: b.reshape(2, 6))(saved)
+    reorder = adapt.gates("zrn", "rzn", axis=1)
+    return [
+        _pair("weight_ih", *how, there="W"),
+        _pair("weight_hh", *how, there="R"),
+        _pair("bias", two, reorder, _biases, there="B"),
+        _pair("bias_n", adapt.take(0), adapt.take(slice(10, 12)), there="B"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, pairs",
+    [
+        ("haiku.lstm", _lstm_of_haiku()),
+        ("keras.lstm", _lstm_of_keras()),
+        ("onnx.lstm", _lstm_of_onnx()),
+        ("keras.gru", _gru_of_keras()),
+        ("onnx.gru", _gru_of_onnx()),
+    ],
+)
+def test_cells_of_peers(tmp_path, name, pairs):
+    saved, given, y = _peer(name)
+    is_lstm = name.endswith("lstm")
+    make = eqx.nn.LSTMCell if is_lstm else eqx.nn.GRUCell
+    # Keras and ONNX run over one step.
+    x, *states = (z.reshape(-1) for z in given)
+    ours = _graft(make(3, 2, key=jr.key(0)), tmp_path, saved, *pairs)
+    out = ours(x, tuple(states))[0] if is_lstm else ours(x, states[0])
+    assert _close(out, y.reshape(-1))
+
+
+def test_a_cell_with_gates_of_pytorch_gru(tmp_path):
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    saved = {x: THEIRS[f"gru.{x}"] for x in names}
+    both = lambda saved, like: ec.lazy(lambda a, b: _joined(a, b))(*saved)
+    ours = _graft(
+        eqx.nn.GRUCell(3, 2, key=jr.key(0)),
+        tmp_path,
+        saved,
+        _pair("weight_ih"),
+        _pair("weight_hh"),
+        (lambda m: m.bias, lambda c: [c.bias_ih, c.bias_hh], both),
+        _pair("bias_n", adapt.take(slice(4, 6)), there="bias_hh"),
+    )
+    x, h = (THEIRS[f"gru.x{i}"] for i in range(2))
+    assert _close(ours(x, h), THEIRS["gru.y"])
+
+
+def _joined(a, b):
+    return jnp.concatenate([a[:4] + b[:4], a[4:]])
+
+
+# ---- BatchNorm, whose statistics are in a State.
+
+
+def _norm_of_torch():
+    own = {x: THEIRS[f"norm.{x}"] for x in ("weight", "bias")}
+    own |= {x: THEIRS[f"norm.running_{x}"] for x in ("mean", "var")}
+    return own, 1e-5, THEIRS["norm.x0"], THEIRS["norm.y"]
+
+
+def _norm_of_keras():
+    names = dict(gamma="weight", beta="bias", moving_mean="mean", moving_variance="var")
+    own = {new: PEERS[f"keras.norm.{x}"] for x, new in names.items()}
+    return own, 1e-3, PEERS["keras.norm.x0"], PEERS["keras.norm.y"]
+
+
+def _norm_of_flax():
+    layer = nn.BatchNorm(use_running_average=True)
+    x = jr.normal(jr.key(1), (2, 3))
+    values = layer.init(jr.key(0), x)
+    values = jax.tree.map(lambda p: jr.uniform(jr.key(p.ndim + 2), p.shape), values)
+    own = {"weight": values["params"]["scale"], "bias": values["params"]["bias"]}
+    return own | values["batch_stats"], 1e-5, x, layer.apply(values, x)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+@pytest.mark.parametrize("peer", [_norm_of_torch, _norm_of_keras, _norm_of_flax])
+def test_batch_norms(tmp_path, peer, mode):
+    """As docs/batchnorm.md does it; and training goes on from the statistics."""
+    saved, eps, x, y = peer()
+    ours = eqx.nn.make_with_state(eqx.nn.BatchNorm)(
+        3, "b", eps, momentum=0.9, mode=mode
+    )
+    index = "ema_state_index" if mode == "ema" else "batch_state_index"
+    flag = "ema_first_time_index" if mode == "ema" else "batch_counter"
+    entry = lambda m, name: m[1].get(getattr(m[0], name))
+    norm, state = _graft(
+        ours,
+        tmp_path,
+        saved,
+        (lambda m: m[0].weight, "weight"),
+        (lambda m: m[0].bias, "bias"),
+        (lambda m: entry(m, index)[0], "mean"),
+        (lambda m: entry(m, index)[1], "var"),
+        fresh=lambda m: entry(m, flag),
+    )
+    value = jnp.array(False) if mode == "ema" else jnp.array(10**6)
+    state = state.set(getattr(norm, flag), value)
+    run = lambda norm, state: jax.vmap(
+        norm, axis_name="b", in_axes=(0, None), out_axes=(0, None)
+    )(x, state)
+    assert _close(run(eqx.nn.inference_mode(norm), state)[0], y)
+    _, state = run(norm, state)
+    mean = 0.9 * saved["mean"] + 0.1 * np.mean(x, 0)
+    var = 0.9 * saved["var"] + 0.1 * np.var(x, 0)
+    after = (x - mean) / np.sqrt(var + eps) * saved["weight"] + saved["bias"]
+    assert _close(run(eqx.nn.inference_mode(norm), state)[0], after)

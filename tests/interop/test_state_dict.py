@@ -2,6 +2,7 @@
 
 import gc
 import io
+import warnings
 import zipfile
 from fractions import Fraction
 
@@ -206,3 +207,61 @@ def test_names_of_others():
         ec.from_state_dict(theirs, like)
     with pytest.raises(ValueError, match="adapter"):
         ec.from_state_dict(theirs, like, rename=[("^x$", lambda saved, like: saved)])
+
+
+def test_tensors_of_pytorch():
+    """Of dtypes that NumPy lacks, views, with gradients; those without elements here
+    are named. It runs where PyTorch is installed."""
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(3, 2)
+    like = eqx.nn.Linear(3, 2, key=jr.key(0))
+    got = ec.from_state_dict(net.state_dict(), like)
+    assert np.array_equal(got.weight, net.weight.detach().numpy())
+    assert np.array_equal(ec.from_state_dict(dict(net.named_parameters()), like).bias,
+                          got.bias)  # fmt: skip
+    x = torch.arange(6.0).reshape(2, 3)
+    values = {
+        "view": (x.T[1:, ::1], np.float32),
+        "half": (x.to(torch.bfloat16), jnp.bfloat16),
+        "small": (x.to(torch.float8_e4m3fn), jnp.float8_e4m3fn),
+        "one": (torch.tensor(3.0), np.float32),
+        "empty": (torch.zeros(0, 3), np.float32),
+        "flag": (x > 2, np.bool_),
+        "long": (torch.arange(3), np.int64),
+        "conj": (torch.tensor([1 + 2j]).conj(), np.complex64),
+    }
+    for name, (tensor, dtype) in values.items():
+        plain = tensor.resolve_conj()
+        wide = plain.float() if plain.dtype.is_floating_point else plain
+        got = ec.from_state_dict({name: tensor}, {name: np.zeros(plain.shape, dtype)})
+        assert got[name].dtype == dtype
+        assert np.array_equal(got[name].astype(wide.numpy().dtype), wide.numpy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # These may go, says PyTorch.
+        quantised = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+        sparse = torch.eye(2).to_sparse()
+    for tensor, match in [
+        (sparse, r"leaf `w`: it is .* give `x.to_dense\(\)`"),
+        (quantised, r"`x.dequantize\(\)`"),
+        (torch.zeros(2, device="meta"), "`meta`, which has no elements"),
+    ]:
+        with pytest.raises(TypeError, match=match):
+            ec.from_state_dict({"w": tensor}, {"w": np.zeros(2)})
+
+
+def test_a_tensor_of_many_processes(tmp_path):
+    torch = pytest.importorskip("torch")
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Replicate
+
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1,))
+        tensor = DTensor.from_local(torch.ones(2), mesh, [Replicate()])
+        with pytest.raises(TypeError, match=r"`DTensor`.*`x.full_tensor\(\)`"):
+            ec.from_state_dict({"w": tensor}, {"w": np.zeros(2)})
+        got = ec.from_state_dict({"w": tensor.full_tensor()}, {"w": jnp.zeros(2)})
+        assert got["w"].tolist() == [1, 1]
+    finally:
+        dist.destroy_process_group()

@@ -52,6 +52,15 @@ FOUND = {
     "merge": "editing",
     "export": "portable",
     "visualize": "view",
+    "nnx": "coming/flax",
+    "linen": "coming/flax",
+    "hwio": "layouts",
+    "convtranspose": "layouts",
+    "tied": "layouts",
+    "running_mean": "batchnorm",
+    "batchnorm": "batchnorm",
+    "quantize": "quantised",
+    "int8": "quantised",
 }
 
 
