@@ -274,7 +274,7 @@ PEERS = [
     Peer(
         "eqx_ckpt",
         "`tree_serialise_leaves` with its `durable=`, `tree_deserialise_leaves`; "
-        "digests are written and verified, Orbax's side files are written.",
+        "digests are written and verified; no files for Orbax are written.",
         _ours(),
         _ours_load(True),
     ),
