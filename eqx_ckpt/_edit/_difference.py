@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _extensions
+from .. import _rooms
 from .._format import _text
 from .._show import _html
 from .._tree import _folding
@@ -87,7 +87,7 @@ class Diff:
 
         **Raises:** `ValueError` if the differences are not known.
         """
-        return _extensions.call("plot", self, ax)
+        return _rooms.plot(self, ax)
 
     def _repr_html_(self) -> str:
         rows = self._rows()

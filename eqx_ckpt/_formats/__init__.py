@@ -4,18 +4,7 @@ an index of what its files say, which is checked as strictly as ours: see SECURI
 The modules are imported when a path is no checkpoint of ours.
 """
 
-from typing import Any
-
-from .. import _extensions
-from .._load._source import Source
-from .._zips._probe import Probe
-
-
-def _read(probe: Probe, like: Any) -> Source | None:
-    """The source of what a probe has found."""
-    from . import _readers
-
-    return _readers.read(probe, like)
+from .. import _rooms
 
 
 # What tells a format in an object store. There a list would be of all below a path, and
@@ -26,5 +15,15 @@ _TELLING = (
     "orbax.checkpoint default/_METADATA state/_METADATA pytree/_METADATA metadata.json "
     "tensorstore_index.json pytorch_model.bin pytorch_model.bin.index.json".split()
 )
-_extensions.add("read_format", _read)
-_extensions.add("names_of_formats", _TELLING)
+
+
+@_rooms.read_format.provide
+def _():
+    from ._readers import read
+
+    return read
+
+
+@_rooms.keys_of_formats.provide
+def _():
+    return lambda: _TELLING

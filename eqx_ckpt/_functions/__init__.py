@@ -6,12 +6,23 @@ Lazy arrays are in `_computed`: the kernel reads them by what they override of
 `LazyArray`.
 """
 
-from .. import _extensions
+from .. import _rooms
 from .._format import _index
-from . import _exporting, _index_functions
-from ._stored_function import Functions
+from . import _index_functions
 
 
-_extensions.add("functions_of", Functions)
-_extensions.add("plan_functions", _exporting.plan)
 _index.OPTIONAL["functions"] = {...: dict}, _index_functions.parse
+
+
+@_rooms.open_functions.provide
+def _():
+    from ._stored_function import Functions
+
+    return Functions
+
+
+@_rooms.plan_functions.provide
+def _():
+    from ._exporting import plan
+
+    return plan

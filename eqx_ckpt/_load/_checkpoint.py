@@ -7,7 +7,7 @@ from typing import Any, TYPE_CHECKING, Unpack
 
 from jaxtyping import PyTree
 
-from .. import _extensions
+from .. import _rooms
 from .._format import _names
 from .._format._index import BaseFacts, SaveFacts
 from .._format._leaves import Leaves
@@ -106,7 +106,7 @@ class Checkpoint(_Base):
     @ft.cached_property
     def functions(self) -> Mapping[str, Any]:
         """The stored functions by name: a mapping to [`Function`][]s."""
-        return _extensions.call("functions_of", self._source)
+        return _rooms.open_functions(self._source)
 
     def __getitem__(self, name: str) -> LazyArray:
         """The leaf of a dotted name. **Raises:** `KeyError` naming the nearest."""
@@ -208,7 +208,7 @@ class Checkpoint(_Base):
             ```
         """
         base = open(path)
-        _extensions.call("check_base", self._source, base._source)
+        _rooms.check_base(self._source, base._source)
         return base
 
     def __repr__(self) -> str:
@@ -216,13 +216,13 @@ class Checkpoint(_Base):
 
     def describe(self, limit: int | None = None) -> str:
         """The checkpoint as a tree, in at most `limit` lines (None: all of them)."""
-        return _extensions.call("text", self, limit)
+        return _rooms.text(self, limit)
 
     def _repr_html_(self) -> str:
-        return _extensions.call("html", self)
+        return _rooms.html(self)
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        return _extensions.call("treescope", self, path, subtree_renderer)
+        return _rooms.treescope(self, path, subtree_renderer)
 
     def __copy__(self) -> "Checkpoint":
         return self
@@ -311,7 +311,7 @@ def match(ckpt: Checkpoint, like: PyTree, options: LoadOptions) -> _match.Match:
     """The leaves of `like` and those of a checkpoint that they stand for."""
     leaves, moved = ckpt._source.index.leaves, lambda name: [name]
     if options.rename is not None:
-        leaves, moved = _extensions.call("renamed", leaves, options.rename)
+        leaves, moved = _rooms.rename_leaves(leaves, options.rename)
     source = resolve_source(ckpt, options.source, leaves, moved)
     return _match.match(leaves, like, options, source, path=ckpt.path)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .. import _extensions
+from .. import _rooms
 from .._format import _view
 from .._format._leaves import Record
 from .._format._view import View
@@ -51,7 +51,7 @@ def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> Re
     is_shared = options.processes != "own" and options.reshard != "read"
     # One process alone reads nothing twice.
     if is_shared and (options.reshard == "devices" or _processes.count() > 1):
-        return _extensions.call("reshard", source, wanted, options)
+        return _rooms.plan_reshard(source, wanted, options)
     return ReadPlan(source, lambda processes: _load_all(source, wanted, options))
 
 

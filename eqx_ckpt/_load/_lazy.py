@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from .. import _extensions
+from .. import _rooms
 from .._format import _template, _view
 from .._format._leaves import Record, Unreadable
 from .._format._template import Template
@@ -318,10 +318,10 @@ class LazyArray(jax.ShapeDtypeStruct):
 
             ```
         """
-        return _extensions.call("plot", self, ax)
+        return _rooms.plot(self, ax)
 
     def _repr_html_(self) -> str:
-        return _extensions.call("html", self)
+        return _rooms.html(self)
 
     def __repr__(self) -> str:
         return f"LazyArray({self.name}: {self._shown()})"

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from jaxtyping import PyTree
 
-from .. import _extensions
+from .. import _rooms
 from .._errors import DamagedError, ReplacedError
 from .._format import _files, _index, _text
 from .._runtime import _log, _processes
@@ -39,11 +39,10 @@ def opened(
         try:
             return open_at(path, like, follow_symlinks)
         except (FileNotFoundError, ValueError) as e:
-            stands_for = _extensions.find("stands_for")
-            if stands_for is None or isinstance(e, (DamagedError, _index.Newer)):
+            if isinstance(e, (DamagedError, _index.Newer)):
                 raise
             is_empty, meant = isinstance(e, FileNotFoundError), None
-            while (other := stands_for(path, is_empty=is_empty)) not in (None, meant):
+            while (other := _rooms.stands_for(path, is_empty)) not in (None, meant):
                 try:
                     return open_at(other, like, follow_symlinks)
                 except FileNotFoundError:
@@ -74,7 +73,7 @@ def open_source(root: Backend, like: PyTree = None) -> Source:
     for a store that has no such bucket, or is elsewhere."""
     kind = root.entry()
     if kind not in (None, "directory"):
-        source = _found(root, like)
+        source = _rooms.find_source(root, like)
         if source is None and kind != "nothing":
             raise FileNotFoundError(
                 f"`{root}` is a file, and not a checkpoint of a format that is read."
@@ -124,7 +123,7 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
     found, and look like another format."""
     source, wrong = None, None
     try:
-        source = _found(root, like)
+        source = _rooms.find_source(root, like)
     except (FileNotFoundError, ValueError) as e:
         wrong = e
     # If it is not there any more, it was deleted while it was looked at.
@@ -132,12 +131,6 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
     if ours is None and isinstance(wrong, ValueError):
         raise wrong
     return ours or source
-
-
-def _found(root: Backend, like: PyTree) -> Source | None:
-    """A checkpoint of one file, or of another format, by what other rooms add."""
-    find = _extensions.find("find_source")
-    return None if find is None else find(root, like)
 
 
 # A call is made at least so often, and again for at least so many seconds.

@@ -3,8 +3,18 @@
 It adds itself to `_run`, which does not import it. Begin with `_near_steps`.
 """
 
-from .. import _extensions
+from .. import _rooms
 
 
-_extensions.add("near_steps", _extensions.later(__name__, "_near_steps", "near_steps"))
-_extensions.add("superseded", _extensions.later(__name__, "_superseded", "paths"))
+@_rooms.near_steps.provide
+def _():
+    from ._near_steps import near_steps
+
+    return near_steps
+
+
+@_rooms.superseded.provide
+def _():
+    from ._superseded import paths
+
+    return paths

@@ -4,8 +4,11 @@ It imports `_load` and what is below it; a load takes it from what is added here
 with `_rename`.
 """
 
-from .. import _extensions
-from . import _renamed
+from .. import _rooms
 
 
-_extensions.add("renamed", _renamed.renamed)
+@_rooms.rename_leaves.provide
+def _():
+    from ._renamed import renamed
+
+    return renamed

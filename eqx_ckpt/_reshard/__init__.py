@@ -3,7 +3,11 @@
 It imports `_load` and what is below it. Begin with `_loads`.
 """
 
-from .. import _extensions
+from .. import _rooms
 
 
-_extensions.add("reshard", _extensions.later(__name__, "_loads", "plan"))
+@_rooms.plan_reshard.provide
+def _():
+    from ._loads import plan
+
+    return plan

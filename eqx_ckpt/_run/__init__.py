@@ -3,8 +3,11 @@
 It imports `_save`, `_load` and what is below them. Begin with `_manager`.
 """
 
-from .. import _extensions
-from . import _run_path
+from .. import _rooms
 
 
-_extensions.add("stands_for", _run_path.stands_for)
+@_rooms.stands_for.provide
+def _():
+    from ._run_path import stands_for
+
+    return stands_for

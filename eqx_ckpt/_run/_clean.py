@@ -5,7 +5,7 @@ import functools as ft
 import os
 from collections.abc import Iterable, Mapping
 
-from .. import _extensions
+from .. import _rooms
 from .._format import _files
 from .._load import _published
 from .._runtime import _arguments, _log
@@ -96,9 +96,8 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
             found |= left
             if left and remove:
                 step.drop_directory()
-    superseded = _extensions.find("superseded")
-    if superseded and isinstance(here, LocalDirectory) and (idle or not remove):
-        over = superseded(here)
+    if isinstance(here, LocalDirectory) and (idle or not remove):
+        over = _rooms.superseded(here)
         found.update(over)
         for path in over if remove else []:
             key = os.path.relpath(path, here.url)

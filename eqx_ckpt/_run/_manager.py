@@ -8,7 +8,7 @@ from typing import Any, overload, TYPE_CHECKING, Unpack
 
 from jaxtyping import PyTree
 
-from .. import _extensions
+from .. import _rooms
 from .._load import _load_options
 from .._load._load_options import FilteredKeywords
 from .._runtime import _arguments, _cleanup, _handlers
@@ -180,7 +180,7 @@ class CheckpointManager:
         self._near = NearSteps(self._saves)
         if (near, near_every, copies) != (None, None, None):
             given = self._saves, near, near_every, copies
-            self._near = _extensions.call("near_steps", *given)
+            self._near = _rooms.near_steps(*given)
         self._signals = Signals(signals)
         weakref.finalize(self, self._saves.forget)
 
@@ -195,7 +195,7 @@ class CheckpointManager:
         return f"CheckpointManager({self._steps.root.url!r})"
 
     def _repr_html_(self) -> str:
-        return _extensions.call("html", self)
+        return _rooms.html(self)
 
     @_arguments.checked(metrics=_MAPPING, metadata=_MAPPING, force=_arguments.FLAG)
     def save(
@@ -383,7 +383,7 @@ class CheckpointManager:
 
         **Returns:** the axes.
         """
-        return _extensions.call("plot", self, ax)
+        return _rooms.plot(self, ax)
 
     @_handlers.pass_through
     def pin(self, step: int) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .. import _extensions
+from .. import _rooms
 from .._format import _files, _index, _json, _schema, _text
 from .._format._journal import StepRow
 from .._load import _published
@@ -80,8 +80,7 @@ class Steps:
         found = _root.resolve(root)
         is_path = isinstance(found, LocalDirectory)
         self.root = _root.resolve(found.target()) if is_path else found
-        store_of = _extensions.find("store_of")
-        self._store = store_of(root) if store_of else None
+        self._store = _rooms.store_of(root)
         self.journal = Journal(self.root, self.directories)
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
         # The names of steps that Orbax has called otherwise than by their number alone,
@@ -569,7 +568,7 @@ class Steps:
 
     def _is_whole(self, step: int) -> bool:
         try:
-            return not _extensions.call("verify", self.path(step))
+            return not _rooms.verify(self.path(step))
         except ValueError:
             return False  # Of another format, which cannot be verified.
 

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
-from .. import _extensions
+from .. import _rooms
 from .._runtime import _arguments, _gc, _log, _threads
 from .._runtime._processes import Processes
 from .._runtime._settings import Setting
@@ -118,7 +118,7 @@ def begin(
         # In an object store this look would cost requests.
         if not root.is_far and run.leads:
             if _open_files.is_archive(root):
-                _extensions.call("check_file", root, options.overwrite)
+                _rooms.check_file(root, options.overwrite)
             else:
                 _path_state.examine(root, options.overwrite)
         base = _reuse.find(planned, run)

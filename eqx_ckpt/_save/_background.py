@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .. import _extensions
+from .. import _rooms
 from .._runtime import _cleanup, _handlers, _log, _threads
 from .._runtime._progress import Count
 from .._storage import _context
@@ -71,7 +71,7 @@ class SaveHandle:
         return f"<SaveHandle of `{self._root}`: {self._state()}>"
 
     def _repr_html_(self) -> str:
-        return _extensions.call("html", self)
+        return _rooms.html(self)
 
     @_handlers.pass_through
     def staged(self) -> None:

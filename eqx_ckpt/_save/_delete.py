@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 
-from .. import _extensions
+from .. import _rooms
 from .._format import _files, _text
 from .._load import _published
 from .._runtime import _handlers, _log
@@ -55,8 +55,7 @@ def _is_file(root: Backend) -> bool:
     at = root.entry()
     if at not in (None, "file") or at is None and not _open_files.is_archive(root):
         return False
-    find = _extensions.find("is_archive")
-    return find is not None and find(root)
+    return _rooms.is_archive(root)
 
 
 @_handlers.pass_through

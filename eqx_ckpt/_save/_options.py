@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import numpy as np
 from jaxtyping import PyTree
 
-from .. import _extensions
+from .. import _rooms
 from .._format._index import BaseFacts
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
@@ -108,7 +108,7 @@ def base_facts(base: Base) -> BaseFacts | None:
     """**Raises:** as `open`; `TypeError` for what is no path."""
     if base is None or isinstance(base, BaseFacts):
         return base
-    return _extensions.call("base_facts", base)
+    return _rooms.base_facts(base)
 
 
 def check(root: Any, options: SaveOptions) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast, NamedTuple
 import equinox as eqx
 from jaxtyping import PyTree
 
-from .. import _extensions
+from .. import _rooms
 from .._format import _index, _json, _record
 from .._format._index import BaseFacts, Index, SaveFacts, StoredFunction
 from .._format._leaves import Leaves, Part
@@ -99,7 +99,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     given, is_wanted = options.functions, options.functions is not None or has_lazies
     if is_wanted and given != "drop" and _processes.leads():
         stored = dict(zip(numbers, leaves))
-        functions = _extensions.call("plan_functions", given, flat, stored)
+        functions = _rooms.plan_functions(given, flat, stored)
     room = _MAX_BYTES if options.max_bytes is None else options.max_bytes
     own = leaves, form, shardings, parts
     made = Plan(root, options, room, *own, facts, functions, has_lazies)

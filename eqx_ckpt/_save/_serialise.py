@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
-from .. import _extensions
+from .. import _rooms
 from .._format import _files, _text
 from .._runtime import _arguments, _gc, _log, _processes, _progress
 from .._runtime._processes import Processes
@@ -204,7 +204,7 @@ def write(
             raise ValueError("Several processes cannot write one file: save to a path.")
         else:
             with _payload.casts(plan.leaves, form):
-                _extensions.call("save_file", plan, count.advance)
+                _rooms.save_file(plan, count.advance)
     if _log.is_on(_log.INFO):
         metadata = options.metadata
         step = metadata.get("step") if isinstance(metadata, dict) else None

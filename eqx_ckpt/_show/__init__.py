@@ -4,9 +4,25 @@
 the kernel. Begin with `_shown`.
 """
 
-from .. import _extensions
+from .. import _rooms
 
 
-# What the command line shows of an index needs no JAX, which this imports.
-for _name in ("text", "html", "treescope"):
-    _extensions.add(_name, _extensions.later(__name__, "_shown", _name))
+@_rooms.text.provide
+def _():
+    from ._shown import text
+
+    return text
+
+
+@_rooms.html.provide
+def _():
+    from ._shown import html
+
+    return html
+
+
+@_rooms.treescope.provide
+def _():
+    from ._shown import treescope
+
+    return treescope

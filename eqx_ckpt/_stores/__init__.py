@@ -8,7 +8,7 @@ import functools as ft
 import importlib
 from typing import Any
 
-from .. import _extensions
+from .. import _rooms
 from .._storage import _context, _root
 from .._storage._backend import Backend
 from . import _remote
@@ -36,4 +36,10 @@ def _resolve(module: str, name: str, path: Any) -> Backend:
 for _scheme, _kind in _KINDS.items():
     _root.KINDS[_scheme] = ft.partial(_resolve, *_kind)
 _context.SPEC.update(_remote.CONTEXT)
-_extensions.add("store_of", _remote.store_of)
+
+
+@_rooms.store_of.provide
+def _():
+    from ._remote import store_of
+
+    return store_of

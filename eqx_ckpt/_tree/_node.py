@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .. import _extensions
+from .. import _rooms
 from .._format import _names, _text, _values
 from . import _folding
 
@@ -163,13 +163,13 @@ class Node:
         return [x for x in (*keys, *static_fields(self)) if x.isidentifier()]
 
     def __repr__(self) -> str:
-        return _extensions.call("text", self, 200)
+        return _rooms.text(self, 200)
 
     def _repr_html_(self) -> str:
-        return _extensions.call("html", self)
+        return _rooms.html(self)
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        return _extensions.call("treescope", self, path, subtree_renderer)
+        return _rooms.treescope(self, path, subtree_renderer)
 
     def __copy__(self) -> "Node":
         return self

@@ -5,10 +5,25 @@ A room around the kernel: a run that asks which of its steps are whole finds it 
 table of additions. It imports `_load` and what is below it. Begin with `_verify`.
 """
 
-from .. import _extensions
-from . import _base, _verify
+from .. import _rooms
 
 
-_extensions.add("verify", _verify.verify)
-_extensions.add("base_facts", _base.facts)
-_extensions.add("check_base", _base.check)
+@_rooms.verify.provide
+def _():
+    from ._verify import verify
+
+    return verify
+
+
+@_rooms.base_facts.provide
+def _():
+    from ._base import facts
+
+    return facts
+
+
+@_rooms.check_base.provide
+def _():
+    from ._base import check
+
+    return check

@@ -3,7 +3,11 @@
 Begin with `_site`.
 """
 
-from .. import _extensions
+from .. import _rooms
 
 
-_extensions.add("plot", _extensions.later(__name__, "_plots", "plot"))
+@_rooms.plot.provide
+def _():
+    from ._plots import plot
+
+    return plot

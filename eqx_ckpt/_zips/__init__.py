@@ -3,11 +3,32 @@
 It imports the kernel, which finds here how one is saved; `_formats` reads them.
 """
 
-from .. import _extensions
-from . import _archive, _probe
+from .. import _rooms
 
 
-_extensions.add("find_source", _probe.find)
-_extensions.add("is_archive", _probe.is_archive)
-_extensions.add("save_file", _archive.save)
-_extensions.add("check_file", _archive.check)
+@_rooms.find_source.provide
+def _():
+    from ._probe import find
+
+    return find
+
+
+@_rooms.is_archive.provide
+def _():
+    from ._probe import is_archive
+
+    return is_archive
+
+
+@_rooms.save_file.provide
+def _():
+    from ._archive import save
+
+    return save
+
+
+@_rooms.check_file.provide
+def _():
+    from ._archive import check
+
+    return check

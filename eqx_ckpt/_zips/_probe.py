@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _extensions
+from .. import _rooms
 from .._errors import DamagedError
 from .._format import _files, _index, _text
 from .._load._source import Source
@@ -45,7 +45,7 @@ def find(root: Backend, like: Any) -> Source | None:
 
     def read() -> Source | None:
         probe = look(root)
-        return None if probe is None else _read(probe, like)
+        return None if probe is None else _rooms.read_format(probe, like)
 
     return _store.look_twice(root, read)
 
@@ -54,15 +54,10 @@ def is_archive(root: Backend) -> bool:
     """Whether what is at a path is a checkpoint of ours, in one file."""
     probe = look(root)
     try:
-        source = None if probe is None else _read(probe, None)
+        source = None if probe is None else _rooms.read_format(probe, None)
     except ValueError:
         return False
     return source is not None and source.place is not None
-
-
-def _read(probe: Probe, like: Any) -> Source | None:
-    read = _extensions.find("read_format")
-    return None if read is None else read(probe, like)
 
 
 def refusal(root: Backend, error: ValueError) -> ValueError:
@@ -96,7 +91,7 @@ def names_in(root: Backend) -> frozenset[str]:
             return frozenset(root.list_top() or ())
         except NotADirectoryError:
             return frozenset()
-    telling = [_files.DIGESTS, *(_extensions.find("names_of_formats") or ())]
+    telling = [_files.DIGESTS, *_rooms.keys_of_formats()]
     jobs = [ft.partial(root.has, key) for key in telling]
     there = zip(telling, _threads.gather(jobs, len(jobs), waiting=True))
     return frozenset(key.partition("/")[0] for key, is_there in there if is_there)

@@ -57,16 +57,13 @@ def test_what_a_reader_does_not_take_is_not_published(tmp_path, monkeypatch, to)
     before = files_of(tmp_path)
 
     def make(call):
-        def twice(name, *args):
-            out = call(name, *args)
-            if name != "plan_functions":
-                return out
-            rows = out.items()
+        def twice(*args):
+            rows = call(*args).items()
             return {name: (f._replace(leaves=[0, 0]), data) for name, (f, data) in rows}
 
         return twice
 
-    inside.wrap(monkeypatch, "call a room around the kernel", make)
+    inside.wrap(monkeypatch, "plan the functions of a save", make)
     with pytest.raises(RuntimeError, match="cannot be read: .*Nothing was saved"):
         save(path, {**TREE, "w": jnp.zeros(3)}, functions={"f": SHIFT})
     assert files_of(tmp_path) == before

@@ -1,0 +1,110 @@
+"""Hooks: the functions that rooms around the kernel provide to it.
+
+The kernel never imports those rooms. It calls a hook below, and the room that provides
+the hook does so when the package is imported. A type checker follows both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NoReturn, ParamSpec, TYPE_CHECKING, TypeVar
+
+
+if TYPE_CHECKING:
+    from ._edit._difference import Diff
+    from ._format._index import BaseFacts
+    from ._format._leaves import Leaves
+    from ._load._checkpoint import Checkpoint
+    from ._load._fetch import LeafRead, ReadPlan
+    from ._load._lazy import LazyArray
+    from ._load._load_options import LoadOptions
+    from ._load._source import Source
+    from ._run._hooks import NearSteps
+    from ._run._manager import CheckpointManager
+    from ._run._saves import Saves
+    from ._runtime._progress import Advance
+    from ._save._options import Functions
+    from ._save._payload import PlannedFunctions, PlannedLeaf
+    from ._save._plan import Plan
+    from ._storage._backend import Backend
+    from ._stores._remote import Store
+    from ._tree._flatten import Flat
+    from ._tree._node import Node
+    from ._verify._scan import Problem
+    from ._zips._probe import Probe
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Hook(Generic[P, T]):
+    """A function that a room provides. Until then a call is one of `otherwise`."""
+
+    def __init__(self, otherwise: Callable[P, T]):
+        self._load: Callable[[], Callable[P, T]] = lambda: otherwise
+
+    def provide(self, load: Callable[[], Callable[P, T]]) -> Callable[[], Any]:
+        """Decorates a function that imports the function of the room, and returns it.
+        Each call of the hook begins with that."""
+        self._load = load
+        return load
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._load()(*args, **kwargs)
+
+
+def _without(room: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"Without `eqx_ckpt.{room}` this cannot be done.")
+
+    return refuse
+
+
+# ---- Loads and open checkpoints.
+
+# The checkpoint of one file, or of another library, at a path.
+find_source: Hook[[Backend, Any], Source | None] = Hook(lambda root, like: None)
+# A checkpoint of another library, and the keys that tell such a one in a store.
+read_format: Hook[[Probe, Any], Source | None] = Hook(lambda probe, like: None)
+keys_of_formats: Hook[[], Sequence[str]] = Hook(lambda: ())
+# What a path without a checkpoint stands for, such as the newest step of a run.
+stands_for: Hook[[Any, bool], Any] = Hook(lambda path, is_empty: None)
+rename_leaves: Hook[[Leaves, Any], tuple[Leaves, Callable[[str], list[str]]]] = Hook(
+    _without("_rename")
+)
+plan_reshard: Hook[[Source, Sequence[LeafRead], LoadOptions], ReadPlan] = Hook(
+    _without("_reshard")
+)
+open_functions: Hook[[Source], Mapping[str, Any]] = Hook(_without("_functions"))
+verify: Hook[[Any], list[Problem]] = Hook(_without("_verify"))
+check_base: Hook[[Source, Source], None] = Hook(_without("_verify"))
+
+# ---- Saves.
+
+base_facts: Hook[[str | os.PathLike[str] | Checkpoint], BaseFacts] = Hook(
+    _without("_verify")
+)
+plan_functions: Hook[[Functions, Flat, dict[int, PlannedLeaf]], PlannedFunctions] = (
+    Hook(_without("_functions"))
+)
+save_file: Hook[[Plan, Advance], None] = Hook(_without("_zips"))
+check_file: Hook[[Backend, bool], None] = Hook(_without("_zips"))
+is_archive: Hook[[Backend], bool] = Hook(lambda root: False)
+
+# ---- Runs.
+
+# The user and the password of a URL are in no path: the store has them.
+store_of: Hook[[str | os.PathLike[str]], Store | None] = Hook(lambda path: None)
+near_steps: Hook[
+    [Saves, str | os.PathLike[str] | None, int | None, int | None], NearSteps
+] = Hook(_without("_near"))
+superseded: Hook[[Backend], list[str]] = Hook(lambda directory: [])
+
+# ---- People.
+
+text: Hook[[Checkpoint | Node, int | None], str] = Hook(_without("_show"))
+html: Hook[[Any], str] = Hook(_without("_show"))
+treescope: Hook[[Checkpoint | Node, Any, Any], Any] = Hook(_without("_show"))
+plot: Hook[[LazyArray | Diff | CheckpointManager, Any], Any] = Hook(_without("_view"))
