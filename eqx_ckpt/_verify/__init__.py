@@ -1,8 +1,8 @@
 """`verify`: every byte of a save, compared with what was saved; and a save, compared
 with the base that another one names.
 
-A room around the kernel: a run that asks which of its steps are whole finds it by the
-table of additions. It imports `_load` and what is below it. Begin with `_verify`.
+A room around the kernel: a run asks it by a hook which of its steps are
+whole. It imports `_load` and what is below it. Begin with `_verify`.
 """
 
 from .. import _rooms

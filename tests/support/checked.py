@@ -27,7 +27,11 @@ _functions = ast.FunctionDef, ast.AsyncFunctionDef
 def _decorate(body: list[ast.stmt]) -> None:
     for node in body:
         if isinstance(node, _functions):
-            node.decorator_list.append(_CHECK)
+            # Beartype knows no `*args: P.args`.
+            if not isinstance(
+                getattr(node.args.vararg, "annotation", 0), ast.Attribute
+            ):
+                node.decorator_list.append(_CHECK)
         elif isinstance(node, ast.ClassDef):
             _decorate(node.body)
             if any("dataclass" in ast.unparse(x) for x in node.decorator_list):

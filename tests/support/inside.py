@@ -68,7 +68,7 @@ CALLS = {
     "is on the CPU": "_tree._host_copy._on_cpu",
     "bytes of an array": "_tree._host_copy.to_host",
     "bytes of regions": "_tree._host_copy.to_host_by_regions",
-    "read as another format": "_rooms.read_format",
+    "read as another format": "_formats._readers.read",
     "make a record": "_format._leaves.Leaves.record",
     "read digests": "_load._source.read_beside",
     "read leaves": "_load._fetch.load",
