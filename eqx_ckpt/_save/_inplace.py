@@ -11,31 +11,35 @@ from .._load import _published
 from .._storage import _store
 from .._storage._local import LocalDirectory
 from . import _leftovers
-from ._transaction import discard, Transaction, unpublished
+from ._transaction import DirectoryTransaction, discard, unpublished
 
 
-def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-    root: LocalDirectory = save.root
-    staged = _files.staged(save.own, _files.INDEX)
-    with unpublished(root):
-        root.write(staged, [index], sync)
-        if sync:
-            root.sync_directories([save.own, "d", ""])
-            root.sync_above(save.made)
-    # Whoever replaces what is at the path holds the lock of what is there.
-    with contextlib.ExitStack() as held:
-        save.lock(held)
-        # A save that begins after the commit is not among these.
-        others = {*_published.saves(root)} - {save.save}
-        what = _files.INDEX, index, save.found.file, staged
-        save.commit(ft.partial(root.replace, *what), index)
-        with save.committed():
+class InPlace(DirectoryTransaction):
+    def begin(self, held: contextlib.ExitStack) -> None:
+        self.make(self.root.below(self.own), held)
+
+    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+        root: LocalDirectory = self.root
+        staged = _files.staged(self.own, _files.INDEX)
+        with unpublished(root):
+            root.write(staged, [index], sync)
             if sync:
-                root.sync_directories([""])
-            _delete_side(root, save.found.entries)
-            for other in others:
-                # Unless it is being written.
-                _leftovers.delete_abandoned(root.below(f"d/{other}"))
+                root.sync_directories([self.own, "d", ""])
+                root.sync_above(self.made)
+        # Whoever replaces what is at the path holds the lock of what is there.
+        with contextlib.ExitStack() as held:
+            self.lock(held)
+            # A save that begins after the commit is not among these.
+            others = {*_published.saves(root)} - {self.save_id}
+            what = _files.INDEX, index, self.found.file, staged
+            self.commit(ft.partial(root.replace, *what), index)
+            with self.committed():
+                if sync:
+                    root.sync_directories([""])
+                _delete_side(root, self.found.entries)
+                for other in others:
+                    # Unless it is being written.
+                    _leftovers.delete_abandoned(root.below(f"d/{other}"))
 
 
 def delete_outdated(root: LocalDirectory) -> None:

@@ -18,18 +18,45 @@ from ._path_state import claimed
 from ._transaction import discard, Transaction
 
 
-def begin(save: Transaction) -> None:
-    save.undo.callback(discard, save.root, save.own)
-    save.root.check_conditions(f"{save.own}/digests")
+class InStore(Transaction):
+    def begin(self, held: contextlib.ExitStack) -> None:
+        self.undo.callback(discard, self.root, self.own)
+        self.root.check_conditions(f"{self.own}/digests")
+
+    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+        root: ObjectStore = self.root
+        before = self.found.file
+        _store.gather(root, [ft.partial(root.write, key, [side[key]]) for key in side])
+        self.commit(lambda: root.replace(_files.INDEX, index, before), index)
+        with self.committed():
+            with contextlib.suppress(OSError, ValueError):
+                root.delete_files(self._outdated(side))
+
+    def _outdated(self, side: Mapping[str, bytes]) -> list[str]:
+        """The files that were there before, and that nothing refers to any more. A save
+        that has begun meanwhile has none: it would find this index."""
+        tops = {key.partition("/")[0] for key in side}
+        gone = {*_files.SIDE, _files.CLAIM} - tops
+        out = []
+        for key in self.found.keys:
+            top, _, inside = key.partition("/")
+            other, slash, _ = inside.partition("/")
+            is_data = top == "d" and slash and _index.is_save_id(other)
+            is_old = is_data and other != self.save_id
+            if top in gone or is_old or key == _files.SIGNATURE:
+                out.append(key)
+        return out
 
 
-def claim(save: Transaction) -> None:
+class Claimed(InStore):
     """Takes a path for files that have the same names in every save, in a store that
     cannot write them elsewhere and rename them: a path takes one save, ever."""
-    save.found = save.found._replace(keys=(*save.found.keys, _files.CLAIM))
-    if not save.root.replace(_files.CLAIM, save.save.encode(), None):
-        raise claimed(save.root)
-    save.undo.callback(_unclaim, save.root)
+
+    def begin(self, held: contextlib.ExitStack) -> None:
+        self.found = self.found._replace(keys=(*self.found.keys, _files.CLAIM))
+        if not self.root.replace(_files.CLAIM, self.save_id.encode(), None):
+            raise claimed(self.root)
+        self.undo.callback(_unclaim, self.root)
 
 
 def _unclaim(root: ObjectStore) -> None:
@@ -37,29 +64,3 @@ def _unclaim(root: ObjectStore) -> None:
         # There was nothing at the path: all is ours but what others save below it.
         if root.below(key).read(_files.INDEX) is None:
             discard(root, key)
-
-
-def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-    root: ObjectStore = save.root
-    before = save.found.file
-    _store.gather(root, [ft.partial(root.write, key, [side[key]]) for key in side])
-    save.commit(lambda: root.replace(_files.INDEX, index, before), index)
-    with save.committed():
-        with contextlib.suppress(OSError, ValueError):
-            root.delete_files(_outdated(save, side))
-
-
-def _outdated(save: Transaction, side: Mapping[str, bytes]) -> list[str]:
-    """The files that were there before, and that nothing refers to any more. A save
-    that has begun meanwhile has none: it would find this index."""
-    tops = {key.partition("/")[0] for key in side}
-    gone = {*_files.SIDE, _files.CLAIM} - tops
-    out = []
-    for key in save.found.keys:
-        top, _, inside = key.partition("/")
-        other, slash, _ = inside.partition("/")
-        is_data = top == "d" and slash and _index.is_save_id(other)
-        is_old = is_data and other != save.save
-        if top in gone or is_old or key == _files.SIGNATURE:
-            out.append(key)
-    return out

@@ -3,14 +3,13 @@
 A save writes its data under its own save id. Then it writes the index, on condition
 that the index is still the one it found: this is the commit. Then it deletes the data
 of other saves. Where files have fixed names (with `layout="zarr"`, or for Orbax), the
-save is written beside the path, and the two directories change places. These are the
-strategies: `_inplace`, or `_instore` in an object store, and `_swapped`. A checkpoint
-of one file is of `_zips`.
+save is written beside the path, and the two directories change places. Each strategy is
+a class of transactions: `_inplace`, or `_instore` in an object store, and `_swapped`. A
+checkpoint of one file is of `_zips`.
 """
 
 import contextlib
 import json
-import secrets
 import time
 from collections.abc import Mapping
 
@@ -19,8 +18,11 @@ from .._format._index import Index
 from .._runtime._processes import Processes
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
-from . import _inplace, _instore, _leftovers, _path_state, _swapped
+from . import _leftovers, _path_state, _swapped
+from ._inplace import InPlace
+from ._instore import Claimed, InStore
 from ._options import SaveOptions
+from ._swapped import Swapped
 from ._transaction import Transaction
 
 
@@ -36,27 +38,20 @@ def begin(
     swaps = options.orbax or "zarr" in (options.layout, found.layout)
     if swaps:
         _swapped.check(root, found)
-    undo = held.enter_context(contextlib.ExitStack())
-    number = secrets.token_hex(8)
-    begun, own = (root, root, number, found, undo), f"d/{number}"
-    if not isinstance(root, LocalDirectory):
-        save = Transaction(*begun, _instore.put, own)
-        (_instore.claim if swaps else _instore.begin)(save)
-    elif swaps:
-        save = Transaction(*begun, _swapped.put, own)
-        save.work = _leftovers.directory_of(root, save.save)
-        save.make(save.work, held)
+    if isinstance(root, LocalDirectory):
+        kind = Swapped if swaps else InPlace
     else:
-        save = Transaction(*begun, _inplace.put, own)
-        save.make(root.below(own), held)
+        kind = Claimed if swaps else InStore
+    txn = kind(root, found, held.enter_context(contextlib.ExitStack()))
+    txn.begin(held)
     if swaps and options.layout == "ocdbt":
-        save.work.make_directories([own])
-    return save
+        txn.work.make_directories([txn.own])
+    return txn
 
 
-def tell(save: Transaction) -> bytes:
+def announce(txn: Transaction) -> bytes:
     """A transaction, as process 0 tells the others of it."""
-    return json.dumps([save.save, save.work != save.root]).encode()
+    return json.dumps([txn.save_id, txn.work != txn.root]).encode()
 
 
 _TOLD = _schema.ID, bool
@@ -64,7 +59,9 @@ _TOLD = _schema.ID, bool
 _SHOWN = 30
 
 
-def told(root: Backend, word: bytes, processes: Processes) -> tuple[Backend, str]:
+def await_location(
+    root: Backend, word: bytes, processes: Processes
+) -> tuple[Backend, str]:
     """Where the others write, once the place is there: the directory, and that of the
     save in it.
 
@@ -92,13 +89,13 @@ def told(root: Backend, word: bytes, processes: Processes) -> tuple[Backend, str
 
 
 def publish(
-    save: Transaction, index: Index, side: Mapping[str, bytes], sync: bool
+    txn: Transaction, index: Index, side: Mapping[str, bytes], sync: bool
 ) -> None:
     """Makes what a save has written, with this index and these files for other readers,
     the checkpoint at its path."""
     is_zarr = index.layout == "zarr"
-    save.last = _files.DIGESTS if is_zarr else f"{save.own}/digests"
-    save.put(save, encoded(index), side, sync)
+    txn.last = _files.DIGESTS if is_zarr else f"{txn.own}/digests"
+    txn.publish(encoded(index), side, sync)
 
 
 def encoded(index: Index) -> bytes:

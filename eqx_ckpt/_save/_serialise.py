@@ -232,20 +232,20 @@ def _write_directory(
     layout = _plan.LAYOUTS[options.layout]
     own = b"" if processes.count == 1 else _agree.account(plan)
     accounts = processes.gather(own, alike=True)
-    begun = index = None
+    txn = index = None
     side = {}
     leads = processes.leads
     if leads and len(set(accounts)) == 1:
         with unpublished(root, form.nbytes):
-            begun = _publish.begin(root, options, held)
+            txn = _publish.begin(root, options, held)
             if processes.count > 1:
-                begun.work.make_directories([begun.own])
-    at = None if begun is None else (begun.work, begun.own)
+                txn.work.make_directories([txn.own])
+    at = None if txn is None else (txn.work, txn.own)
     if processes.count > 1:
-        word = processes.broadcast(b"" if begun is None else _publish.tell(begun))
+        word = processes.broadcast(b"" if txn is None else _publish.announce(txn))
         if not word:
             _agree.explain(plan, processes)
-        at = at or _publish.told(root, word, processes)
+        at = at or _publish.await_location(root, word, processes)
     assert at is not None
     into = _destination(plan, *at, held)
     kept = _layout.NOTHING if base is None else _reuse.keep(base, plan, into)
@@ -266,18 +266,18 @@ def _write_directory(
             state = _notes.write_own(options.own, save, into)
         states = [state] if state else []
         words = processes.gather(json.dumps([note, state]).encode())
-        if begun is not None:
+        if txn is not None:
             if processes.count > 1:
                 files, states = _notes.see(save, layout, files, words, into)
             written = layout.finish(save, files, into)
-            index, side = _plan.index_of(plan, begun.save, written, states)
+            index, side = _plan.index_of(plan, txn.save_id, written, states)
             if plan.functions:
                 into.work.make_directories([into.own])
                 links = {} if base is None else _reuse.functions(base)
                 write_functions(plan, into, links)
             into.settle()
-    if begun is not None and index is not None:
-        _publish.publish(begun, index, side, options.durable)
+    if txn is not None and index is not None:
+        _publish.publish(txn, index, side, options.durable)
     processes.broadcast()
     return into.own.rpartition("/")[2]
 

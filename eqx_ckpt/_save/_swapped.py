@@ -6,14 +6,16 @@ import contextlib
 import errno
 import functools as ft
 import os
+import stat
 from collections.abc import Mapping
 
 from .._format import _files, _text
 from .._storage import _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
+from . import _leftovers
 from ._path_state import foreign, own_entries, PathState, replaced
-from ._transaction import discard, Transaction, unpublished
+from ._transaction import DirectoryTransaction, discard, unpublished
 
 
 def check(root: Backend, found: PathState) -> None:
@@ -40,49 +42,53 @@ def check(root: Backend, found: PathState) -> None:
         )
 
 
-def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-    root, work, replaces = save.root, save.work, bool(save.found.entries)
-    with unpublished(root):
-        _complete(save, index, side, sync)
-    with contextlib.ExitStack() as held:
-        if replaces:
-            save.lock(held)
-            if not _store.is_still(root, _files.INDEX, save.found.file):
-                raise replaced(root, save.found)
-            check(root, save.found)
-            step = ft.partial(work.exchange, root)
-        else:
-            save.check_there()
-            step = ft.partial(work.rename, root, save.mode)
-        try:
-            save.commit(step, index)
-        except OSError as e:
-            refused = None if save.is_committed else _refused(root, e, replaces)
-            if refused is None:
-                raise
-            raise refused from e
-        with save.committed():
-            if sync:
-                root.sync_above(save.made)
+class Swapped(DirectoryTransaction):
+    def begin(self, held: contextlib.ExitStack) -> None:
+        self.work = _leftovers.directory_of(self.root, self.save_id)
+        self.make(self.work, held)
+
+    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+        root, work, replaces = self.root, self.work, bool(self.found.entries)
+        with unpublished(root):
+            self._complete(index, side, sync)
+        with contextlib.ExitStack() as held:
             if replaces:
-                # What came in since it was listed is not ours to delete.
-                for name in set(work.list_top() or {}) - own_entries(save.found.names):
-                    work.below(name).rename(root.below(name))
-                discard(work)
+                self.lock(held)
+                if not _store.is_still(root, _files.INDEX, self.found.file):
+                    raise replaced(root, self.found)
+                check(root, self.found)
+                step = ft.partial(work.exchange, root)
+            else:
+                self.check_there()
+                mode = stat.S_IMODE(self.stat.st_mode)
+                step = ft.partial(work.rename, root, mode)
+            try:
+                self.commit(step, index)
+            except OSError as e:
+                refused = None if self.is_committed else _refused(root, e, replaces)
+                if refused is None:
+                    raise
+                raise refused from e
+            with self.committed():
+                if sync:
+                    root.sync_above(self.made)
+                if replaces:
+                    # What came in since it was listed is not ours to delete.
+                    ours = own_entries(self.found.names)
+                    for name in set(work.list_top() or {}) - ours:
+                        work.below(name).rename(root.below(name))
+                    discard(work)
 
-
-def _complete(
-    save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool
-) -> None:
-    work: LocalDirectory = save.work
-    inside = {key.rpartition("/")[0] for key in side}
-    work.make_directories(inside)
-    for key, value in side.items():
-        work.write(key, [value], sync)
-    work.write(_files.INDEX, [index], sync)
-    if sync:
-        inner = [save.own, "d"] if work.is_directory(save.own) else []
-        work.sync_directories([*inner, *inside, ""])
+    def _complete(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+        work: LocalDirectory = self.work
+        inside = {key.rpartition("/")[0] for key in side}
+        work.make_directories(inside)
+        for key, value in side.items():
+            work.write(key, [value], sync)
+        work.write(_files.INDEX, [index], sync)
+        if sync:
+            inner = [self.own, "d"] if work.is_directory(self.own) else []
+            work.sync_directories([*inner, *inside, ""])
 
 
 # What the system says of two directories that it cannot exchange; and of a place that

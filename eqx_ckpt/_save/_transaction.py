@@ -1,9 +1,10 @@
 """A transaction: what a save has written, and nobody reads before its commit."""
 
+import abc
 import contextlib
-import dataclasses
 import errno
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,66 +16,33 @@ from . import _leftovers
 from ._path_state import PathState, replaced
 
 
-@dataclasses.dataclass
-class Transaction:
-    """Where a save is written, `work`, and where it goes, `root`: a `Backend` each.
+class Transaction(abc.ABC):
+    """A save that is written in `work`, and whose commit puts it at `root`: a `Backend`
+    each. There is a class for each way to publish.
 
-    `own` is the directory of the save in `work`. `put` commits it in one step: see the
-    modules of the strategies. `undo` deletes what
-    is written, until the save gets to that step. `made` are the directories that were
-    not there before; `last` is a file that was written last.
+    `own` is the directory of the save in `work`, `last` a file that is written last.
+    `undo` deletes what is written, until the save gets to its commit.
     """
 
-    root: Any
-    work: Any
-    save: str
-    found: PathState
-    undo: contextlib.ExitStack
-    put: Callable[["Transaction", bytes, Mapping[str, bytes], bool], None]
-    own: str = ""
-    made: list[LocalDirectory] = dataclasses.field(default_factory=list)
-    last: str = ""
-    # Of a directory that is written beside its path: the mode it is to have there.
-    mode: int | None = None
     # Whether what has failed came with the commit, or after it.
-    is_committed: bool = False
-    # Whether its directory is the one that it has made.
-    is_there: Callable[[], bool] = lambda: True
+    is_committed = False
+    last = ""
 
-    def make(self, own: LocalDirectory, held: contextlib.ExitStack) -> None:
-        """Makes the directory `own` to write in, and holds its lock until the end of
-        `held`, which tells others that its writer lives."""
-        for leftover in _leftovers.beside(self.root):
-            _leftovers.delete_abandoned(leftover)
-        self.made = own.missing()
-        for directory in reversed(self.made):
-            self.undo.callback(directory.drop_directory)
-        self.undo.callback(discard, own)
-        made = own.made(is_aside=self.work != self.root)
-        self.mode, self.is_there = held.enter_context(made)
+    def __init__(self, root: Any, found: PathState, undo: contextlib.ExitStack):
+        self.root: Any = root
+        self.save_id = secrets.token_hex(8)
+        self.found, self.undo = found, undo
+        self.own = f"d/{self.save_id}"
+        self.work: Any = root
 
-        def explain(_: Any, error: BaseException | None, *traceback: Any) -> None:
-            if isinstance(error, FileNotFoundError) and not self.is_committed:
-                if own.entry() == "nothing":
-                    raise replaced(self.root, self.found) from error
+    @abc.abstractmethod
+    def begin(self, held: contextlib.ExitStack) -> None:
+        """Makes a place to write in, which is held until the end of `held`."""
 
-        held.push(explain)
-
-    def lock(self, held: contextlib.ExitStack) -> None:
-        """Holds the lock of writers at the root until the end of `held`, around the
-        commit and what follows."""
-        with unpublished(self.root):
-            try:
-                held.enter_context(self.root.lock(wait=True))
-            except FileNotFoundError:
-                raise replaced(self.root, self.found) from None
-            self.check_there()
-
-    def check_there(self) -> None:
-        """**Raises:** `RuntimeError` unless what was written is there: before the
-        commit, and under the lock of writers where there is one."""
-        if not self.is_there() or self.last and not self.work.has(self.last):
-            raise replaced(self.root, self.found)
+    @abc.abstractmethod
+    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+        """Makes what is written, with this index and these files for other readers, the
+        checkpoint at the root: in one step, which goes through `commit`."""
 
     def commit(self, step: Callable[[], bool | None], index: bytes = b"") -> None:
         """Takes the one step that commits, and undoes the save if that has failed. An
@@ -133,6 +101,46 @@ class Transaction:
             )
         error.add_note(note)
         return error
+
+
+class DirectoryTransaction(Transaction):
+    """A transaction that is written in a directory, whose lock tells others that its
+    writer lives. `made` are the directories that were not there before."""
+
+    def make(self, directory: LocalDirectory, held: contextlib.ExitStack) -> None:
+        """Makes the directory to write in, and holds its lock until `held` ends."""
+        for leftover in _leftovers.beside(self.root):
+            _leftovers.delete_abandoned(leftover)
+        self.made = directory.missing()
+        for missing in reversed(self.made):
+            self.undo.callback(missing.drop_directory)
+        self.undo.callback(discard, directory)
+        self.directory = directory
+        made = directory.made(is_aside=self.work != self.root)
+        self.stat = held.enter_context(made)
+
+        def explain(_: Any, error: BaseException | None, *traceback: Any) -> None:
+            if isinstance(error, FileNotFoundError) and not self.is_committed:
+                if directory.entry() == "nothing":
+                    raise replaced(self.root, self.found) from error
+
+        held.push(explain)
+
+    def lock(self, held: contextlib.ExitStack) -> None:
+        """Holds the lock of writers at the root until the end of `held`, around the
+        commit and what follows."""
+        with unpublished(self.root):
+            try:
+                held.enter_context(self.root.lock(wait=True))
+            except FileNotFoundError:
+                raise replaced(self.root, self.found) from None
+            self.check_there()
+
+    def check_there(self) -> None:
+        """**Raises:** `RuntimeError` unless what was written is there: before the
+        commit, and under the lock of writers where there is one."""
+        if not self.directory.is_same(self.stat) or not self.work.has(self.last):
+            raise replaced(self.root, self.found)
 
 
 def discard(root: Backend, key: str = "") -> None:

@@ -5,7 +5,6 @@ and each can be put in the place of another, atomically.
 import contextlib
 import dataclasses
 import errno
-import functools as ft
 import itertools as it
 import os
 import pathlib
@@ -332,27 +331,27 @@ class LocalDirectory(Backend):
         return _descriptor.is_locked(self.path)
 
     @contextlib.contextmanager
-    def made(
-        self, is_aside: bool = False
-    ) -> Iterator[tuple[int | None, Callable[[], bool]]]:
-        """Makes the directory and those above it, and holds its lock. What `is_aside`
-        nobody else may look into: yields the mode that it would have otherwise, and a
-        function that says whether it is still what is there."""
+    def made(self, is_aside: bool = False) -> Iterator[os.stat_result]:
+        """Makes the directory and those above it, and holds its lock. Yields its state,
+        by which `is_same` knows it. What `is_aside` nobody else may look into: its mode
+        is then the one that it would have otherwise."""
         path = self.path
         lock = _descriptor.Lock(path, True, self._make)
         with lock:
             fd = lock.descriptor.fileno()
             found = os.fstat(fd)
-            mode = stat.S_IMODE(found.st_mode)
             if is_aside:
                 # Before anything is in it. Nobody can ask what the umask is.
-                os.fchmod(fd, mode & ~0o077)
+                os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~0o077)
             try:
                 _locked[path] = lock.descriptor
-                is_there = ft.partial(_descriptor.is_same, path, found)
-                yield mode if is_aside else None, is_there
+                yield found
             finally:
                 _locked.pop(path, None)
+
+    def is_same(self, made: os.stat_result) -> bool:
+        """Whether the directory that was `made` is still what is there."""
+        return _descriptor.is_same(self.path, made)
 
     def _make(self) -> Descriptor:
         """Makes the directory, unless it is there, and opens it."""

@@ -5,12 +5,11 @@ takes the place of what is there, atomically.
 import contextlib
 import io
 import os
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 from .._save import _leftovers, _path_state
-from .._save._transaction import discard, Transaction, unpublished
+from .._save._transaction import DirectoryTransaction, discard, unpublished
 from .._storage import _descriptor
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
@@ -38,37 +37,48 @@ def publish(
             raise _came(root)
         return
     path = root.real()
-    assert isinstance(path, LocalDirectory)
-    number = secrets.token_hex(8)
-    work = _leftovers.directory_of(path, number)
-
-    def put(save: Transaction, *_: object) -> None:
-        directory, key = path.split()
-        save.last = "file"
-        save.check_there()
-        stamp = work.stamp("file")
-        save.is_saved = lambda index: directory.stamp(key) == stamp
-        save.commit(lambda: work.below("file").rename(path, overwrite=overwrite))
-        with save.committed():
-            if sync:
-                path.sync_above(save.made)
-
     with contextlib.ExitStack() as stack:
         undo = stack.enter_context(contextlib.ExitStack())
-        stack.callback(discard, work)
-        save = Transaction(path, work, number, _path_state.NOTHING, undo, put)
+        txn = OneFile(path, _path_state.NOTHING, undo)
+        txn.overwrite = overwrite
+        stack.callback(discard, txn.work)
         with contextlib.ExitStack() as held:
             with unpublished(root, nbytes):
-                save.make(work, held)
-                with open(f"{work.path}/file", "xb", opener=_descriptor.opener) as file:
+                txn.begin(held)
+                name = f"{txn.work.path}/{txn.last}"
+                with open(name, "xb", opener=_descriptor.opener) as file:
                     write(file)
                     file.flush()
                     if sync:
                         os.fsync(file.fileno())
             try:
-                put(save)
+                txn.publish(b"", {}, sync)
             except FileExistsError:
                 raise _came(root) from None
+
+
+class OneFile(DirectoryTransaction):
+    """Written in a directory beside its path. All is in the file, the index too."""
+
+    last = "file"
+    overwrite = True
+
+    def begin(self, held: contextlib.ExitStack) -> None:
+        self.work = _leftovers.directory_of(self.root, self.save_id)
+        self.make(self.work, held)
+
+    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+        self.check_there()
+        self._stamp = self.work.stamp(self.last)
+        written = self.work.below(self.last)
+        self.commit(lambda: written.rename(self.root, overwrite=self.overwrite))
+        with self.committed():
+            if sync:
+                self.root.sync_above(self.made)
+
+    def is_saved(self, index: bytes) -> bool:
+        directory, key = self.root.split()
+        return directory.stamp(key) == self._stamp
 
 
 def _came(root: Backend) -> FileExistsError:

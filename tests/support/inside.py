@@ -53,7 +53,7 @@ CALLS = {
     "find the latest step": "_run._steps.Steps.latest",
     "write a save": "_save._serialise.write",
     "publish": "_save._publish.publish",
-    "find where others write": "_save._publish.told",
+    "find where others write": "_save._publish.await_location",
     "tell what was written": "_save._notes.tell",
     "plan the functions of a save": "_rooms.plan_functions",
     "delete files at the root of another save": "_save._inplace._delete_side",
@@ -335,7 +335,7 @@ def is_waited_for(handle: Any) -> bool:
 def read_told(path: Any, data: bytes) -> Any:
     """What process 0 tells the others of a save."""
     alone = _found("_runtime._processes.Processes")()
-    return _found("_save._publish.told")(_root(path), data, alone)
+    return _found("_save._publish.await_location")(_root(path), data, alone)
 
 
 def replaced_error() -> type[Exception]:
