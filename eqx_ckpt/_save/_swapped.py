@@ -13,9 +13,8 @@ from .._format import _files, _text
 from .._storage import _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
-from . import _leftovers
 from ._path_state import foreign, own_entries, PathState, replaced
-from ._transaction import DirectoryTransaction, discard, unpublished
+from ._transaction import BesideTransaction, discard, unpublished
 
 
 def check(root: Backend, found: PathState) -> None:
@@ -42,11 +41,7 @@ def check(root: Backend, found: PathState) -> None:
         )
 
 
-class Swapped(DirectoryTransaction):
-    def begin(self, held: contextlib.ExitStack) -> None:
-        self.work = _leftovers.directory_of(self.root, self.save_id)
-        self.make(self.work, held)
-
+class Swapped(BesideTransaction):
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         root, work, replaces = self.root, self.work, bool(self.found.entries)
         with unpublished(root):

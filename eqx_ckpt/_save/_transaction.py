@@ -143,6 +143,17 @@ class DirectoryTransaction(Transaction):
             raise replaced(self.root, self.found)
 
 
+class BesideTransaction(DirectoryTransaction):
+    """A transaction that is written in a directory beside its path."""
+
+    def __init__(self, root: Any, found: PathState, undo: contextlib.ExitStack):
+        super().__init__(root, found, undo)
+        self.work = _leftovers.directory_of(root, self.save_id)
+
+    def begin(self, held: contextlib.ExitStack) -> None:
+        self.make(self.work, held)
+
+
 def discard(root: Backend, key: str = "") -> None:
     """Deletes what is of no use any more, if that can be done."""
     with contextlib.suppress(OSError, ValueError):

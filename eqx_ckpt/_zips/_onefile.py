@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
-from .._save import _leftovers, _path_state
-from .._save._transaction import DirectoryTransaction, discard, unpublished
+from .._save import _path_state
+from .._save._transaction import BesideTransaction, discard, unpublished
 from .._storage import _descriptor
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
@@ -57,15 +57,11 @@ def publish(
                 raise _came(root) from None
 
 
-class OneFile(DirectoryTransaction):
+class OneFile(BesideTransaction):
     """Written in a directory beside its path. All is in the file, the index too."""
 
     last = "file"
     overwrite = True
-
-    def begin(self, held: contextlib.ExitStack) -> None:
-        self.work = _leftovers.directory_of(self.root, self.save_id)
-        self.make(self.work, held)
 
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         self.check_there()
