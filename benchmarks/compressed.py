@@ -1,26 +1,19 @@
 """What `compression` saves of weights, and what it costs.
 
-    python benchmarks/compressed.py [FILE.safetensors] [--rounds N] [--out DIRECTORY]
+    python benchmarks/compressed.py [--short] [--scratch DIRECTORY] [--out DIRECTORY]
 
-Without a file, of those of all-MiniLM-L6-v2 where its package is installed, and else of
-normal numbers. Sizes are of all files, over the bytes of the arrays.
-Speeds are GB/s of the arrays, medians of rounds in turns: saves that are synced,
-verified loads from the page cache, and loads after the files were dropped from it.
-`Blosc` decodes the same chunks, from memory to memory, by numcodecs in as many threads
-as there are cores: into memory that it has used before, and, as each load has to, into
-memory that is new to the process. In brackets are the seconds of all processors
-together for each GB, which other work on the machine does not change much.
+The weights are those of all-MiniLM-L6-v2 where its package is installed, and else
+normal numbers. Sizes are of all files, over the bytes of the arrays. Speeds are GB/s of
+the arrays, medians of rounds in turns: saves that are synced, verified loads from the
+page cache, and loads after the files were dropped from it. In brackets are the seconds
+of all processors together for each GB, which other work does not change much.
 """
 
-import argparse
-import concurrent.futures as cf
 import importlib.util
 import os
 import pathlib
 import shutil
 import statistics
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -28,11 +21,11 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import counters
 import jax
 import jax.numpy as jnp
-import numcodecs
 import numpy as np
-import pages
+import program
 
 import eqx_ckpt as ec
 
@@ -46,26 +39,16 @@ class _Time(NamedTuple):
     cpu: float
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", nargs="?")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--short", action="store_true", help="one round")
-    parser.add_argument("--scratch")
-    parser.add_argument("--out", type=pathlib.Path, help="where compressed.json goes")
-    args = parser.parse_args()
-    file = args.file or _real()
+def measure(short: bool, scratch: pathlib.Path) -> Any:
+    file = _real()
     weights = _weights(file)
-    rounds = 1 if args.short else args.rounds
+    rounds = 1 if short else 9
     rows = []
-    with tempfile.TemporaryDirectory(dir=args.scratch) as directory:
-        for dtype in (jnp.float32, jnp.bfloat16):
-            tree = {name: x.astype(dtype) for name, x in weights.items()}
-            for row in _measure(tree, pathlib.Path(directory), rounds):
-                rows.append({"dtype": jnp.dtype(dtype).name, **row})
-    of = file and pathlib.Path(file).name
-    done = {"file": of, "rounds": rounds, "cores": os.cpu_count(), "rows": rows}
-    pages.keep("compressed", done, args.out, "compressed")
+    for dtype in (jnp.float32, jnp.bfloat16):
+        tree = {name: x.astype(dtype) for name, x in weights.items()}
+        for row in _measure(tree, scratch, rounds):
+            rows.append({"dtype": jnp.dtype(dtype).name, **row})
+    return {"file": file and pathlib.Path(file).name, "rounds": rounds, "rows": rows}
 
 
 def _real() -> str | None:
@@ -106,14 +89,9 @@ def _measure(tree: _Tree, scratch: pathlib.Path, rounds: int) -> Iterator[Any]:
             }
             for name, job in jobs.items():
                 if name == "cold":
-                    _drop(path)
+                    counters.evict(path)
                 times[way].setdefault(name, []).append(_timed(job))
-            files = [x for x in path.rglob("*") if x.is_file()]
-            sizes[way] = sum(x.stat().st_size for x in files) / nbytes
-            if way is not None:
-                chunks = _chunks(ec.open(path))
-                for name, is_new in (("blosc", False), ("blosc_new", True)):
-                    times[way].setdefault(name, []).append(_decode(chunks, is_new))
+            sizes[way] = sum(x.stat().st_size for x in counters.files(path)) / nbytes
     for way in WAYS:
         row: dict[str, Any] = {"compression": way, "size": sizes[way]}
         for name, some in times[way].items():
@@ -128,44 +106,5 @@ def _timed(job: Callable[[], Any]) -> _Time:
     return _Time(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def _drop(path: pathlib.Path) -> None:
-    """Takes the files out of the page cache, as far as the system heeds that."""
-    for file in path.rglob("*"):
-        if file.is_file() and hasattr(os, "posix_fadvise"):
-            fd = os.open(file, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-
-
-def _chunks(ckpt: ec.Checkpoint) -> list[bytes]:
-    """The chunks that Blosc has encoded."""
-    chunks = []
-    for lazy in ckpt.leaves.values():
-        values = lazy.store.kvstore
-        keys = [key for key in values.list().result() if key.startswith(b"c")]
-        found = [values.read(key).result().value for key in keys]
-        chunks += [value for value in found if value[:2] == b"\2\1"]
-    return chunks
-
-
-def _decode(chunks: list[bytes], is_new: bool) -> _Time:
-    """How long Blosc itself takes to decode all chunks."""
-    codec, own = numcodecs.Blosc(), threading.local()
-    sizes = [int.from_bytes(value[4:8], "little") for value in chunks]
-    made = []
-
-    def decode(value: bytes, size: int) -> None:
-        if is_new:
-            made.append(codec.decode(value, np.empty(size, np.uint8)))
-            return
-        if not hasattr(own, "buffer"):
-            own.buffer = np.zeros(max(sizes), np.uint8)
-        codec.decode(value, own.buffer[:size])
-
-    numcodecs.blosc.use_threads = False
-    with cf.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return _timed(lambda: list(pool.map(decode, chunks, sizes)))
-
-
 if __name__ == "__main__":
-    main()
+    program.run("compressed", measure, ["compressed"])

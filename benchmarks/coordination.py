@@ -37,7 +37,8 @@ TIMEOUT = 300
 def barrier(_: str, number: int) -> None:
     """One round: process 0 gathers a word of each, and broadcasts an answer."""
     together = ec.Together(number, TIMEOUT)
-    _processes.of_run("barrier", "benchmark", together, "Measuring").decide(bytes)
+    team = _processes.of_run("barrier", "benchmark", together, "Measuring")
+    team.decide(lambda _: b"")
 
 
 def save(path: str, number: int) -> None:
@@ -104,7 +105,7 @@ def client(index: int, count: int, port: int, path: str, times: int) -> None:
     os._exit(0)
 
 
-def measure(count: int, times: int) -> dict[str, list[float]]:
+def measure(count: int, times: int = 10) -> dict[str, list[float]]:
     """For each call the seconds until it is over, and those that process 0 computes;
     and the messages of all to the service, and their bytes."""
     with socket.socket() as s:
@@ -133,21 +134,14 @@ def measure(count: int, times: int) -> dict[str, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, nargs="*", default=[8, 64, 256])
-    parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--short", action="store_true", help="4 processes, 2 calls")
     given = parser.parse_args()
-    counts, times = given.processes, given.times
-    if given.short:
-        counts, times = [4], 2
     print(
         "| processes | call | seconds | in process 0 | for each other process | "
         "messages to it | bytes |"
     )
     print("|" + "---|" * 7)
-    found: dict[int, dict[str, list[float]]] = {}
-    for count in counts:
-        found[count] = measure(count, times)
-        for name, (wall, cpu, messages, nbytes) in found[count].items():
+    for count in given.processes:
+        for name, (wall, cpu, messages, nbytes) in measure(count).items():
             each = 1e3 * cpu / (count - 1)
             print(
                 f"| {count} | {name} | {wall:.3f} s | {cpu:.3f} s | {each:.2f} ms | "

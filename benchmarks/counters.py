@@ -31,11 +31,6 @@ def peak() -> int:
     return 1024 * _fields("/proc/self/status")["VmHWM"]
 
 
-def private() -> int:
-    """Resident memory that is of no file."""
-    return 1024 * _fields("/proc/self/status")["RssAnon"]
-
-
 def written() -> int:
     """The bytes that were written, by system calls."""
     return _fields("/proc/self/io")["wchar"]

@@ -243,7 +243,7 @@ def rows(short: bool, scratch: pathlib.Path, end: float) -> Iterator[tuple[str, 
         if start > end:
             yield name, "left out: the minutes were over"
             continue
-        settings = Settings(scratch / "peers", rounds, cold=False)
+        settings = Settings(scratch / "peers", rounds)
         row = measure.whole(make, _peers(), settings)
         stats = device.memory_stats() or {}
         row["peak on the device"] = stats.get("peak_bytes_in_use")

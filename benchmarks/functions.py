@@ -8,10 +8,8 @@ included; beside it, `model` is the same with the class: a load, and `eqx.filter
 It fails where a limit is exceeded.
 """
 
-import argparse
 import os
 import pathlib
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,7 +21,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import pages
+import program
 
 import eqx_ckpt as ec
 
@@ -102,7 +100,7 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, out
 
 
-def measure(case: Case, order: int, scratch: pathlib.Path) -> dict[str, float]:
+def _measure(case: Case, order: int, scratch: pathlib.Path) -> dict[str, float]:
     model = jax.block_until_ready(case.make())
     path = scratch / f"{case.name}-{order}"
     function = ec.function(forward, case.symbolic, vjp_order=order)
@@ -115,11 +113,8 @@ def measure(case: Case, order: int, scratch: pathlib.Path) -> dict[str, float]:
     both, _ = _timed(lambda: save({"forward": function}))
     again, _ = _timed(lambda: save({"forward": function}))
     jax.clear_caches()
-    read, weights = _timed(lambda: ec.open(path).functions["forward"].read())
-    del weights
     stored = ec.open(path).functions["forward"]
     first, out = _timed(lambda: stored(case.x))
-    second, _ = _timed(lambda: stored(case.x))
     like = eqx.filter_eval_shape(case.make)
     jax.clear_caches()
     run = eqx.filter_jit(forward)
@@ -137,28 +132,19 @@ def measure(case: Case, order: int, scratch: pathlib.Path) -> dict[str, float]:
         "save": plain,
         "export": both - again,
         "save again": again,
-        "read": read,
         "first": first,
         "model": own,
-        "call": second,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--short", action="store_true", help="only the MLP")
-    parser.add_argument("--scratch", type=pathlib.Path)
-    parser.add_argument("--out", type=pathlib.Path, help="where functions.json goes")
-    options = parser.parse_args()
-    cases = CASES[:1] if options.short else CASES
-    rows = []
-    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        for case in cases:
-            for order in (0, 1):
-                row = measure(case, order, pathlib.Path(scratch))
-                rows.append({"name": case.name, "order": order, **row})
-    pages.keep("functions", {"rows": rows}, options.out, "functions")
+def measure(short: bool, scratch: pathlib.Path) -> Any:
+    rows = [
+        {"name": case.name, "order": order, **_measure(case, order, scratch)}
+        for case in CASES[: 1 if short else None]
+        for order in (0, 1)
+    ]
+    return {"rows": rows}
 
 
 if __name__ == "__main__":
-    main()
+    program.run("functions", measure, ["functions"])

@@ -1,14 +1,10 @@
-"""Measures the peers in turns: whole trees in this process, parts and imports in new
-ones."""
+"""Measures the peers in turns: whole trees in this process, parts in new ones."""
 
-import functools as ft
 import gc
 import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,9 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from counters import evict, files, peak, reads, reads_since, reset_peak
-from part import Case, Part
-from peers import Peer
+from counters import files, peak, reads, reads_since, reset_peak
+from peers import Case, Peer
+from program import call
 from workloads import nbytes, Tree
 
 
@@ -26,11 +22,8 @@ Row = dict[str, Any]
 
 
 class Settings(NamedTuple):
-    """`cold`: files are not in the page cache when they are read, else they are."""
-
     scratch: pathlib.Path
     rounds: int
-    cold: bool
 
 
 def _turns(peers: list[Any], rounds: int) -> Iterator[tuple[int, Any]]:
@@ -94,8 +87,6 @@ def _one_turn(
     row["files"] = len(written)
     row["disk"] = sum(file.stat().st_size for file in written)
     like = peer.like(tree)
-    if settings.cold:
-        evict(settings.scratch)
     gc.collect()
     resident = reset_peak()
     before = reads()
@@ -126,11 +117,10 @@ def part(
     make: Callable[[], Tree],
     leaf: str,
     rows: tuple[int, int] | None,
-    parts: list[Part],
     peers: list[Peer],
     settings: Settings,
 ) -> Row:
-    """A leaf, or rows of it, in a new process each time."""
+    """Every peer that can reads a leaf, or rows of it, each time in a new process."""
     tree = make()
     offset = 0
     for name, x in tree.items():
@@ -140,70 +130,29 @@ def part(
     x = tree[leaf]
     case = Case(leaf, x.shape, x.dtype.name, offset, rows)
     expected = np.asarray(case.slice(x)).tobytes()
-    out: dict[str, Row] = {
-        p.name: {"imports": [], "open": [], "first": []} for p in parts
-    }
-    shutil.rmtree(settings.scratch, ignore_errors=True)
+    peers = [peer for peer in peers if peer.part]
+    out: dict[str, Row] = {peer.name: {"open": [], "first": []} for peer in peers}
+    _clean(settings.scratch)
     for peer in peers:
-        if any(p.saved_by == peer.name for p in parts):
-            _clean(settings.scratch / peer.name)
-            peer.save(settings.scratch / peer.name / "checkpoint", tree, True)
+        peer.save(settings.scratch / peer.name, tree, True)
     result = {"leaves": len(tree), "bytes": len(expected), "peers": out}
     del tree, x
-    for _, p in _turns(parts, settings.rounds):
-        if "error" in out[p.name]:
+    program = str(pathlib.Path(__file__).parent / "part.py")
+    for _, peer in _turns(peers, settings.rounds):
+        row = out[peer.name]
+        if "error" in row:
             continue
-        directory = settings.scratch / p.saved_by
-        if settings.cold:
-            evict(directory)
+        path = str(settings.scratch / peer.name)
         try:
-            got = json.loads(
-                _python(
-                    str(pathlib.Path(__file__).parent / "part.py"),
-                    p.name,
-                    str(directory / "checkpoint"),
-                    json.dumps(case._asdict()),
-                )
-            )
+            got = call(program, peer.name, path, json.dumps(case._asdict()))
             assert got.pop("crc") == zlib.crc32(expected), "other bytes were read"
         except Exception as e:
-            out[p.name]["error"] = _error(e)
+            row["error"] = _error(e)
             continue
-        for key in ("imports", "open", "first"):
-            out[p.name][key].append(got.pop(key))
-        out[p.name] |= got
-        if p.maps:
-            out[p.name]["read"] = out[p.name]["requests"] = None
+        for key in ("open", "first"):
+            row[key].append(got.pop(key))
+        row |= got
+        if peer.maps:
+            row["read"] = row["requests"] = None
     shutil.rmtree(settings.scratch)
     return result
-
-
-def imports(settings: Settings) -> Row:
-    """`import equinox` and `import eqx_ckpt`, which imports it, in new processes."""
-    out: dict[str, list[float]] = {"equinox": [], "eqx_ckpt": []}
-    for _, module in _turns(list(out), settings.rounds):
-        code = (
-            f"import time; start = time.perf_counter(); import {module}; "
-            "print(time.perf_counter() - start)"
-        )
-        out[module].append(float(_python("-c", code)))
-    return out
-
-
-@ft.cache
-def _environment() -> dict[str, str]:
-    # Modules are imported as after any installation: from their bytecode.
-    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-
-
-def _python(*arguments: str) -> str:
-    """What a new Python prints last."""
-    got = subprocess.run(
-        [sys.executable, *arguments],
-        env=_environment(),
-        capture_output=True,
-        text=True,
-    )
-    if got.returncode:
-        raise RuntimeError((got.stderr.strip().splitlines() or ["it died"])[-1])
-    return got.stdout.splitlines()[-1]

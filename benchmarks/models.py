@@ -1,26 +1,22 @@
 """Saves and loads of the trees that people have: Modules with the states of optimisers.
 
-    python benchmarks/models.py [NAME...] [--short] [--rounds N] [--times N...]
-                                [--scratch DIRECTORY] [--out DIRECTORY]
+    python benchmarks/models.py [--short] [--scratch DIRECTORY] [--out DIRECTORY]
 
 Each peer has the same arrays, and saves them to the page cache. Widths are small: the
-table is about what a leaf costs, and large leaves are in `python benchmarks L M`. Each
-model is also measured four times as wide (`--times 1 4`), in later calls.
-`flat` is a dict of the leaves by name, which is made before the clock starts; so is
-what safetensors is given. Figures are medians of milliseconds of CPU of the process
-and, in brackets, by the clock: of a first call in a new process, in which JAX has made
-arrays, and of later calls in turns in one process.
+table is about what a leaf costs, and large leaves are in `python benchmarks L M`. Later
+calls are also measured of each model four times as wide. `flat` is a dict of the leaves
+by name, which is made before the clock starts, and which safetensors is given. Figures
+are medians of milliseconds of CPU of the process and, in brackets, by the clock: of a
+first call in a new process, in which JAX has made arrays, and of later calls in turns
+in one process.
 """
 
-import argparse
 import functools as ft
 import itertools
 import json
 import os
 import pathlib
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,7 +30,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
-import pages
+import program
 from peers import PEERS
 
 import eqx_ckpt as ec
@@ -122,32 +118,6 @@ class Llama(eqx.Module):
         self.head = eqx.nn.Linear(width, 1000, use_bias=False, key=b)
 
 
-class Experts(eqx.Module):
-    attention: eqx.nn.MultiheadAttention
-    router: eqx.nn.Linear
-    experts: list[Gated]
-
-    def __init__(self, width: int, count: int, key: jax.Array):
-        a, b, *keys = jr.split(key, count + 2)
-        self.attention = eqx.nn.MultiheadAttention(4, width, key=a)
-        self.router = eqx.nn.Linear(width, count, key=b)
-        self.experts = [Gated(width, width, key) for key in keys]
-
-
-class ViT(eqx.Module):
-    patches: eqx.nn.Conv2d
-    places: jax.Array
-    blocks: list[Block]
-    head: eqx.nn.Linear
-
-    def __init__(self, depth: int, width: int, key: jax.Array):
-        a, b, c, *keys = jr.split(key, depth + 3)
-        self.patches = eqx.nn.Conv2d(3, width, 16, 16, key=a)
-        self.places = jr.normal(b, (197, width))
-        self.blocks = [Block(width, key) for key in keys]
-        self.head = eqx.nn.Linear(width, 1000, key=c)
-
-
 class ResNet(eqx.Module):
     """Convolutions with BatchNorm, whose means are in a State."""
 
@@ -180,17 +150,6 @@ def _llama(short: bool, times: int) -> Any:
     return _train(model, optax.adamw(1e-3)) | {"average": average}
 
 
-def _experts(short: bool, times: int) -> Any:
-    keys = jr.split(jr.key(0), 1 if short else 10)
-    experts = [Experts(16 * times, 33, key) for key in keys]
-    return _train(experts, optax.adam(1e-3))
-
-
-def _vit(short: bool, times: int) -> Any:
-    model = ViT(2 if short else 12, 64 * times, jr.key(0))
-    return _train(model, optax.adamw(1e-3))
-
-
 def _resnet(short: bool, times: int) -> Any:
     depth, width = 2 if short else 50, 16 * times
     model, state = eqx.nn.make_with_state(ResNet)(depth, width, jr.key(0))
@@ -200,8 +159,6 @@ def _resnet(short: bool, times: int) -> Any:
 MODELS: dict[str, Callable[[bool, int], Any]] = {
     "GPT-2-like with Adam": _gpt2,
     "Llama-like with AdamW and EMA": _llama,
-    "MoE with Adam": _experts,
-    "ViT with AdamW": _vit,
     "ResNet with State and momentum": _resnet,
 }
 
@@ -248,23 +205,9 @@ def _ours(path: Path, tree: Any) -> None:
     ec.tree_serialise_leaves(path, tree, durable=False)
 
 
-def _same(tree: Any) -> Any:
-    return tree
-
-
-def _flat_peer(name: str) -> Peer:
-    peer = next(peer for peer in PEERS if peer.name == name)
-    return Peer(
-        lambda path, tree: peer.save(path, tree, False),
-        peer.load,
-        _flat,
-        lambda tree: peer.like(_flat(tree)),
-    )
-
-
-OURS, BESIDE = "eqx_ckpt", "safetensors.flax, flat"
+_safetensors = next(peer for peer in PEERS if peer.name == "safetensors.flax")
 ALL: dict[str, Peer] = {
-    OURS: Peer(_ours, ec.tree_deserialise_leaves, _same, _skeleton),
+    "eqx_ckpt": Peer(_ours, ec.tree_deserialise_leaves, lambda tree: tree, _skeleton),
     "eqx_ckpt, flat": Peer(
         _ours,
         ec.tree_deserialise_leaves,
@@ -272,9 +215,17 @@ ALL: dict[str, Peer] = {
         lambda tree: _skeleton(_flat(tree)),
     ),
     "Equinox": Peer(
-        eqx.tree_serialise_leaves, eqx.tree_deserialise_leaves, _same, _skeleton
+        eqx.tree_serialise_leaves,
+        eqx.tree_deserialise_leaves,
+        lambda tree: tree,
+        _skeleton,
     ),
-    BESIDE: _flat_peer("safetensors.flax"),
+    "safetensors.flax, flat": Peer(
+        lambda path, tree: _safetensors.save(path, tree, False),
+        _safetensors.load,
+        _flat,
+        lambda tree: _safetensors.like(_flat(tree)),
+    ),
 }
 
 
@@ -323,62 +274,45 @@ def later(tree: Any, rounds: int, scratch: Path) -> dict[str, dict[str, Any]]:
     return out
 
 
-def first(model: str, rounds: int, scratch: Path) -> dict[str, Any]:
-    out: dict[str, Any] = {x: {"first save": [], "first load": []} for x in ALL}
-    for _ in range(rounds):
-        for name in ALL:
-            for call in ("save", "load"):
-                got = subprocess.run(
-                    [sys.executable, __file__, model, "--scratch", str(scratch)]
-                    + ["--once", name, call],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                )
-                out[name][f"first {call}"].append(json.loads(got.stdout))
+def first(model: str, scratch: Path) -> dict[str, dict[str, Any]]:
+    out: dict[str, dict[str, Any]] = {name: {} for name in ALL}
+    for _, name, call in itertools.product(range(5), ALL, ("save", "load")):
+        got = program.call(__file__, "--once", model, name, call, str(scratch))
+        out[name].setdefault(f"first {call}", []).append(got)
     return out
 
 
-def _once(model: str, name: str, call: str, scratch: Path) -> None:
+def once(model: str, name: str, call: str, scratch: Path) -> tuple[float, float]:
     tree = make(model, False)
     peer, path = ALL[name], scratch / f"first {name}.eqx"
     if call == "save":
         _clear(path)
         saved = peer.of(tree)
-        print(json.dumps(_timed(lambda: peer.save(path, saved))))
-    else:
-        like = peer.like(tree)
-        print(json.dumps(_timed(lambda: peer.load(path, like))))
+        return _timed(lambda: peer.save(path, saved))
+    like = peer.like(tree)
+    return _timed(lambda: peer.load(path, like))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("models", nargs="*", default=[*MODELS], metavar="NAME")
-    parser.add_argument("--short", action="store_true", help="few layers, one round")
-    parser.add_argument("--out", type=pathlib.Path, help="where models.json goes")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--times", type=int, nargs="+", default=[1, 4], help="widths")
-    parser.add_argument("--scratch", type=pathlib.Path)
-    parser.add_argument("--once", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.once:
-        _once(given.models[0], *given.once, given.scratch)
-        return
-    rounds = given.rounds or (1 if given.short else 7)
+def measure(short: bool, scratch: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    for model, times in itertools.product(given.models, given.times):
-        with tempfile.TemporaryDirectory(dir=given.scratch) as scratch:
-            tree = make(model, given.short, times)
-            peers = later(tree, rounds, Path(scratch))
-            if times == 1 and not given.short:  # Each takes a new process.
-                for name, row in first(model, min(5, rounds), Path(scratch)).items():
-                    peers[name] |= row
+    for number, (model, times) in enumerate(itertools.product(MODELS, (1, 4))):
+        own = scratch / str(number)
+        own.mkdir()
+        tree = make(model, short, times)
+        peers = later(tree, 1 if short else 7, own)
+        if times == 1 and not short:  # Each takes a new process.
+            for name, row in first(model, own).items():
+                peers[name] |= row
         leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array))
         size = sum(x.nbytes for x in leaves)
         title = model if times == 1 else f"{model}, {times} times as wide"
         results[title] = {"leaves": len(leaves), "bytes": size, "peers": peers}
-    pages.keep("models", results, given.out, "modules")
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--once"]:
+        *given, scratch = sys.argv[2:]
+        print(json.dumps(once(*given, Path(scratch))))
+    else:
+        program.run("models", measure, ["modules"])

@@ -88,6 +88,43 @@ def flat(found: Results) -> str:
     return _table(head, lines, 1)
 
 
+def whole(name: str, result: Results) -> str:
+    """One flat tree: seconds, files, bytes and memory of each peer."""
+    head = [f"{name}: {result['leaves']:,} leaves, {_nbytes(result['bytes'])}"]
+    head += [f"{kind}, s" for kind in _WHOLE.values()]
+    head += ["files", "on disk", "read", "save: memory above tree", "load"]
+    lines = []
+    for peer, row in result["peers"].items():
+        if "error" in row:
+            lines.append([peer, row["error"], *[""] * 7])
+            continue
+        read = "mapped" if row["read"] is None else _nbytes(row["read"])
+        sizes = [_nbytes(row[key]) for key in ("save_peak", "load_peak")]
+        cells = [f"{row['files']:,}", _nbytes(row["disk"]), read, *sizes]
+        lines.append([peer, *(_seconds(row[kind]) for kind in _WHOLE), *cells])
+    return _table(head, lines, 1)
+
+
+def parts(found: Results) -> str:
+    """Parts of results.json: milliseconds to open and to make an array, and bytes."""
+    measured = found["results"]["parts"]
+    sampled = count(x["first"] for r in measured.values() for x in r["peers"].values())
+    head = [f"medians of {sampled} new processes"]
+    head += [f"{title}: {kind}" for title in measured for kind in ("ms", "read")]
+    lines = []
+    for peer in next(iter(measured.values()))["peers"]:
+        cells = [peer]
+        for row in (result["peers"][peer] for result in measured.values()):
+            if "error" in row:
+                cells += [row["error"], ""]
+                continue
+            both = [1e3 * (a + b) for a, b in zip(row["open"], row["first"])]
+            read = "mapped" if row["read"] is None else _nbytes(row["read"])
+            cells += [f"{statistics.median(both):.1f}", read]
+        lines.append(cells)
+    return _table(head, lines, 1)
+
+
 def summary(found: Results) -> str:
     """The table of README.md: Modules, then flat trees."""
     models, whole = found["models"], found["results"]["whole"]
@@ -133,35 +170,16 @@ def compressed(found: Results) -> str:
     """Codecs of compressed.json."""
     done = found["compressed"]
     head = [f"medians of {done['rounds']} rounds", "", "size", "durable save", "load"]
-    head += ["cold load", "Blosc", "to new memory"]
+    head += ["cold load"]
     lines = []
     for row in done["rows"]:
         way = f"`{row['compression']}`" if row["compression"] else "none"
         speeds = [
-            f"{row[name]:.2f} ({row[f'{name}_cpu']:.2f})" if name in row else ""
-            for name in ("save", "load", "cold", "blosc", "blosc_new")
+            f"{row[name]:.2f} ({row[f'{name}_cpu']:.2f})"
+            for name in ("save", "load", "cold")
         ]
         lines.append([row["dtype"], way, f"{row['size']:.3f}", *speeds])
     return _table(head, lines, 2)
-
-
-def latency(found: Results) -> str:
-    """Chains of requests of stores.json."""
-    done = found["stores"]
-    head = [f"{done['delay']:.1f} s a request, medians of {done['rounds']} rounds"]
-    lines = [
-        [name, f"{row['requests']:.0f}", f"{row['trips']:.0f}", f"{row['seconds']:.2f}"]
-        for name, row in done["latency"].items()
-    ]
-    return _table([*head, "requests", "in a row", "seconds"], lines, 1)
-
-
-def throughput(found: Results) -> str:
-    """Speeds of stores.json."""
-    done = found["stores"]
-    head = [f"no delay, medians of {done['rounds']} rounds", "GB/s"]
-    lines = [[name, f"{value:.2f}"] for name, value in done["throughput"].items()]
-    return _table(head, lines, 1)
 
 
 def edits(found: Results) -> str:
@@ -175,21 +193,6 @@ def edits(found: Results) -> str:
             sizes = [_nbytes(row[key]) for key in ("read", "written", "peak")]
             lines.append([case, way, *times, *sizes])
     return _table([*head, "`cp`", "read", "written", "peak"], lines, 2)
-
-
-def small_merges(found: Results) -> str:
-    """Merges of small leaves of editing.json."""
-    small = found["editing"]["small"]
-    head = [
-        f"{small['leaves']:,} leaves of {small['bytes'] // 1024} KiB, seconds of cpu, "
-        f"least of {small['rounds']} runs",
-        *("lazy", "NumPy", "ratio"),
-    ]
-    lines = []
-    for case, cpu in small["cases"].items():
-        both = [f"{cpu[way]:.2f}" for way in ("lazy", "NumPy")]
-        lines.append([case, *both, f"{cpu['lazy'] / cpu['NumPy']:.2f}"])
-    return _table(head, lines, 1)
 
 
 def functions(found: Results) -> str:
@@ -209,21 +212,11 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "summary": summary,
     "modules": modules,
     "flat": flat,
+    "parts": parts,
     "compressed": compressed,
-    "latency": latency,
-    "throughput": throughput,
     "edits": edits,
-    "small-merges": small_merges,
     "functions": functions,
 }
-
-
-def keep(name: str, done: Any, out: pathlib.Path | None, *tables: str) -> None:
-    """Prints tables of what a program has measured, and writes it to `out`."""
-    print("\n\n".join(TABLES[table]({name: done}) for table in tables), flush=True)
-    if out:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / f"{name}.json").write_text(json.dumps(done, indent=1) + "\n")
 
 
 # ---- Cells.

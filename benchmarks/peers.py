@@ -1,10 +1,9 @@
-"""Who is measured: each saves a flat dict of arrays to a path, and loads it whole.
+"""The peers that are measured: each saves a flat dict of arrays to a path, and loads it
+whole; some load a part. Loads return jax arrays, but for the raw bytes of `raw`.
 
-A load returns jax arrays, but for those that say so. What a load is told to load into
-(`like`) is made before the clock starts.
+What a load is told to load into (`like`) is made before the clock starts.
 """
 
-import concurrent.futures as cf
 import os
 import pathlib
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from counters import sync
-from workloads import nbytes, Tree
+from workloads import Tree
 
 import eqx_ckpt as ec
 
@@ -25,6 +24,26 @@ Path = pathlib.Path
 
 def _like(tree: Tree) -> Any:
     return {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in tree.items()}
+
+
+class Case(NamedTuple):
+    """A leaf of a tree or some rows of it, and where the bytes are in a raw file."""
+
+    leaf: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    rows: tuple[int, int] | None
+
+    def slice(self, array: Any) -> Any:
+        return array if self.rows is None else array[slice(*self.rows)]
+
+
+class Part(NamedTuple):
+    """How a peer opens what it has saved, and makes one jax array of a part of it."""
+
+    open: Callable[[Path], Any]
+    read: Callable[[Any, Case], Any]
 
 
 class Peer(NamedTuple):
@@ -38,6 +57,7 @@ class Peer(NamedTuple):
     how: str
     save: Callable[[Path, Tree, bool], Any]
     load: Callable[[Path, Any], Any]
+    part: Part | None = None
     durable: tuple[bool, ...] = (False, True)
     like: Callable[[Tree], Any] = _like
     maps: bool = False
@@ -73,6 +93,12 @@ def _ours_load(verify: bool) -> Callable[[Path, Any], Any]:
     return lambda path, like: ec.tree_deserialise_leaves(path, like, verify=verify)
 
 
+def _ours_part(verify: bool) -> Part:
+    return Part(
+        ec.open, lambda ckpt, case: case.slice(ckpt[case.leaf]).read(verify=verify)
+    )
+
+
 # ---- Raw writes and reads of the same bytes.
 
 
@@ -96,50 +122,31 @@ def _write(path: Path, views: list[memoryview], durable: bool) -> None:
     os.close(fd)
 
 
-def _raw_save(threads: int) -> Callable[[Path, Tree, bool], None]:
-    def save(path: Path, tree: Tree, durable: bool) -> None:
-        path.mkdir()
-        views = _views(tree)
-        if threads == 1:
-            _write(path / "0", views, durable)
-            return
-        # 16 files of about the same size.
-        parts: list[list[memoryview]] = [[]]
-        limit, size = nbytes(tree) / 16, 0
-        for view in views:
-            if size >= limit * len(parts) and len(parts) < 16:
-                parts.append([])
-            parts[-1].append(view)
-            size += view.nbytes
-        with cf.ThreadPoolExecutor(threads) as pool:
-            jobs = [
-                pool.submit(_write, path / str(i), part, durable)
-                for i, part in enumerate(parts)
-            ]
-            [job.result() for job in jobs]
-
-    return save
+def _raw_save(path: Path, tree: Tree, durable: bool) -> None:
+    _write(path, _views(tree), durable)
 
 
-def _read(file: Path) -> np.ndarray:
-    buffer = np.empty(file.stat().st_size, np.uint8)
+def _raw_load(path: Path, like: Any) -> Any:
+    buffer = np.empty(path.stat().st_size, np.uint8)
     view = memoryview(buffer)
-    with open(file, "rb", buffering=0) as f:
+    with open(path, "rb", buffering=0) as f:
         while view.nbytes:
             view = view[f.readinto(view) :]
-    return buffer
+    return [buffer]
 
 
-def _raw_load(threads: int) -> Callable[[Path, Any], Any]:
-    def load(path: Path, like: Any) -> Any:
-        files = sorted(path.iterdir())
-        with cf.ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(_read, files))
+def _raw_read(fd: int, case: Case) -> Any:
+    start, stop = case.rows or (0, case.shape[0])
+    out = np.empty((stop - start, *case.shape[1:]), case.dtype)
+    view = memoryview(out).cast("B")
+    at = case.offset + start * (view.nbytes // (stop - start))
+    while view.nbytes:
+        size = os.preadv(fd, [view], at)
+        view, at = view[size:], at + size
+    return jax.device_put(out)
 
-    return load
 
-
-# ---- Equinox, safetensors, flax, NumPy.
+# ---- Equinox, safetensors, flax.
 
 
 def _eqx_save(path: Path, tree: Tree) -> None:
@@ -163,17 +170,16 @@ def _safetensors_load(path: Path, like: Any) -> Any:
     return load_file(path.with_suffix(".safetensors"))
 
 
-def _safetensors_numpy_save(path: Path, tree: Tree) -> None:
-    from safetensors.numpy import save_file
+def _safetensors_open(path: Path) -> Any:
+    from safetensors import safe_open
 
-    host = {k: np.asarray(x) for k, x in tree.items()}
-    save_file(host, path.with_suffix(".safetensors"))
+    return safe_open(path.with_suffix(".safetensors"), framework="flax")
 
 
-def _safetensors_numpy_load(path: Path, like: Any) -> Any:
-    from safetensors.numpy import load_file
-
-    return load_file(path.with_suffix(".safetensors"))
+def _safetensors_read(file: Any, case: Case) -> Any:
+    if case.rows is None:
+        return file.get_tensor(case.leaf)
+    return case.slice(file.get_slice(case.leaf))
 
 
 def _msgpack_save(path: Path, tree: Tree) -> None:
@@ -189,24 +195,12 @@ def _msgpack_load(path: Path, like: Any) -> Any:
     return {k: jnp.asarray(x) for k, x in data.items()}
 
 
-def _npz_save(path: Path, tree: Tree) -> None:
-    # NumPy has no bfloat16: its bits go in as uint16.
-    host = {k: np.asarray(x) for k, x in tree.items()}
-    bits = {k: x.view("u2") if x.dtype.kind == "V" else x for k, x in host.items()}
-    np.savez(path.with_suffix(".npz"), **bits)
-
-
-def _npz_load(path: Path, like: Any) -> Any:
-    with np.load(path.with_suffix(".npz")) as file:
-        return {
-            k: jnp.asarray(
-                file[k].view(x.dtype) if x.dtype == jnp.bfloat16 else file[k]
-            )
-            for k, x in like.items()
-        }
-
-
 # ---- Orbax.
+
+
+def _same(path: Path) -> Path:
+    """Orbax has no step that opens."""
+    return path
 
 
 def _orbax_like(tree: Tree) -> Any:
@@ -231,31 +225,23 @@ def _orbax_v0_load(path: Path, like: Any) -> Any:
         return checkpointer.restore(path, like)
 
 
-def _orbax_v0_directories_save(path: Path, tree: Tree, durable: bool) -> None:
+def _orbax_v0_read(path: Path, case: Case) -> Any:
     import orbax.checkpoint as ocp
 
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
-        checkpointer.save(path, tree)
+    like = _orbax_like({case.leaf: jax.ShapeDtypeStruct(case.shape, case.dtype)})
+    args = ocp.args.PyTreeRestore(
+        item=like,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+        partial_restore=True,
+    )
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        return case.slice(checkpointer.restore(path, args=args)[case.leaf])
 
 
-def _orbax_v0_directories_load(path: Path, like: Any) -> Any:
-    import orbax.checkpoint as ocp
+def _orbax_v1_save(path: Path, tree: Tree, durable: bool) -> None:
+    from orbax.checkpoint import v1
 
-    args = ocp.checkpoint_utils.construct_restore_args(like)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
-        return checkpointer.restore(path, restore_args=args)
-
-
-def _orbax_v1_save(ocdbt: bool) -> Callable[[Path, Tree, bool], None]:
-    def save(path: Path, tree: Tree, durable: bool) -> None:
-        from orbax.checkpoint import v1
-
-        arrays = v1.options.ArrayOptions
-        saving = arrays.Saving(use_ocdbt=ocdbt)
-        with v1.Context(array_options=arrays(saving=saving)):
-            v1.save(path, tree)
-
-    return save
+    v1.save(path, tree)
 
 
 def _orbax_v1_load(path: Path, like: Any) -> Any:
@@ -264,25 +250,37 @@ def _orbax_v1_load(path: Path, like: Any) -> Any:
     return v1.load(path, like)
 
 
+def _orbax_v1_read(path: Path, case: Case) -> Any:
+    from orbax.checkpoint import v1
+
+    like = _orbax_like({case.leaf: jax.ShapeDtypeStruct(case.shape, case.dtype)})
+    loading = v1.options.PyTreeOptions.Loading(partial_load=True)
+    with v1.Context(pytree_options=v1.options.PyTreeOptions(loading=loading)):
+        return case.slice(v1.load(path, like)[case.leaf])
+
+
 _synced = "Its files are synced afterwards where the save is to be durable."
 _orbax = (
     "zstd, its default. TensorStore syncs the arrays, and there is no switch for that; "
-    "Orbax's own small files are never synced."
+    "Orbax's own small files are never synced. It reads a leaf whole."
 )
 
 PEERS = [
     Peer(
         "eqx_ckpt",
         "`tree_serialise_leaves` with its `durable=`, `tree_deserialise_leaves`; "
-        "digests are written and verified; no files for Orbax are written.",
+        "digests are written and verified; no files for Orbax are written. A part: "
+        "`open`, then `ckpt[leaf][rows].read()`.",
         _ours(),
         _ours_load(True),
+        _ours_part(True),
     ),
     Peer(
         "eqx_ckpt, unverified",
         "The same, loaded with `verify=False`.",
         _ours(),
         _ours_load(False),
+        _ours_part(False),
     ),
     Peer(
         "eqx_ckpt, asynchronous",
@@ -301,14 +299,9 @@ PEERS = [
         "raw, one thread",
         "`os.write` (`os.writev` for small leaves) of the bytes to one file, and "
         "`fsync`; `readinto` a fresh buffer. No names, no shapes.",
-        _raw_save(1),
-        _raw_load(1),
-    ),
-    Peer(
-        "raw, two threads",
-        "The same, to and from up to 16 files of one size, synced in the threads.",
-        _raw_save(2),
-        _raw_load(2),
+        _raw_save,
+        _raw_load,
+        Part(lambda path: os.open(path, os.O_RDONLY), _raw_read),
     ),
     Peer(
         "Equinox",
@@ -318,17 +311,11 @@ PEERS = [
     ),
     Peer(
         "safetensors.flax",
-        f"`save_file` and `load_file`, which memory-maps. {_synced}",
+        f"`save_file` and `load_file`, which memory-maps; a part: `safe_open`, then "
+        f"`get_tensor` or `get_slice`. {_synced}",
         _then_sync(_safetensors_save),
         _safetensors_load,
-        maps=True,
-    ),
-    Peer(
-        "safetensors.numpy",
-        "The same of NumPy views, loaded into NumPy arrays: there is no step to jax in "
-        f"its load. {_synced}",
-        _then_sync(_safetensors_numpy_save),
-        _safetensors_numpy_load,
+        Part(_safetensors_open, _safetensors_read),
         maps=True,
     ),
     Peer(
@@ -338,41 +325,22 @@ PEERS = [
         _msgpack_load,
     ),
     Peer(
-        "np.savez",
-        "`np.savez` and `np.load` of NumPy views, bfloat16 as its bits, then "
-        f"`jnp.asarray`. {_synced}",
-        _then_sync(_npz_save),
-        _npz_load,
-    ),
-    Peer(
         "Orbax v0",
-        "`StandardCheckpointer`, a new one each time, until it has finished. " + _orbax,
+        "`StandardCheckpointer`, a new one each time, until it has finished; a part: "
+        "`PyTreeRestore(partial_restore=True)`. " + _orbax,
         _orbax_v0_save,
         _orbax_v0_load,
-        (True,),
-        _orbax_like,
-    ),
-    Peer(
-        "Orbax v0, directories",
-        "`PyTreeCheckpointHandler(use_ocdbt=False)` in a `Checkpointer`. " + _orbax,
-        _orbax_v0_directories_save,
-        _orbax_v0_directories_load,
+        Part(_same, _orbax_v0_read),
         (True,),
         _orbax_like,
     ),
     Peer(
         "Orbax v1",
-        "`v1.save` and `v1.load` with the defaults. " + _orbax,
-        _orbax_v1_save(True),
+        "`v1.save` and `v1.load` with the defaults; a part: `partial_load=True`. "
+        + _orbax,
+        _orbax_v1_save,
         _orbax_v1_load,
-        (True,),
-        _orbax_like,
-    ),
-    Peer(
-        "Orbax v1, directories",
-        "The same with `ArrayOptions.Saving(use_ocdbt=False)`. " + _orbax,
-        _orbax_v1_save(False),
-        _orbax_v1_load,
+        Part(_same, _orbax_v1_read),
         (True,),
         _orbax_like,
     ),

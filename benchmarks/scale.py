@@ -3,23 +3,14 @@
 The plan is the library's own: which chunks there are, which process writes which of
 them into which file, which chunks each process has to read. It is computed for a mesh
 without devices. Times are the bytes, the chunks and the leaves of that plan at unit
-costs, which are given, each as a range. So they are ranges too. Without options it
-prints the table of docs/scale.md; `--measure` prints the unit costs of this machine.
-`--real 4 8` makes real runs of 4 and of 8 processes of 8 devices on this machine, and
-prints what they do beside what is planned.
+costs, each a range. So they are ranges too. Without options it prints the table of
+docs/scale.md; with `--measure` that of the unit costs of this machine.
 """
 
 import argparse
-import gc
 import itertools as it
-import json
 import math
 import os
-import pathlib
-import socket
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,15 +21,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
-import counters
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import distributed
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _files, _grid, _index
+from eqx_ckpt._format import _grid, _index
 from eqx_ckpt._format._index import Index
 from eqx_ckpt._format._leaves import Leaves
 from eqx_ckpt._format._template import Template
@@ -255,8 +244,6 @@ def _shares(
 
 
 class Range(NamedTuple):
-    """What is least, and what is most."""
-
     low: float
     high: float
 
@@ -310,8 +297,8 @@ def load_time(p: Plan, nbytes: float, hosts: int, costs: Costs) -> Range:
     return Range(*(nbytes * x + parts * y for x, y in zip(each, costs.device)))
 
 
-def measure() -> dict[str, float]:
-    """The unit costs of this machine, in the units of the options."""
+def measure() -> Costs:
+    """The unit costs of this machine."""
     big = {str(i): jnp.ones((4096, 4096), jnp.float32) for i in range(8)}
     many = {str(i): jnp.ones(16, jnp.float32) for i in range(10_000)}
     cut = jnp.ones(2**24, jnp.float32)
@@ -335,223 +322,64 @@ def measure() -> dict[str, float]:
             timed("cut", ec.tree_serialise_leaves, path + "/cut", cut, chunks=2048)
             timed("spread", ec.tree_deserialise_leaves, path + "/spread", spread)
     took = {what: float(np.median(t)) for what, t in times.items()}
-    nbytes, more = 8 * 2**26, took["cut"] - took["whole"]
-    return {
-        "save": nbytes / took["save"] / 1e9,
-        "load": nbytes / took["load"] / 1e9,
-        "device": 1e6 * took["spread"] / len(spread) / DEVICES,
-        "leaf": 1e6 * took["many"] / len(many),
-        # Which may be less than what a time differs by.
-        "chunk": max(0, 1e6 * more / 2**15),
-    }
-
-
-# ---- Real runs, of processes that share this machine.
-
-SMALL = Model(2, 1024, 4096, 8, 8192)
-MAX_BYTES = 64 * 2**20
-_ROUNDS = 3
-_CALLS = ("save", "load", "resharded", "on the devices")
-
-
-def _process(rank: int, count: int, port: str, path: pathlib.Path) -> None:
-    """One process: of each call and round the seconds, the bytes that it writes and
-    reads, its highest memory beyond that at the begin, and what of that are arrays."""
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"localhost:{port}", count, rank)
-    client: Any = distributed.global_state.client
-    devices = np.asarray(jax.devices()).reshape(count, DEVICES)
-    mesh = jax.sharding.Mesh(devices, ("hosts", "local"))
-    block = np.random.default_rng(0).standard_normal(2**16, np.float32)
-    tree, turned = [], []
-    for shape, spec, itemsize in leaves(SMALL):
-        dtype = jnp.bfloat16 if itemsize == 2 else jnp.float32
-        own = NamedSharding(mesh, spec)
-        some = np.resize(block, own.shard_shape(shape)).astype(dtype)
-        make = lambda index, some=some: some
-        tree.append(jax.make_array_from_callback(shape, own, make))
-        other = NamedSharding(mesh, P(*spec[::-1]) if len(spec) > 1 else spec)
-        turned.append(jax.ShapeDtypeStruct(shape, dtype, sharding=other))
-    load = ec.tree_deserialise_leaves
-    calls: dict[str, Callable[[str], Any]] = {
-        "save": lambda p: ec.tree_serialise_leaves(p, tree, max_bytes=MAX_BYTES),
-        "load": lambda p: load(p, tree, max_bytes=MAX_BYTES, reshard="read"),
-        "resharded": lambda p: load(p, turned, max_bytes=MAX_BYTES, reshard="read"),
-        "on the devices": lambda p: load(
-            p, turned, max_bytes=MAX_BYTES, reshard="devices"
-        ),
-    }
-    found: dict[str, list] = {name: [] for name in calls}
-    # The first round imports, connects and compiles.
-    for number, name in it.product(range(_ROUNDS + 1), calls):
-        client.wait_at_barrier(f"{number} {name}", 60_000)
-        gc.collect()
-        before, resident = counters.reads(), counters.reset_peak()
-        written = counters.written()
-        start = time.perf_counter()
-        got = jax.block_until_ready(calls[name](str(path / str(number))))
-        seconds = time.perf_counter() - start
-        shards = [x.addressable_shards for x in jax.tree.leaves(got)]
-        row = (
-            seconds,
-            counters.written() - written,
-            counters.reads_since(before)["read"],
-            counters.peak() - resident,
-            sum(shard.data.nbytes for some in shards for shard in some),
-        )
-        del got, shards
-        found[name] += [row] * (number > 0)
-    (path / f"{rank}.json").write_text(json.dumps(found))
-
-
-def _shared(costs: dict[str, float], count: int) -> Costs:
-    """Unit costs for each of the processes that share this machine. What one alone has
-    done, all do together: or more, by the cores that it did not use."""
-    cores = os.cpu_count() or 1
-    shares = count / min(count, cores), count
-    rates = [
-        Range(*sorted(costs[name] * 1e9 / x for x in shares))
-        for name in ("save", "load")
-    ]
-    device = Range(*(costs["device"] * 1e-6 * x for x in shares))
-    alone = [
-        Range(*(costs[name] * 1e-6 * x for x in (1, shares[0])))
-        for name in ("leaf", "chunk")
-    ]
-    return Costs(*rates, device, *alone)
-
-
-def real(count: int, costs: dict[str, float]) -> Iterator[str]:
-    """Rows of a table: real runs of some processes beside the plan."""
-    with socket.socket() as s, tempfile.TemporaryDirectory() as directory:
-        s.bind(("localhost", 0))
-        port = str(s.getsockname()[1])
-        s.close()
-        given = [str(count), port, directory]
-        command = lambda rank: [sys.executable, __file__, "--process", str(rank)]
-        team = [subprocess.Popen(command(rank) + given) for rank in range(count)]
-        assert not any([process.wait() for process in team])
-        path = pathlib.Path(directory)
-        found = [json.loads((path / f"{i}.json").read_text()) for i in range(count)]
-        index = _index.decode((path / "1" / _files.INDEX).read_bytes())
-        nbytes = (path / "1" / _files.INDEX).stat().st_size
-    p, each = plan(SMALL, count), _shared(costs, count)
-    chunks = sum(record.template.chunk_count for record in index.leaves.records())
-    yield (
-        f"{count} processes: {p.total / 2**20:.0f} MiB, {p.leaves} leaves. Planned "
-        f"{p.chunks:,} chunks, {p.files} files, an index of {p.index / 1024:.0f} KiB; "
-        f"real {chunks:,}, {len(index.files)}, {nbytes / 1024:.0f} KiB."
+    # May be less than what a time differs by.
+    more = max(0, took["cut"] - took["whole"])
+    costs = (
+        8 * 2**26 / took["save"],
+        8 * 2**26 / took["load"],
+        took["spread"] / len(spread) / DEVICES,
+        took["many"] / len(many),
+        more / 2**15,
     )
-    yield ""
-    head = "call | bytes of a process | real | seconds | real | memory | real |"
-    yield f"| processes | {head}"
-    yield "|" + "---|" * 8
-    planned = [
-        (max(p.written), save_time(p, count, each)),
-        *((x, load_time(p, x, count, each)) for x in (p.read, p.resharded)),
-        # The rate of the CPU's collectives is no unit cost.
-        (p.shared, "not planned"),
-    ]
-    for name, (least, range_) in zip(_CALLS, planned):
-        # Of the slowest process in each round, and of the one that has most.
-        rounds = list(zip(*(one[name] for one in found)))
-        seconds = statistics.median(max(row[0] for row in rows) for rows in rounds)
-        every = [row for rows in rounds for row in rows]
-        moved = max(row[1 if name == "save" else 2] for row in every)
-        *_, most, arrays = max(every, key=lambda row: row[3])
-        mib = [f"{x / 2**20:.0f} MiB" for x in (least, moved, arrays + MAX_BYTES, most)]
-        cells = [
-            str(count),
-            name,
-            mib[0],
-            mib[1],
-            str(range_),
-            f"{seconds:.2f} s",
-            *mib[2:],
-        ]
-        yield f"| {' | '.join(cells)} |"
+    return Costs(*(Range(x, x) for x in costs))
+
+
+_HEAD = """\
+| model | hosts | in all | leaves | chunks | files | a host writes | save | index | \
+a host reads | load | resharded, reads | load | on the devices, reads | load |"""
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--process"]:
-        rank, count, port, path = sys.argv[2:]
-        return _process(int(rank), int(count), port, pathlib.Path(path))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--hosts", nargs="+", type=int, default=[8, 64, 512])
-    units = {
-        "save": (1e9, "GB/s of a durable save"),
-        "load": (1e9, "GB/s of a verified load"),
-        "device": (1e-6, "µs a leaf and device of a load"),
-        "leaf": (1e-6, "µs a leaf in process 0"),
-        "chunk": (1e-6, "µs a chunk in process 0"),
-    }
-    for name, (unit, text) in units.items():
-        parser.add_argument(
-            f"--{name}",
-            nargs=2,
-            type=float,
-            metavar=("LEAST", "MOST"),
-            default=[x / unit for x in getattr(COSTS, name)],
-            help=f"{text}, of one host",
-        )
-    parser.add_argument("--measure", action="store_true", help="only that")
-    parser.add_argument(
-        "--real", nargs="+", type=int, metavar="PROCESSES", help="only real runs"
-    )
+    parser.add_argument("--measure", action="store_true", help="of this machine")
     given = parser.parse_args()
-    if given.measure or given.real:
-        costs = measure()
-        words = [f"{costs[name]:.3g} {text}" for name, (_, text) in units.items()]
-        print(f"Measured, of one process: {', '.join(words)}.")
-        for count in given.real or ():
-            print("", *real(count, costs), sep="\n", flush=True)
-        return
-    pairs = [(getattr(given, name), unit) for name, (unit, _) in units.items()]
-    costs = Costs(*(Range(*(x * unit for x in sorted(pair))) for pair, unit in pairs))
-    words = [
-        f"{pair[0]:.3g} to {pair[1]:.3g} {text}"
-        for (pair, _), (_, text) in zip(pairs, units.values())
-    ]
+    costs = measure() if given.measure else COSTS
+    rates = [f"{x.low / 1e9:.3g} to {x.high / 1e9:.3g} GB/s" for x in costs[:2]]
+    each = [f"{x.low * 1e6:.3g} to {x.high * 1e6:.3g} µs" for x in costs[2:]]
     print(
-        f"Given, of one host: {', '.join(words)}. Assumed: {HOST / 1e9:g} "
-        f"GB/s a host, {ALL / 1e9:g} GB/s in all, {MOVES / 1e9:g} GB/s over the "
-        "devices of a host.\n"
+        f"Of one host: a durable save of {rates[0]}, a verified load of {rates[1]}, "
+        f"{each[0]} a leaf and device of a load, {each[1]} a leaf and {each[2]} a "
+        f"chunk in process 0. Assumed: {HOST / 1e9:g} GB/s a host, {ALL / 1e9:g} GB/s "
+        f"in all, {MOVES / 1e9:g} GB/s over the devices of a host.\n"
     )
-    print(
-        "| model | hosts | in all | leaves | chunks | files | a host writes | save | "
-        "index | a host reads | load | resharded, reads | load | on the devices, reads "
-        "| load |"
-    )
-    print("|" + "---|" * 15)
+    print(_HEAD)
+    print("|" + "---|" * (_HEAD.count("|") - 1))
     for name in given.models:
         for hosts in given.hosts:
-            p = plan(MODELS[name], hosts)
-            assert sum(p.written) >= p.total
-            times = [
-                load_time(p, nbytes, hosts, costs)
-                for nbytes in (p.read, p.resharded, p.shared)
-            ]
-            moved = Range(*(x + p.moved / MOVES for x in times[2]))
-            cells = [
-                name,
-                str(hosts),
-                f"{p.total / GIB:,.0f} GiB",
-                f"{p.leaves:,}",
-                f"{p.chunks:,}",
-                f"{p.files:,}",
-                f"{max(p.written) / GIB:.2f} GiB "
-                f"({max(p.written) / (sum(p.written) / hosts):.3f} of the mean)",
-                str(save_time(p, hosts, costs)),
-                f"{p.index / 2**20:.1f} MiB",
-                f"{p.read / GIB:.2f} GiB",
-                str(times[0]),
-                f"{p.resharded / GIB:.2f} GiB",
-                str(times[1]),
-                f"{p.shared / GIB:.2f} GiB",
-                str(moved),
-            ]
-            print("| " + " | ".join(cells) + " |", flush=True)
+            cells = [name, str(hosts), *_cells(plan(MODELS[name], hosts), hosts, costs)]
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def _cells(p: Plan, hosts: int, costs: Costs) -> list[str]:
+    assert sum(p.written) >= p.total
+    reads = p.read, p.resharded, p.shared
+    loads = [load_time(p, nbytes, hosts, costs) for nbytes in reads]
+    loads[2] = Range(*(x + p.moved / MOVES for x in loads[2]))
+    share = max(p.written) / (sum(p.written) / hosts)
+    cells = [
+        f"{p.total / GIB:,.0f} GiB",
+        f"{p.leaves:,}",
+        f"{p.chunks:,}",
+        f"{p.files:,}",
+        f"{max(p.written) / GIB:.2f} GiB ({share:.3f} of the mean)",
+        str(save_time(p, hosts, costs)),
+        f"{p.index / 2**20:.1f} MiB",
+    ]
+    for nbytes, load in zip(reads, loads):
+        cells += [f"{nbytes / GIB:.2f} GiB", str(load)]
+    return cells
 
 
 if __name__ == "__main__":

@@ -72,26 +72,19 @@ def _sized(mebibytes: int) -> Tree:
 
 
 class Sizes(NamedTuple):
-    """The trees that are saved and loaded whole, those of the two lines of growth, and
-    the one of which rows are read."""
+    """The trees that are saved and loaded whole, and the one of which rows are read."""
 
     whole: dict[str, ft.partial[Tree]]
-    leaves: dict[int, ft.partial[Tree]]
-    bytes: dict[int, ft.partial[Tree]]
     embedding: ft.partial[Tree]
 
 
-def sizes(short: bool, big: bool) -> Sizes:
-    counts = [10, 100, 1000, 10_000] + [30_000] * big
-    mebibytes = [1, 16, 256] + [1024, 4096] * big
+def sizes(short: bool) -> Sizes:
     return Sizes(
         {
             "L": ft.partial(large, 256 if short else 4096),
             "M": ft.partial(gpt2, 1, 2000) if short else ft.partial(gpt2),
             "S": ft.partial(small, 200 if short else 10_000),
         },
-        {count: ft.partial(small, count) for count in counts},
-        {size * 2**20: ft.partial(_sized, size) for size in mebibytes},
         ft.partial(embedding, 16_384 if short else 50_257),
     )
 

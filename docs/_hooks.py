@@ -27,9 +27,6 @@ PAGES = {
 }
 for _path in sorted(root.glob("notebooks/*.ipynb")):
     PAGES[f"notebooks/{_path.name}"] = f"notebooks/{_path.stem}.md"
-PICTURES = [
-    f"benchmarks/results/{path.name}" for path in root.glob("benchmarks/results/*.png")
-]
 _SOURCES = {page: path for path, page in PAGES.items()}
 
 
@@ -74,9 +71,6 @@ def on_files(files: Any, config: Any) -> Any:
             if path == "README.md":
                 body = f"---\nhide: [navigation]\n---\n{body}"
         files.append(File.generated(config, page, content=body))
-    for path in PICTURES:
-        data = (root / path).read_bytes()
-        files.append(File.generated(config, path, content=data))
     return files
 
 
@@ -89,7 +83,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if "://" in link or link.startswith("mailto:"):
             return match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
-        if path in PAGES or path in PICTURES or path.startswith("docs/"):
+        if path in PAGES or path.startswith("docs/"):
             to = PAGES.get(path, path.removeprefix("docs/"))
             return f"[{text}]({os.path.relpath(to, posixpath.dirname(here))}{anchor})"
         # Of a file without a page only the words stay; code is left as it is.

@@ -38,12 +38,12 @@ def wasteful_load(path, like):
     return jax.block_until_ready(both)[0]
 
 def hidden_load(path, like):
-    return [np.array(np.memmap(path / "0", np.uint8, "r"))]
+    return [np.array(np.memmap(path, np.uint8, "r"))]
 
 wasteful = ours._replace(save=wasteful_save, load=wasteful_load)
 hidden = raw._replace(name=UNVERIFIED, load=hidden_load)
-make = workloads.sizes(short=True, big=False).whole["L"]
-settings = measure.Settings(pathlib.Path({scratch!r}) / "w", 1, False)
+make = workloads.sizes(short=True).whole["L"]
+settings = measure.Settings(pathlib.Path({scratch!r}) / "w", 1)
 for both in ([ours, known[UNVERIFIED]], [wasteful, hidden]):
     whole = {{"L": measure.whole(make, both, settings)}}
     print(json.dumps(limits.check({{"whole": whole, "parts": {{}}}})))
