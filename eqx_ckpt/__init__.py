@@ -3,10 +3,10 @@
 from . import (
     _formats as _formats,
     _near as _near,
+    _plots as _plots,
     _reshard as _reshard,
     _show as _show,
     _stores as _stores,
-    _view as _view,
     _zips as _zips,
     adapters as adapters,
     merging as merging,

@@ -217,6 +217,7 @@ def stats() -> None:
 @_command("_look")
 @click.argument("a", **PATH)
 @click.argument("b", **PATH)
+@_node
 @click.option("--values", is_flag=True, help="Find how large the differences are.")
 @_progress
 def diff() -> None:

@@ -92,10 +92,7 @@ def _printed(value: np.ndarray, whole: bool) -> Iterator[Line]:
 
 def stats(path: str, name: str, progress: bool) -> CommandResult:
     ckpt = _checkpoint.open(path)
-    tree: Any = ckpt
-    if name:
-        tree = {name: ckpt[name]} if name in ckpt else _paths.node(ckpt, name)
-    found = _stats.stats(tree, progress=progress)
+    found = _stats.stats(_paths.part(ckpt, name), progress=progress)
     columns = [Column("name"), Column("array")]
     columns += [Column(title, True) for title in _stats.NUMBERS]
     rows = []
@@ -115,10 +112,13 @@ def stats(path: str, name: str, progress: bool) -> CommandResult:
 # ---- Differences.
 
 
-def diff(a: str, b: str, values: bool, progress: bool) -> CommandResult:
-    found = _diff.diff(
-        _checkpoint.open(a), _checkpoint.open(b), values=values, progress=progress
-    )
+def diff(a: str, b: str, node: str, values: bool, progress: bool) -> CommandResult:
+    both = [_checkpoint.open(x) for x in (a, b)]
+    one, two = (_paths.part(x, node) for x in both)
+    found = _diff.diff(one, two, values=values, progress=progress)
+    if node:
+        shown = {x: f"`{node}` of {ckpt.path}" for x, ckpt in zip("ab", both)}
+        found = dataclasses.replace(found, **shown)
     data = {
         **dataclasses.asdict(found),
         "changed": {name: x._asdict() for name, x in found.changed.items()},

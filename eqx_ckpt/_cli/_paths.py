@@ -46,6 +46,16 @@ def node(ckpt: Checkpoint, name: str) -> Any:
     return _nodes.node_at(ckpt.tree, name)
 
 
+def part(ckpt: Checkpoint, name: str) -> Any:
+    """The checkpoint, or the leaf or node of a name, with the names below it.
+
+    **Raises:** `KeyError` as `node` does.
+    """
+    if not name:
+        return ckpt
+    return {name: ckpt[name]} if name in ckpt else node(ckpt, name)
+
+
 _SLICE = re.compile(r"(.*?)\[([^\[\]]*)\]", re.DOTALL)
 
 

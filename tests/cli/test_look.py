@@ -143,6 +143,19 @@ def test_diff(ckpt, tmp_path, run, asked):
     assert data["added"] == {"new": "f32[3]"}
 
 
+def test_diff_of_a_node(ckpt, tmp_path, run, asked):
+    tree = ec.materialise(ec.open(ckpt).tree)
+    tree["lr"] = 0.25
+    ec.tree_serialise_leaves(tmp_path / "b", tree, metadata={"width": 32})
+    assert run("diff", ckpt, tmp_path / "b")[0] == 1
+    code, out, err = run("diff", ckpt, tmp_path / "b", "--node", "model")
+    assert (code, err) == (0, "") and f"`model` of {tmp_path / 'b'}" in out
+    data = asked("diff", ckpt, tmp_path / "b", "--node", "lr", status=1)
+    assert list(data["changed"]) == ["lr"] and not data["metadata"]
+    code, _, err = run("diff", ckpt, tmp_path / "b", "--node", "modle")
+    assert code == 2 and "no node or leaf `modle`" in err and "`model`" in err
+
+
 def test_suggest(ckpt, tmp_path, run, asked):
     """The rules, as text and as data; 1 if something is left."""
     b = tmp_path / "b"

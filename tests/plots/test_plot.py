@@ -20,6 +20,15 @@ def figures():
     plt.close("all")
 
 
+@pytest.fixture
+def save(tmp_path):
+    def call(name, tree):
+        ec.tree_serialise_leaves(tmp_path / name, tree)
+        return tmp_path / name
+
+    return call
+
+
 def test_leaves(save):
     tree = {
         "curve": jnp.arange(9.0),

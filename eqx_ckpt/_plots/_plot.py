@@ -10,7 +10,7 @@ from .._edit._difference import Diff
 from .._load._lazy import LazyArray
 from .._run._manager import CheckpointManager
 from .._show import _model, _summary
-from . import _charts
+from .._view import _charts
 
 
 # Of a report, so many leaves; of metrics, so many.

@@ -1,0 +1,13 @@
+"""Leaves, differences and runs drawn with matplotlib, in notebooks.
+
+Begin with `_plot`.
+"""
+
+from .. import _rooms
+
+
+@_rooms.plot.provide
+def _():
+    from ._plot import plot
+
+    return plot
