@@ -11,7 +11,7 @@ import numpy as np
 from .._format import _grid, _template
 from .._format._record import Label, TreeRecord
 from .._format._template import Template
-from .._load import _checkpoint, _lazy
+from .._load import _checkpoint, _kept, _lazy
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions
@@ -183,7 +183,10 @@ def stream(
     total = sum(leaf.template.nbytes for row in rows for leaf in row)
     group: list[tuple[int, Region | None]] = []
     size = 0
-    with _progress.bar(what, total, len(rows), reading.progress) as advance:
+    values = (leaf.value for row in rows for leaf in row)
+    lazies = [value for value in values if isinstance(value, LazyArray)]
+    bar = _progress.bar(what, total, len(rows), reading.progress)
+    with bar as advance, _kept.keeping(lazies):
         for number, row in enumerate(rows):
             for region, nbytes in _pieces(row, room):
                 if group and size + nbytes > room:

@@ -237,8 +237,8 @@ class Computed(LazyArray):
         return own, self._view, self._target
 
     @property
-    def _is_readable(self) -> bool:
-        return True
+    def _unreadable(self) -> None:
+        return None
 
     def _check_whole(self) -> None:
         pass  # Each of its parts is looked at as it is read.

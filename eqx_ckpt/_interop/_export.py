@@ -121,7 +121,8 @@ def export_safetensors(
             files = _shards.deal(tensors, shard_bytes)
             headers = {name: _header(some, metadata) for name, some in files.items()}
             if run.count > 1:
-                _shards.write_together(run, root, files, headers, room, durable)
+                with _lazies.keeping(tensors):
+                    _shards.write_together(run, root, files, headers, room, durable)
                 return
             _check_here(tensors)
             with _lines(tensors, room, progress) as lines:
@@ -181,7 +182,8 @@ def _lines(
 ) -> Iterator[Callable[[list[PlannedLeaf]], Iterator[Any]]]:
     """A function that gives the bytes of some tensors, which a bar counts."""
     nbytes = sum(leaf.template.nbytes for leaf in tensors)
-    with _progress.bar("save", nbytes, len(tensors), progress) as advance:
+    bar = _progress.bar("save", nbytes, len(tensors), progress)
+    with bar as advance, _lazies.keeping(tensors):
 
         def lines(some: list[PlannedLeaf]) -> Iterator[Any]:
             return _counted(_lazies.read_small(some, frozenset(), room), room, advance)

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools as it
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from .._runtime._progress import Advance
 from .._tree import _from_host, _guards
 from .._tree._from_host import Kind
 from .._tree._target import Target
-from . import _partial, _read
+from . import _kept, _partial, _read
 from ._load_options import LoadOptions
 from ._reader import ReadResult, StoredRead
 from ._source import Source
@@ -62,7 +63,7 @@ _COUNT, _BYTES = 256, 16 * 2**20
 def _load_all(
     source: Source, wanted: Sequence[LeafRead], options: LoadOptions
 ) -> list[Any]:
-    with bar(source, wanted, options.progress) as advance:
+    with bar(source, wanted, options) as advance:
         return load(source, wanted, options, advance)
 
 
@@ -79,7 +80,8 @@ def load(
     """
     verify, max_bytes = options.verify, options.max_bytes
     leaves = LeafBuilder(wanted, _read.BUDGET if max_bytes is None else max_bytes)
-    results = _read.read(source, _stored_reads(source, wanted), verify, max_bytes)
+    reads = _stored_reads(source, wanted, verify)
+    results = _read.read(source, reads, verify, max_bytes)
     with contextlib.closing(results):
         for one, result in results:
             leaves.add(one, result)
@@ -91,20 +93,22 @@ def load(
 
 @contextlib.contextmanager
 def bar(
-    source: Source, wanted: Sequence[LeafRead], progress: bool
+    source: Source, wanted: Sequence[LeafRead], options: LoadOptions
 ) -> Iterator[Advance | None]:
     """The progress bar of a load, if it is to be shown."""
-    if not progress:
+    if not options.progress:
         yield None
         return
-    reads = _stored_reads(source, wanted)
+    reads = _stored_reads(source, wanted, options.verify)
     nbytes = sum(one.nbytes for one in reads)
     with _progress.bar("load", nbytes, len(reads), True) as advance:
         yield advance
 
 
-def _stored_reads(source: Source, wanted: Sequence[LeafRead]) -> list[StoredRead]:
-    """The reads of a load: each stored array is read once."""
+def _stored_reads(
+    source: Source, wanted: Sequence[LeafRead], verify: bool
+) -> list[StoredRead]:
+    """The reads of a load: each stored array is read once, and of views each chunk."""
     aliases = source.index.leaves.aliases
     # Most leaves are wanted as another one like them, and are asked for as that.
     alike: dict[tuple[int, int, int], StoredRead] = {}
@@ -119,7 +123,7 @@ def _stored_reads(source: Source, wanted: Sequence[LeafRead]) -> list[StoredRead
             one = _stored_read(leaf)
             if is_whole:
                 alike[key] = one
-        _, views, conversion, _ = one
+        _, views, conversion, _, _ = one
         place: Any = aliases.get(record.place, record.place)
         if views is not None or conversion is not None:
             place = place, views, conversion and conversion.dtype
@@ -128,7 +132,45 @@ def _stored_reads(source: Source, wanted: Sequence[LeafRead]) -> list[StoredRead
             shared[place] = leaves = []
             out.append(StoredRead(record, views, conversion, leaves))
         leaves.append(i)
+    if all(one.views is None for one in out):
+        return out
+    return _together(source, out, verify)
+
+
+def _together(
+    source: Source, reads: list[StoredRead], verify: bool
+) -> list[StoredRead]:
+    """The same, with those that share chunks as one, up to the memory that a load has
+    for what is under way: a chunk that is verified or decoded is read whole."""
+    aliases = source.index.leaves.aliases
+    groups: dict[Any, list[StoredRead]] = collections.defaultdict(list)
+    for one in reads:
+        place, conversion = one.record.place, one.conversion
+        key = aliases.get(place, place), conversion and conversion.dtype
+        groups[key].append(one)
+    out: list[StoredRead] = []
+    for group in groups.values():
+        if len(group) == 1 or not _kept.is_by_chunks(source, group[0].record, verify):
+            out += group
+            continue
+        some: list[StoredRead] = []
+        last = size = 0
+        spans = [_kept.span(source, one) for one in group]
+        for (low, high), one in sorted(zip(spans, group), key=lambda x: x[0]):
+            if some and (low > last or size + one.nbytes > _read.BUDGET):
+                out.append(_as_one(some))
+                some, size = [], 0
+            some.append(one)
+            last, size = max(last, high), size + one.nbytes
+        out.append(_as_one(some))
     return out
+
+
+def _as_one(reads: list[StoredRead]) -> StoredRead:
+    if len(reads) == 1:
+        return reads[0]
+    views = tuple(it.chain.from_iterable(one.all_views for one in reads))
+    return reads[0]._replace(views=views, leaves=(), several=reads)
 
 
 def _stored_read(leaf: LeafRead) -> StoredRead:
@@ -188,6 +230,15 @@ class LeafBuilder:
                 self._waiting[x] = kind, None
 
     def add(self, one: StoredRead, result: ReadResult) -> None:
+        if not one.several:
+            self._add(one, result)
+            return
+        arrays = iter(result.arrays)
+        for part in one.several:
+            count = len(part.all_views)
+            self._add(part, result._replace(arrays=list(it.islice(arrays, count))))
+
+    def _add(self, one: StoredRead, result: ReadResult) -> None:
         arrays, owned, lost = result
         converted = one.conversion is not None
         if not converted:

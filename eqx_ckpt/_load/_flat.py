@@ -77,7 +77,7 @@ class FlatLeaf:
         self.shape = t.shape[axis + 1 :]
         self.row = math.prod(self.shape) * t.itemsize
         self.count = math.prod(t.shape[: axis + 1])
-        self.views = _views_of(read)
+        self.views = read.all_views
         self.found = [
             (number, *one)
             for number, view in enumerate(self.views)
@@ -251,7 +251,7 @@ def flat_leaf(reader: Reader, read: StoredRead) -> FlatLeaf | None:
     if axis is None:
         return None
     if reader.digests is None:
-        views = [x for x in _views_of(read) if 0 not in x.shape]
+        views = [x for x in read.all_views if 0 not in x.shape]
         axis = _row_axis(views, t, min(PART, reader.budget // 4))
     leaf = FlatLeaf(reader, read, axis)
     return None if _is_mapped(leaf) else leaf
@@ -268,12 +268,6 @@ def _is_mapped(leaf: FlatLeaf) -> bool:
         and _view.run(view.ranges, leaf.template.shape) is None
         and not source.is_run(leaf.read.record)
         and source.directory.has_driver()
-    )
-
-
-def _views_of(read: StoredRead) -> tuple[View, ...]:
-    return (
-        (_view.whole(read.record.template.shape),) if read.views is None else read.views
     )
 
 

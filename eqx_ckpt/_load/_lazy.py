@@ -18,7 +18,7 @@ from .._storage import _arrays, _context
 from .._storage._backend import Backend
 from .._tree import _leaf, _target
 from .._tree._target import Target
-from . import _fetch, _open, _source, _wording
+from . import _fetch, _kept, _open, _source, _wording
 from ._fetch import LeafRead, ReadPlan
 from ._load_options import LoadOptions
 from ._source import Source
@@ -413,7 +413,8 @@ def read(
     computed = [i for i, lazy in enumerate(lazies) if type(lazy) is not LazyArray]
     if computed:
         wanted = [lazies[i] for i in computed]
-        values = wanted[0]._fetch_all(wanted, options.verify, options.max_bytes)
+        with _kept.keeping(wanted):
+            values = wanted[0]._fetch_all(wanted, options.verify, options.max_bytes)
         for i, value in zip(computed, values):
             out[i] = value
     for numbers, plan in planned:

@@ -8,11 +8,10 @@ import numpy as np
 
 from .._errors import MissingError
 from .._format import _digests, _grid, _template, _view
-from .._format._template import Template
-from .._format._view import Places, View
+from .._format._view import Places
 from .._storage import _arrays, _codecs
 from .._tree import _leaf
-from . import _flat, _reader, _source
+from . import _flat, _kept, _reader, _source
 from ._flat import FlatLeaf
 from ._reader import Job, Reader, ReadResult, Results, StoredRead
 
@@ -47,7 +46,7 @@ class _LargeLeaf:
         source, record = reader.source, read.record
         self.reader, self.read, self.lost = reader, read, []
         self.template = t = source.cut(record)
-        self.views = (_view.whole(t.shape),) if read.views is None else read.views
+        self.views = read.all_views
         # TensorStore decodes chunks of other formats. All others are bytes of files.
         self.array: Any = None
         self.is_decoded = source.is_apart(record)
@@ -61,7 +60,7 @@ class _LargeLeaf:
             and not (source.root.is_far and source.has_digests)
             and source.directory.has_driver()
         )
-        self.chunks = _touched(t, read.views)
+        self.chunks = _kept.touched(t, read.views)
         source.check(record, self.chunks)
 
     def jobs(self) -> Iterator[Job["_LargeLeaf | None"]]:
@@ -228,18 +227,6 @@ def _leaves(reader: Reader, reads: list[StoredRead]) -> list[FlatLeaf | _LargeLe
     for i, leaf in enumerate(own):
         leaf.array = _LATER if arrays is None else arrays[i]
     return leaves
-
-
-def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
-    """The numbers of the chunks that hold any of the views of a leaf, in order."""
-    if views is None:
-        return range(t.chunk_count)
-    sets = [
-        _grid.touched(t.shape, t.chunk, view.picks)
-        for view in views
-        if 0 not in view.shape
-    ]
-    return list(sets[0]) if len(sets) == 1 else sorted(set().union(*sets))
 
 
 def _read_ranges(

@@ -12,7 +12,7 @@ from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
 from .._runtime._threads import Crew
 from .._storage import _arrays, _context, _store
-from . import _parts, _reader, _wording
+from . import _kept, _parts, _reader, _wording
 from ._reader import Reader, ReadResult, Results, StoredRead
 from ._source import Source
 
@@ -73,6 +73,27 @@ def _read(
 ) -> Results:
     """As `read`, once. What has `problems` is not given."""
     verify = verify and source.has_digests
+    again = ft.partial(
+        _read_now, source, verify=verify, budget=budget, problems=problems
+    )
+    now = []
+    for one in reads:
+        kept = _kept.find(source, one, verify, budget) if source.kept else None
+        if kept is None:
+            now.append(one)
+        else:
+            yield from _kept.read_kept(source, one, kept, lambda x: again([x]))
+    yield from again(now)
+
+
+def _read_now(
+    source: Source,
+    reads: Sequence[StoredRead],
+    verify: bool,
+    budget: int,
+    problems: dict[str, str],
+) -> Results:
+    """As `_read`, of the files."""
     small: list[StoredRead] = []
     large: list[StoredRead] = []
     # Leaves of one template are alike where each is one run of bytes of our own files.
@@ -292,7 +313,7 @@ def _unpack(
         leaves = [one.record.place for one, _, _ in run.members]
         saved = digests.each(reader.source.index.extents.first_digests(leaves))
     for (one, offset, size), (piece, is_owned), own in zip(run.members, pieces, saved):
-        record, views, conversion, _ = one
+        record, views, conversion, _, _ = one
         t = record.template
         if offset + size > stop:
             reader.problems[record.name] = _reader.MISSING

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from .._errors import MissingError
-from .._format import _text
+from .._format import _text, _view
 from .._format._leaves import Record
 from .._format._view import View
 from .._runtime._threads import Crew
@@ -33,13 +33,20 @@ class StoredRead(NamedTuple):
     """A stored array to read, or views of it, each into an array of its own.
 
     The numbers of the arrays become those of the `conversion`. `leaves` are the numbers
-    of the leaves that the arrays are for.
+    of the leaves that the arrays are for; of `several` reads that are made together,
+    each has the arrays of its own views, in their order.
     """
 
     record: Record
     views: tuple[View, ...] | None = None
     conversion: Conversion | None = None
     leaves: Sequence[int] = ()
+    several: Sequence["StoredRead"] = ()
+
+    @property
+    def all_views(self) -> tuple[View, ...]:
+        whole = _view.whole(self.record.template.shape)
+        return (whole,) if self.views is None else self.views
 
     @property
     def nbytes(self) -> int:

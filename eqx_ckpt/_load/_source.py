@@ -48,6 +48,8 @@ class Source:
     place: Callable[[str], tuple[str, int, int]] | None = None
     # The TensorStores of leaves that were opened, by their places.
     _opened: dict[int, Any] = dataclasses.field(default_factory=dict, init=False)
+    # What keeps chunks that several reads share, as long as those are made.
+    kept: dict[Any, None] = dataclasses.field(default_factory=dict, init=False)
 
     # Whether it is one of ours, whose leaves lie in chunks that have digests.
     has_digests = True

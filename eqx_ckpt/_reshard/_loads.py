@@ -156,7 +156,7 @@ def _load(
     """
     out: list[Any] = [None] * len(wants)
     kept = [i for i, want in enumerate(wants) if want.move is None]
-    with _fetch.bar(source, wants, options.progress) as advance:
+    with _fetch.bar(source, wants, options) as advance:
         for numbers in (kept, *batches):
             some = [wants[i] for i in numbers]
             values = _fetch.load(source, some, options, advance)

@@ -9,6 +9,7 @@ import functools as ft
 import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _index, _template, _view
 from .._format._template import Template
-from .._load import _lazy
+from .._load import _kept, _lazy
 from .._load._lazy import LazyArray
 from .._load._source import Source
 from .._tree import _host_copy, _leaf, _register, _target
@@ -212,9 +213,17 @@ def _fetch(
 
 def places(leaves: Sequence[PlannedLeaf]) -> frozenset[str]:
     """Where the checkpoints are whose lazy leaves these are."""
-    lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
-    roots = {id(x.root): x.root for lazy in lazies for x in lazy._sources}
+    roots = {id(x.root): x.root for lazy in _lazies(leaves) for x in lazy._sources}
     return frozenset(root.target() for root in roots.values())
+
+
+def keeping(leaves: Sequence[PlannedLeaf]) -> AbstractContextManager[None]:
+    """Around the writing of leaves: chunks that lazy ones share are read once."""
+    return _kept.keeping(_lazies(leaves))
+
+
+def _lazies(leaves: Sequence[PlannedLeaf]) -> list[LazyArray]:
+    return [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
 
 
 def verified(leaf: PlannedLeaf, verify: bool) -> PlannedLeaf:

@@ -193,6 +193,7 @@ def write(
     with _log.timed("save") as timer, contextlib.ExitStack() as held:
         if plan.has_lazies:
             held.enter_context(_background.reading(_lazies.places(plan.leaves)))
+            held.enter_context(_lazies.keeping(plan.leaves))
         if options.progress:
             bar = _progress.bar("save", form.nbytes, sum(form.counts), True)
             count.bar = held.enter_context(bar)

@@ -1,0 +1,181 @@
+"""Chunks that several views share: which these are, and those that are kept while the
+views are read one after the other, as a save reads them."""
+
+import collections
+import contextlib
+import dataclasses
+import functools as ft
+import itertools as it
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._format import _grid, _template, _view
+from .._format._leaves import Record
+from .._format._template import Template
+from .._format._view import View
+from .._runtime import _cleanup
+from .._storage import _arrays
+from .._tree import _leaf
+from . import _source
+from ._reader import ReadResult, Results, StoredRead
+from ._source import Source
+
+
+# Of a checkpoint so many bytes are kept, or two chunks.
+_BYTES = 64 * 2**20
+
+
+def is_by_chunks(source: Source, record: Record, verify: bool) -> bool:
+    """Whether the chunks of a leaf are read whole, however little of them is wanted."""
+    is_decoded = record.template.codec is not None or source.is_apart(record)
+    return verify and source.has_digests or is_decoded and not source.is_run(record)
+
+
+def touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
+    """The numbers of the chunks that hold any of the views of a leaf, in order."""
+    if views is None:
+        return range(t.chunk_count)
+    sets = [
+        _grid.touched(t.shape, t.chunk, view.picks)
+        for view in views
+        if 0 not in view.shape
+    ]
+    return list(sets[0]) if len(sets) == 1 else sorted(set().union(*sets))
+
+
+def span(source: Source, read: StoredRead) -> tuple[int, int]:
+    """Numbers from one to another that have all chunks of a read between them; from -1
+    if it has none."""
+    t = source.cut(read.record)
+    found = [_span(t, view) for view in read.all_views if 0 not in view.shape]
+    if not found:
+        return -1, -1
+    lows, highs = zip(*found)
+    return min(lows), max(highs)
+
+
+def _span(t: Template, view: View) -> tuple[int, int]:
+    low = high = 0
+    counts = _grid.grid(t.shape, t.chunk)
+    for pick, chunk, count in zip(view.picks, t.chunk, counts):
+        parts = _grid.touched_along(chunk, pick)
+        low, high = low * count + int(parts[0]), high * count + int(parts[-1])
+    return low, high
+
+
+@dataclasses.dataclass(eq=False)
+class KeptChunks:
+    """The chunks that were last read of leaves at some `places`, as they were saved."""
+
+    places: frozenset[int]
+    lock: Any = dataclasses.field(default_factory=threading.Lock)
+    _chunks: dict[tuple[int, int], np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def get(self, place: int, numbers: Iterable[int]) -> dict[int, np.ndarray]:
+        found = {n: self._chunks.get((place, n)) for n in numbers}
+        return {n: chunk for n, chunk in found.items() if chunk is not None}
+
+    def put(self, place: int, chunks: dict[int, np.ndarray]) -> None:
+        """Keeps these as well, and lets go of those that came first."""
+        self._chunks.update({(place, n): chunk for n, chunk in chunks.items()})
+        size = sum(chunk.nbytes for chunk in self._chunks.values())
+        for key in list(self._chunks)[:-2]:
+            if size <= _BYTES:
+                break
+            size -= self._chunks.pop(key).nbytes
+
+
+@contextlib.contextmanager
+def keeping(lazies: Iterable[Any]) -> Iterator[None]:
+    """Reads of lazy leaves, each on its own, have each chunk that views of them share
+    in the block read once, as far as it is kept until then."""
+    found: dict[Source, collections.Counter[int]] = {}
+    viewed: set[tuple[Source, int]] = set()
+    for stored in it.chain.from_iterable(lazy._stored for lazy in lazies):
+        source, place = stored._source, _place(stored._source, stored._record)
+        found.setdefault(source, collections.Counter())[place] += 1
+        if stored._view is not None:
+            viewed.add((source, place))
+    with contextlib.ExitStack() as stack:
+        for source, counts in found.items():
+            places = {x for x, n in counts.items() if n > 1 and (source, x) in viewed}
+            if places:
+                kept = KeptChunks(frozenset(places))
+                undo = ft.partial(source.kept.pop, kept, None)
+                stack.enter_context(_cleanup.surely(undo))
+                source.kept[kept] = None
+        yield
+
+
+def find(
+    source: Source, read: StoredRead, verify: bool, budget: int
+) -> KeptChunks | None:
+    """What keeps the chunks that a read needs, if it is one of those, and they are not
+    too many."""
+    record = read.record
+    place = _place(source, record)
+    kept = next((x for x in list(source.kept) if place in x.places), None)
+    if kept is None or read.views is None or record.part is not None:
+        return None
+    t = source.cut(record)
+    count = len(touched(t, read.views)) if is_by_chunks(source, record, verify) else 0
+    most = max(2 * t.full, min(_BYTES, budget))
+    return kept if 0 < count * t.full <= most else None
+
+
+def assembled(
+    t: Template, read: StoredRead, chunks: Mapping[int, np.ndarray]
+) -> ReadResult:
+    """The views of a read, of the chunks that hold them."""
+    conversion, errors = read.conversion, []
+    dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
+    regions, arrays = _source.grid_of(t).regions, []
+    for view in read.all_views:
+        picks = view.ranges
+        array = _arrays.aligned(tuple(map(len, picks)), dtype)
+        for number, chunk in chunks.items():
+            overlap = _view.overlaps(picks, regions[number])
+            if overlap is None:
+                continue
+            to, fro = overlap
+            some = chunk[_view.mesh(fro, chunk.shape)]
+            try:
+                kept = some if conversion is None else conversion.convert(some)
+                array[_view.mesh(to, array.shape)] = kept
+            except ValueError as e:
+                errors.append(e)
+        arrays.append(view.arrange(array.reshape(view.picked)))
+    lost = _leaf.told(errors, sum(array.size for array in arrays))
+    return ReadResult(arrays, True, lost)
+
+
+def read_kept(
+    source: Source,
+    read: StoredRead,
+    kept: KeptChunks,
+    read_chunks: Callable[[StoredRead], Results],
+) -> Results:
+    """Gives a read with its arrays, of chunks that are kept and of those that are read
+    now, unless these have problems."""
+    record, t = read.record, source.cut(read.record)
+    place, numbers = _place(source, record), touched(t, read.views)
+    # Of threads that need the same chunk, one reads it.
+    with kept.lock:
+        chunks = kept.get(place, numbers)
+        missing = [n for n in numbers if n not in chunks]
+        if missing:
+            whole, regions = _view.whole(t.shape), _source.grid_of(t).regions
+            views = tuple(whole.take((*regions[n], ...)) for n in missing)
+            for _, result in read_chunks(StoredRead(record, views)):
+                new = dict(zip(missing, result.arrays))
+                chunks.update(new)
+                kept.put(place, new)
+    if len(chunks) == len(numbers):
+        yield read, assembled(t, read, chunks)
+
+
+def _place(source: Source, record: Record) -> int:
+    return source.index.leaves.aliases.get(record.place, record.place)
