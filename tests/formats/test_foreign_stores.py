@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy as sn
 from attacks import pickles
 from support import servers
-from support.helpers import files_of, new_orbax, run_python
+from support.helpers import files_of, new_orbax, run_program
 from support.stores import StoredFiles
 
 import eqx_ckpt as ec
@@ -50,24 +50,6 @@ def _torch(path, flat):
     pickles.write(path, pickles.state(**tensors), storages)
 
 
-_ORBAX = """
-    import warnings; warnings.simplefilter("ignore")
-    import pathlib, sys
-    import numpy as np, orbax.checkpoint as ocp
-    from orbax.checkpoint import v1
-    sys.path.insert(0, "TESTS")
-    from test_foreign_stores import _tree
-    for ocdbt in (False, True):
-        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt, use_zarr3=True)
-        with ocp.Checkpointer(handler) as saver:
-            saver.save(f"BASE/orbax-{ocdbt}", args=ocp.args.PyTreeSave(_tree()))
-    v1.save("BASE/orbax-v1", _tree())
-    with ocp.CheckpointManager("BASE/orbax-run") as manager:
-        manager.save(5, args=ocp.args.StandardSave(_tree()))
-        manager.wait_until_finished()
-"""
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A directory with `_tree()` in each format, by its own library."""
@@ -88,8 +70,7 @@ def base(tmp_path_factory):
     np.savez(base / "tree.npz", **_flat(tree))
     _torch(base / "tree.pt", _flat(tree))
     ec.tree_serialise_leaves(base / "tree.zip", tree)
-    code = _ORBAX.replace("BASE", str(base))
-    run_python(code.replace("TESTS", str(pathlib.Path(__file__).parent)))
+    run_program("write_others_by_orbax", base, pathlib.Path(__file__).parent)
     return base
 
 

@@ -13,7 +13,7 @@ import optax
 import pytest
 from attacks import growth
 from support.command import main
-from support.helpers import BytesRead, read_unreadable, run_python
+from support.helpers import BytesRead, read_unreadable, run_program
 
 import eqx_ckpt as ec
 
@@ -191,21 +191,10 @@ def test_other_files_of_that_name_are_nothing(tmp_path):
 
 
 def test_in_an_object_store():
-    copy = """
-        import pathlib, eqx_ckpt as ec
-        from support.helpers import files_of
-        from support.stores import StoredFiles
-        base = pathlib.Path("BASE")
-        for name in NAMES:
-            StoredFiles(f"memory://foreign/{name}").update(files_of(base / name))
-            ckpt = ec.open(f"memory://foreign/{name}")
-            assert len(ckpt.leaves) == len(ec.open(base / name).leaves)
-            assert float(ckpt["model.big"][1, 0].read()) == 64, name
-        print("good")
-    """
-    names = repr([*LEVANTER, TREE, RUN])
-    program = copy.replace("BASE", str(FOREIGN)).replace("NAMES", names)
-    assert run_python(program) == "good\n"
+    assert (
+        run_program("open_levanter_in_memory", FOREIGN, *LEVANTER, TREE, RUN)
+        == "good\n"
+    )
 
 
 # ---- Directories that mean harm.

@@ -8,52 +8,12 @@ import jax.random as jr
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from support.helpers import BytesRead, new_orbax, read_unreadable, run_python
+from support.helpers import BytesRead, new_orbax, read_unreadable, run_program
 
 import eqx_ckpt as ec
 
 
 pytestmark = new_orbax
-
-_WRITE = """
-    import warnings; warnings.simplefilter("ignore")
-    import jax, jax.numpy as jnp, numpy as np, orbax.checkpoint as ocp
-    from jax.sharding import NamedSharding, PartitionSpec as P
-    from orbax.checkpoint import v1
-
-    mesh = jax.make_mesh((16,), ("x",))
-    put = lambda x, *axes: jax.device_put(x, NamedSharding(mesh, P(*axes)))
-    tree = {
-        "model": {
-            "w": put(jnp.arange(64 * 32.0).reshape(64, 32), "x"),
-            "layers": [jnp.ones(3), jnp.full((2,), 2.5, jnp.bfloat16)],
-        },
-        "big": put(jax.random.normal(jax.random.key(0), (512, 1024)), "x"),
-        "dtypes": {d: jnp.arange(4).astype(d) for d in
-                   ("bool", "int8", "uint16", "float16", "float8_e4m3fn", "int4")},
-        "numpy": np.arange(4.0),
-        "zeros": jnp.zeros((5, 5)),
-        "key": jax.random.key(3),
-        "step": 3, "rate": 1e-3, "flag": True,
-        "nothing": None, "empty": {},
-    }
-    for ocdbt in (False, True):
-        for zarr3 in (False, True):
-            handler = ocp.PyTreeCheckpointHandler(
-                use_ocdbt=ocdbt, use_zarr3=zarr3)
-            with ocp.Checkpointer(handler) as saver:
-                path = f"BASE/v0-{'ocdbt' if ocdbt else 'files'}-{2 + zarr3}"
-                saver.save(path, args=ocp.args.PyTreeSave({**tree, "text": "héllo"}))
-    v1.save("BASE/v1", tree, custom_metadata={"width": 8})
-    with ocp.CheckpointManager("BASE/manager") as manager:
-        manager.save(5, args=ocp.args.StandardSave(tree))
-        manager.wait_until_finished()
-    with ocp.CheckpointManager("BASE/items", item_names=("state", "more")) as manager:
-        more = ocp.args.JsonSave({"a": 1})
-        manager.save(7, args=ocp.args.Composite(
-            state=ocp.args.StandardSave(tree), more=more))
-        manager.wait_until_finished()
-"""
 
 
 _DEVICES = "--xla_force_host_platform_device_count=16"
@@ -62,7 +22,7 @@ _DEVICES = "--xla_force_host_platform_device_count=16"
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     path = tmp_path_factory.mktemp("orbax")
-    run_python(_WRITE.replace("BASE", str(path)), XLA_FLAGS=_DEVICES)
+    run_program("write_orbax", path, XLA_FLAGS=_DEVICES)
     return path
 
 
@@ -167,13 +127,7 @@ def test_without_the_metadata_at_its_top(base, tmp_path):
     """What Orbax does not take for a checkpoint any more is none here."""
     shutil.copytree(base / "v1", tmp_path / "c")
     (tmp_path / "c/_CHECKPOINT_METADATA").unlink()
-    code = f"""
-    import warnings; warnings.simplefilter("ignore")
-    from orbax.checkpoint import v1
-    try: v1.load({str(tmp_path / "c")!r})
-    except ValueError: print("refused")
-    """
-    assert "refused" in run_python(code, XLA_FLAGS=_DEVICES)
+    assert "refused" in run_program("load_by_orbax", tmp_path / "c", XLA_FLAGS=_DEVICES)
     with pytest.raises(ValueError, match="has not finished"):
         ec.open(tmp_path / "c")
 
@@ -370,19 +324,4 @@ def test_damage_is_an_error(base, tmp_path, kind):
 
 def test_in_an_object_store(base):
     """What TensorStore is given for a URL; the store itself is its own."""
-    copy = """
-        import pathlib, sys, numpy as np, tensorstore as ts, eqx_ckpt as ec
-        from support.helpers import files_of
-        from support.stores import StoredFiles
-        base = pathlib.Path("BASE")
-        for name in ("v1", "v0-files-3"):
-            StoredFiles(f"memory://orbax/{name}").update(files_of(base / name))
-            ckpt = ec.open(f"memory://orbax/{name}")
-            assert float(ckpt["model.w"][1, 0].read()) == 32, name
-            assert ckpt["step"].read() == 3
-        try:
-            ec.open("memory://orbax/nothing")
-        except FileNotFoundError:
-            print("good")
-    """
-    assert run_python(copy.replace("BASE", str(base))) == "good\n"
+    assert run_program("open_orbax_in_memory", base) == "good\n"

@@ -10,7 +10,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from support.helpers import assert_alike, BytesRead, run_python
+from support.helpers import assert_alike, BytesRead, run_program
 
 import eqx_ckpt as ec
 
@@ -164,31 +164,7 @@ def test_shardings(path):
 
 def test_one_model_is_the_peak():
     """64 MB loaded and 64 MB initialised, with little beside them."""
-    out = run_python(
-        """
-        import resource, tempfile
-        import jax.numpy as jnp, numpy as np
-        import eqx_ckpt as ec
-
-        def init(size):
-            shape, dtype = (size,), "float32"
-            return {"a": jnp.full(shape, 1.0, dtype), "b": jnp.full(shape, 2.0, dtype)}
-
-        def peak():
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-        size = 16 * 2**20
-        where = lambda t: t["a"]
-        with tempfile.TemporaryDirectory() as path:
-            ec.tree_serialise_leaves(path + "/5", {"a": np.ones(5, "f4")})
-            ec.load_or_init(init, path + "/5", (5,), where=where)
-            before = peak()
-            ec.tree_serialise_leaves(path + "/x", {"a": np.zeros(size, "f4")})
-            tree = ec.load_or_init(init, path + "/x", (size,), where=where)
-            assert float(tree["a"][-1]) == 0 and float(tree["b"][-1]) == 2
-            print((peak() - before) / (4 * size))
-        """
-    )
+    out = run_program("peak_of_load_or_init")
     # In arrays: two are the tree. Making all of it first would take at least three.
     assert float(out) < 2.8
 

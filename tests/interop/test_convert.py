@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from attacks import everything, skeleton, tree as all_kinds
-from support.helpers import assert_alike, run_python
+from support.helpers import assert_alike, run_program
 
 import eqx_ckpt as ec
 
@@ -178,16 +178,7 @@ def test_memory_is_bounded(tmp_path):
         {"w": np.ones((2**14, 2**12), np.float32)}, tmp_path / "a.safetensors"
     )
     safetensors.numpy.save_file({"w": np.ones(3)}, tmp_path / "small.safetensors")
-    peak = run_python(f"""
-        import gc, resource, eqx_ckpt as ec
-        # The process is a fork, whose memory is its own only once it is touched.
-        gc.collect()
-        ec.convert("{tmp_path}/small.safetensors", "{tmp_path}/a", durable=False)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        ec.convert("{tmp_path}/a.safetensors", "{tmp_path}/b", max_bytes=2**25,
-                   durable=False)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    """)
+    peak = run_program("peak_of_convert", tmp_path)
     # Of 256 MiB: some chunks of 16 MiB for each thread.
     assert int(peak) < 160 * 1024
     assert float(ec.open(tmp_path / "b")["w"][-1].read().sum()) == 2**12

@@ -14,7 +14,7 @@ import optax
 import pytest
 import tensorstore as ts
 from support import inside
-from support.helpers import BytesRead, files_of, long, run_python
+from support.helpers import BytesRead, files_of, long, run_program
 
 import eqx_ckpt as ec
 from eqx_ckpt._tree import _from_host
@@ -430,14 +430,7 @@ def test_a_slice_reads_its_rows(tmp_path, layout):
 def test_open_initialises_no_backend(tmp_path, getkey):
     state = {**_state(getkey()), "key": getkey(), "n": 3, "s": np.zeros(3)}
     ec.tree_serialise_leaves(tmp_path / "a", state)
-    run_python(f"""
-        import eqx_ckpt as ec, numpy as np
-        from jax._src import xla_bridge
-        ckpt = ec.open({str(tmp_path / "a")!r})
-        print(ckpt, ckpt.tree.model, ckpt["model.head.weight"], ckpt["s"].read())
-        np.asarray(ckpt["model.head.weight"])
-        assert not xla_bridge.backends_are_initialized()
-    """)
+    run_program("open_without_backend", tmp_path / "a")
 
 
 def test_reading_writes_nothing(tmp_path, getkey, layout):
@@ -487,98 +480,13 @@ def test_threads(tmp_path, getkey):
 @pytest.mark.parametrize("layout", ["ocdbt", *long("zarr", "memory")])
 def test_a_forked_child_is_told_to_spawn(tmp_path, layout, size):
     path = "memory://forked" if layout == "memory" else str(tmp_path / "a")
-    out = run_python(f"""
-        import os, warnings
-        import numpy as np
-        import eqx_ckpt as ec
-        warnings.simplefilter("ignore")
-        like = {{"x": np.ones({size})}}
-        options = {{}} if {layout!r} == "memory" else {{"layout": {layout!r}}}
-        ec.tree_serialise_leaves({path!r}, like, **options)
-        ckpt = ec.open({path!r})
-        lazy, spliced = ckpt["x"], ckpt.splice(like)
-        lazy.read()
-        load = lambda **options: ec.tree_deserialise_leaves(ckpt, like, **options)
-        uses = [
-            lambda: ec.open(ckpt.path), lazy.read, lambda: lazy.store,
-            load, lambda: load(verify=False), lambda: ec.materialise(spliced),
-            lambda: ec.load_or_init(lambda: like, ckpt), lambda: ec.verify(ckpt.path),
-            lambda: ec.tree_serialise_leaves(ckpt.path, like),
-            lambda: ec.graft(like, ckpt, [(lambda t: t, lambda c: c)]),
-        ]
-        for use in uses:
-            if (pid := os.fork()) == 0:
-                try:
-                    use()
-                except RuntimeError as e:
-                    print("spawn" in str(e), type(e).__name__, flush=True)
-                os._exit(0)
-            os.waitpid(pid, 0)
-    """)
+    out = run_program("calls_of_forks", size, layout, path)
     assert out.split() == ["True", "RuntimeError"] * 10
 
 
 def test_a_big_skeleton_costs_little(tmp_path):
     """A skeleton of 70 billion parameters with lazy leaves: no data is ever made."""
-    out = run_python(f"""
-        import itertools as it, math, pathlib, resource
-        import equinox as eqx, jax, jax.numpy as jnp, jax.random as jr
-        import eqx_ckpt as ec
-        from attacks import forge
-        from support.clock import timed
-
-        class Block(eqx.Module):
-            attention: list[eqx.nn.Linear]
-            mlp: list[eqx.nn.Linear]
-            norms: list[eqx.nn.RMSNorm]
-            def __init__(self, key, unit):
-                d, h = 8 * unit, 28 * unit
-                make = lambda i, o: eqx.nn.Linear(i, o, use_bias=False, key=key)
-                self.attention = [make(d, d), make(d, unit), make(d, unit), make(d, d)]
-                self.mlp = [make(d, h), make(d, h), make(h, d)]
-                self.norms = [eqx.nn.RMSNorm(d), eqx.nn.RMSNorm(d)]
-
-        class Llama(eqx.Module):
-            embedding: eqx.nn.Embedding
-            blocks: list[Block]
-            head: eqx.nn.Linear
-            def __init__(self, key, unit):
-                d, words = 8 * unit, 128 * unit
-                self.embedding = eqx.nn.Embedding(words, d, key=key)
-                self.blocks = [Block(key, unit) for _ in range(80)]
-                self.head = eqx.nn.Linear(d, words, use_bias=False, key=key)
-
-        # The index of a small model, with all its dimensions 1024 times as large.
-        small = eqx.filter_eval_shape(lambda key: Llama(key, 1), jr.key(0))
-        is_shape = lambda x: isinstance(x, jax.ShapeDtypeStruct)
-        fill = lambda x: jnp.zeros(x.shape) if is_shape(x) else x
-        path = pathlib.Path({str(tmp_path)!r})
-        ec.tree_serialise_leaves(path, jax.tree.map(fill, small))
-
-        def scaled(x):
-            if isinstance(x, dict):
-                return {{key: scaled(value) for key, value in x.items()}}
-            if isinstance(x, list):
-                return list(map(scaled, x))
-            return 1024 * x if type(x) is int else x
-
-        def grow(value):
-            for row in value["templates"]:
-                row[3] = row[5] = scaled(row[3])
-            sizes = [4 * math.prod(value["templates"][i][3]) for i in value["template"]]
-            value["offset"] = [0, *it.accumulate(sizes[:-1])]
-            value["tree"]["values"] = scaled(value["tree"]["values"])
-
-        forge(path, grow)
-        like = eqx.filter_eval_shape(lambda key: Llama(key, 1024), jr.key(0))
-
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        lazy, seconds = timed(3, lambda: ec.open({str(tmp_path)!r}).splice(like))
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        leaves = jax.tree.leaves(lazy)
-        assert all(isinstance(x, ec.LazyArray) for x in leaves)
-        print(sum(x.size for x in leaves), seconds, grown / 1024)
-    """)
+    out = run_program("open_a_big_model", tmp_path)
     parameters, seconds, mebibytes = map(float, out.split())
     assert parameters > 70e9
     assert seconds <= 3 and mebibytes < 50, out

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support.helpers import run_python
+from support.helpers import run_program
 
 
 benchmarks = pathlib.Path(__file__).parents[2] / "benchmarks"
@@ -14,45 +14,10 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the benchmarks read /proc"
 )
 
-# Ours; then one that does all that ours must not, and one that hides what it reads. In
-# a new process, as memory is measured.
-_measured = """
-import json, os, pathlib, sys
-sys.path.insert(0, {benchmarks!r})
-import jax, jax.numpy as jnp, numpy as np
-import limits, measure, peers, workloads
-
-PEER, UNVERIFIED = limits.PEERS
-known = {{peer.name: peer for peer in peers.PEERS}}
-ours, zarr, raw = known[PEER], known["eqx_ckpt, zarr"], known["raw, one thread"]
-
-def wasteful_save(path, tree, durable):
-    copy = jax.block_until_ready(jax.tree.map(jnp.copy, tree))
-    ours.save(path, copy, durable)
-    zarr.save(path.with_name("again"), tree, durable)
-
-def wasteful_load(path, like):
-    both = ours.load(path, like), ours.load(path, like)
-    for _ in range(200):
-        (path / "eqx_ckpt.json").read_bytes()
-    return jax.block_until_ready(both)[0]
-
-def hidden_load(path, like):
-    return [np.array(np.memmap(path, np.uint8, "r"))]
-
-wasteful = ours._replace(save=wasteful_save, load=wasteful_load)
-hidden = raw._replace(name=UNVERIFIED, load=hidden_load)
-make = workloads.sizes(short=True).whole["L"]
-settings = measure.Settings(pathlib.Path({scratch!r}) / "w", 1)
-for both in ([ours, known[UNVERIFIED]], [wasteful, hidden]):
-    whole = {{"L": measure.whole(make, both, settings)}}
-    print(json.dumps(limits.check({{"whole": whole, "parts": {{}}}})))
-"""
-
 
 def test_limits(tmp_path):
-    code = _measured.format(benchmarks=str(benchmarks), scratch=str(tmp_path))
-    kept, exceeded = map(json.loads, run_python(code).splitlines())
+    out = run_program("limits_of_benchmarks", benchmarks, tmp_path)
+    kept, exceeded = map(json.loads, out.splitlines())
     assert kept == []
     wasted = [line for line in exceeded if line.startswith("L, eqx_ckpt: ")]
     keys = ["files", "disk", "read", "requests", "save_peak", "load_peak"]

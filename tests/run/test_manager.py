@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from support import inside, scripts
-from support.helpers import files_of, fill_run, long, run_python, tree_at
+from support.helpers import files_of, fill_run, long, run_program, tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
@@ -334,25 +334,8 @@ def test_a_pinned_step_stays_pinned_however_it_is_called(root):
     with ec.CheckpointManager(root) as manager:
         fill_run(manager, [1, 2])
         manager.pin(1)
-    code = f"""
-import numpy as np, eqx_ckpt as ec
-manager = ec.CheckpointManager({str(root)!r})
-for call in (manager.delete, manager.pin, manager.unpin):
-    for step in ("1", 1.0, "../1"):
-        try:
-            call(step)
-        except TypeError as e:
-            assert str(e) == f"A step must be an integer, not {{step!r}}.", e
-        else:
-            raise AssertionError
-try:
-    manager.delete(np.array(1))
-except ValueError as e:
-    assert "pinned" in str(e)
-print(manager.steps())
-"""
     # In a process that does not check types first.
-    assert run_python(code) == "[1, 2]\n"
+    assert run_program("wrong_steps", root) == "[1, 2]\n"
 
 
 def test_an_interrupted_wait_is_waited_for_again(root, monkeypatch):
@@ -703,20 +686,7 @@ def test_there_always_is_a_step(tmp_path):
 
 
 def test_a_fork_saves_nothing(root):
-    code = f"""
-    import os, sys, warnings
-    import numpy as np, eqx_ckpt as ec
-    warnings.simplefilter("ignore")
-    with ec.CheckpointManager({str(root)!r}, every=10) as manager:
-        manager.save(5, {{"x": np.ones(2)}})
-        child = os.fork()
-        if child == 0:
-            sys.exit(0)
-        os.waitpid(child, 0)
-        assert manager.steps() == []
-    assert manager.steps() == [5]
-    """
-    run_python(textwrap.dedent(code))
+    run_program("fork_of_a_run", root)
 
 
 def test_a_metric_that_no_step_has(root):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support.helpers import run_python
+from support.helpers import run_program
 
 import eqx_ckpt as ec
 
@@ -49,24 +49,10 @@ print("goes on")
     "fork" not in multiprocessing.get_all_start_methods(), reason="no processes fork"
 )
 def test_children_of_a_run_can_be_ended(tmp_path):
-    code = f"""
-import multiprocessing, signal, time, warnings
-import eqx_ckpt as ec
-warnings.simplefilter("ignore")
-fork = multiprocessing.get_context("fork")
-with ec.CheckpointManager({str(tmp_path)!r}, signals=[signal.SIGTERM]) as manager:
-    there = fork.Event()
-    child = fork.Process(target=lambda: there.set() or time.sleep(60))
-    child.start()
-    there.wait()  # Python forgets a signal that comes while it forks.
-    child.terminate()
-    child.join(30)
-    print(child.exitcode)
-    with fork.Pool(2) as pool:
-        pool.map_async(time.sleep, [60, 60])
-    print(manager.should_stop())
-"""
-    assert run_python(code).split() == [str(-signal.SIGTERM), "False"]
+    assert run_program("children_of_a_run", tmp_path).split() == [
+        str(-signal.SIGTERM),
+        "False",
+    ]
 
 
 def test_each_run_is_told_and_the_handler_before_once(tmp_path):

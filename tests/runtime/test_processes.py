@@ -10,7 +10,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from support import schedules
-from support.helpers import long, run_python
+from support.helpers import long, run_program
 from support.processes import expected, good, LOAD, READ, run_team, SAVE, X
 
 import eqx_ckpt as ec
@@ -48,30 +48,7 @@ print(same(ec.materialise([lazy])[0], 2 * X))
 
 def _check_by_others(path, layout):
     """TensorStore by its URL, Orbax v0 and v1, and zarr-python."""
-    code = f"""
-    import numpy as np, tensorstore as ts
-    import orbax.checkpoint as ocp
-    from orbax.checkpoint import v1
-    import eqx_ckpt as ec
-    path, layout = {str(path)!r}, {layout!r}
-    x = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
-    want = {{"rows": x, "columns": 2 * x, "copies": 3 * x}}
-    ckpt = ec.open(path)
-    trees = [
-        ocp.PyTreeCheckpointer().restore(path),
-        getattr(v1, "load", v1.load_pytree)(path),
-        {{name: ts.open(ckpt[name].url).result().read().result() for name in want}},
-    ]
-    if layout == "zarr":
-        import zarr
-        group = zarr.open_group(path, mode="r")
-        trees.append({{name: group[name][...] for name in want}})
-    for tree in trees:
-        for name, y in want.items():
-            assert np.array_equal(np.asarray(tree[name]), y), name
-    print("all equal")
-    """
-    assert run_python(code).endswith("all equal\n")
+    assert run_program("read_by_others", path, layout).endswith("all equal\n")
 
 
 def test_other_numbers_of_processes(tmp_path):

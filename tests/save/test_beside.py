@@ -7,7 +7,7 @@ import os
 import pytest
 from support.beside import false_errors, running, threads
 from support.faulty import value_at
-from support.helpers import long, run_python
+from support.helpers import long, run_program
 
 import eqx_ckpt as ec
 
@@ -115,55 +115,9 @@ def test_several_writers(tmp_path, layouts):
     assert not ec.clean(tmp_path) and os.listdir(tmp_path) == ["ck"]
 
 
-_TURNS = """
-import os, threading, time
-import numpy as np
-import pytest
-import eqx_ckpt as ec
-from support import inside
-
-path, kind = os.environ["CHECKPOINT"], os.environ["KIND"]
-parent = os.getpid()
-entered = threading.Event()
-
-def note(text):
-    with open(f"{path}.turns", "a") as file:
-        file.write(f"{text}\\n")
-
-def slowly(put):
-    def run(*arguments):
-        is_first = os.getpid() == parent and not entered.is_set()
-        note("first" if is_first else "second")
-        if is_first:
-            entered.set()
-            time.sleep(2)
-            note("first")
-        return put(*arguments)
-    return run
-
-def save(value):
-    ec.tree_serialise_leaves(path, {"x": np.full(3, value)})
-
-save(0)
-with pytest.MonkeyPatch.context() as patch:
-    inside.wrap(patch, "delete what is left", slowly)
-    thread = threading.Thread(target=save, args=(1,))
-    thread.start()
-    entered.wait()
-    if kind == "thread":
-        save(2)
-    elif (child := os.fork()) == 0:
-        save(2)
-        os._exit(0)
-    else:
-        os.waitpid(child, 0)
-    thread.join()
-"""
-
-
 @pytest.mark.parametrize("kind", ["thread", "fork"])
 def test_a_lock_is_not_let_go_of_while_its_call_runs(tmp_path, kind):
-    run_python(_TURNS, CHECKPOINT=str(tmp_path / "ck"), KIND=kind)
+    run_program("saves_in_turns", tmp_path / "ck", kind)
     turns = (tmp_path / "ck.turns").read_text().split()
     assert turns == ["first", "first", "second"]
     assert ec.open(tmp_path / "ck")["x"].read().tolist() == [2, 2, 2]

@@ -2,15 +2,15 @@
 the mode of what it replaces.
 """
 
+import json
 import os
 import stat
 import struct
 import sys
-import textwrap
 
 import numpy as np
 import pytest
-from support.helpers import run_python
+from support.helpers import run_program
 from support.stores import StoredFiles
 
 import eqx_ckpt as ec
@@ -152,34 +152,9 @@ def test_what_is_only_called_like_a_signature_is_left(tmp_path, layout):
     ec.delete(tmp_path / "leaf")
 
 
-_below_unreadable = """
-    import os, shutil, tempfile
-    import eqx_ckpt as ec
-
-    if os.geteuid() == 0:
-        ec.tree_serialise_leaves(f"{tempfile.mkdtemp()}/imports", {"v": 0})
-        os.setgid(65534)
-        os.setuid(65534)
-    shared = tempfile.mkdtemp()
-    os.mkdir(f"{shared}/ck")
-    os.chmod(shared, 0o311)
-    for layout in ("ocdbt", "ocdbt", "zarr"):
-        ec.tree_serialise_leaves(f"{shared}/ck", {"v": 1}, layout=layout)
-    with ec.CheckpointManager(f"{shared}/run", keep=1) as manager:
-        manager.save(1, {"v": 1})
-        manager.save(2, {"v": 2})
-        manager.pin(2)
-    assert manager.steps() == [2]
-    ec.delete(f"{shared}/ck")
-    os.chmod(shared, 0o700)
-    assert os.listdir(shared) == ["run"]
-    shutil.rmtree(shared)
-"""
-
-
 def test_below_a_directory_that_may_not_be_read():
     """Its names cannot be synced, and nothing else is amiss."""
-    run_python(_below_unreadable)
+    run_program("save_below_unreadable")
 
 
 # As `setfacl -m u:1234:r` makes it.
@@ -231,12 +206,9 @@ def test_a_group_that_cannot_be_had_gets_nothing(tmp_path, name):
         above = above.parent
     os.chown(path, 65534, 12345)
     os.chmod(path, 0o750)
-    code = f"""
-        import os, numpy as np, eqx_ckpt as ec
-        os.setgroups([]), os.setgid(65534), os.setuid(65534)
-        ec.tree_serialise_leaves({str(path)!r}, {{"w": np.ones(3)}}, **{WAYS[name]})
-    """
-    run_python(textwrap.dedent(code), PYTHONDONTWRITEBYTECODE="1")
+    run_program(
+        "save_as_nobody", path, json.dumps(WAYS[name]), PYTHONDONTWRITEBYTECODE="1"
+    )
     assert os.stat(path).st_gid == 65534 and mode(path) == 0o700
 
 
@@ -244,29 +216,5 @@ def test_no_file_takes_the_place_of_a_standard_stream(tmp_path):
     """What C code says on stderr would be written into it."""
     for name, how in WAYS.items():  # Nobody hears an error of the other process.
         save(tmp_path / f"here-{name}", how)
-    code = f"""
-        import os, sys
-        for number in (0, 1, 2):
-            os.close(number)
-        import numpy as np, eqx_ckpt as ec
-        taken = []
-        def hear(event, args):
-            if event == "os.posix_fallocate" or event == "open":
-                taken.extend(
-                    os.readlink(f"/proc/self/fd/{{n}}")
-                    for n in range(3) if os.path.exists(f"/proc/self/fd/{{n}}")
-                )
-        sys.addaudithook(hear)
-        for name, how in {WAYS!r}.items():
-            path = {str(tmp_path)!r} + "/" + name
-            if name.endswith("safetensors"):
-                ec.export_safetensors(path, {{"w": np.ones(3)}})
-            else:
-                ec.tree_serialise_leaves(path, {{"w": np.ones(3)}}, **how)
-        open({str(tmp_path)!r} + "/found", "w").write(
-            repr([x for x in taken if x.startswith({str(tmp_path)!r})])
-        )
-        os._exit(0)
-    """
-    run_python(textwrap.dedent(code), check=False)
+    run_program("save_without_streams", tmp_path, json.dumps(WAYS), check=False)
     assert (tmp_path / "found").read_text() == "[]"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 from support import inside
-from support.helpers import assert_alike, files_of, run_python
+from support.helpers import assert_alike, files_of, run_program
 
 import eqx_ckpt as ec
 
@@ -163,15 +163,7 @@ def test_sharded_arrays(tmp_path, layout):
 
 def test_no_copy_of_the_tree_is_made(tmp_path):
     """Peak memory of a save, over that of the tree: 256 MiB in 8 leaves."""
-    out = run_python(f"""
-        import resource, jax, jax.numpy as jnp, eqx_ckpt as ec
-        ec.tree_serialise_leaves({str(tmp_path / "warm")!r}, jnp.ones(10))
-        tree = [jnp.full(8 * 2**20, float(i)) for i in range(8)]
-        jax.block_until_ready(tree)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        ec.tree_serialise_leaves({str(tmp_path / "a")!r}, tree, durable=False)
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-    """)
+    out = run_program("peak_of_a_save", tmp_path)
     assert float(out) < 0.05 * 256
 
 
@@ -253,39 +245,9 @@ def test_leaves_are_aligned_in_their_files(tmp_path):
     assert all(offset % 64 == 0 for offset in index["offset"])
 
 
-_peak = """
-    import sys, numpy as np, jax.numpy as jnp, jax, eqx_ckpt as ec
-    def status(field):
-        for line in open("/proc/self/status"):
-            if line.startswith(field):
-                return int(line.split()[1]) * 1024
-    def peak(work):
-        open("/proc/self/clear_refs", "w").write("5")
-        before = status("VmRSS")
-        out = work()
-        return (status("VmHWM") - before) / 2**20, out
-    path = sys.argv[1]
-    MiB = 2**20
-    tree = {"w": np.ones((64, MiB), np.float32), "t": np.ones((64, MiB // 4)).T}
-    save = lambda **k: ec.tree_serialise_leaves(path, tree, durable=False, **k)
-    save()
-    print(peak(lambda: save(dtype="float16", max_bytes=64 * MiB))[0])
-    save()
-    del tree
-    like = {
-        "w": jax.ShapeDtypeStruct((64, MiB), jnp.float16),
-        "t": jax.ShapeDtypeStruct((MiB // 4, 64), jnp.float32),
-    }
-    load = lambda **k: ec.tree_deserialise_leaves(path, like, cast=True, **k)
-    load(max_bytes=64 * MiB)
-    used, tree = peak(lambda: load(max_bytes=64 * MiB))
-    print(used - sum(x.nbytes for x in tree.values()) / MiB)
-"""
-
-
 def test_max_bytes(tmp_path):
     """Casts of 256 MiB and of 128 MiB of another order, both ways: part by part."""
-    out = run_python(_peak.replace("sys.argv[1]", repr(str(tmp_path / "a"))))
+    out = run_program("peak_of_casts", tmp_path / "a")
     save, load = map(float, out.split())
     # What is freed goes back to the system a little later.
     assert save < 64 + 48 and load < 64 + 48

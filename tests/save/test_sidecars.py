@@ -10,7 +10,7 @@ import optax
 import pytest
 import tensorstore as ts
 from support import inside, orbax_reader
-from support.helpers import run_python
+from support.helpers import run_program, run_python
 from support.stores import StoredFiles
 
 import eqx_ckpt as ec
@@ -141,12 +141,7 @@ def test_a_small_head_costs_kilobytes(tmp_path):
         assert sum(x.stat().st_size for x in files) < 12_000
         assert set(_metadata(tmp_path / f"run/{step}/default")) == {"('head',)"}
     assert ec.verify(tmp_path / "run/2/default") == []
-    code = """
-import os, orbax.checkpoint as ocp
-got = ocp.PyTreeCheckpointer().restore(os.environ["WHERE"])
-print(got.keys(), got["head"].sum())
-"""
-    said = run_python(code, WHERE=str(tmp_path / "run/2/default"))
+    said = run_program("restore_by_orbax", tmp_path / "run/2/default")
     assert said.splitlines()[-1] == "dict_keys(['head']) 300.0"
     # Beside more than that, Orbax is told of each of them.
     ec.tree_serialise_leaves(

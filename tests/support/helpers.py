@@ -50,6 +50,18 @@ def run_python(code: str, *, check: bool = True, **env: str) -> str:
     return done.stdout
 
 
+PROGRAMS = pathlib.Path(__file__).parents[1] / "programs"
+
+
+def run_program(name: str, *arguments: object, check: bool = True, **env: str) -> str:
+    """Runs a program of tests/programs in a process of its own and returns what it
+    prints. It is a process without the type checks of the tests."""
+    done = scripts.run((PROGRAMS / f"{name}.py").read_text(), *arguments, **env)
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 class BytesRead:
     """Counts the bytes that are read from files in a `with` block: `.total`."""
 

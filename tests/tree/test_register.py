@@ -12,7 +12,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from support import inside
-from support.helpers import run_python
+from support.helpers import run_program
 
 import eqx_ckpt as ec
 
@@ -226,24 +226,7 @@ def test_what_cannot_be_registered():
 
 def test_arguments_of_wrong_types():
     """In a process that does not check types first."""
-    code = """
-import fractions, eqx_ckpt as ec
-for call in (
-    lambda: ec.register_leaf(fractions.Fraction(1), str, str),
-    lambda: ec.register_leaf(fractions.Fraction, None, str),
-    lambda: ec.from_state_dict([1, 2], {}),
-    lambda: ec.CheckpointManager("runs", best="loss"),
-    lambda: ec.CheckpointManager("runs", best=("loss",)),
-    lambda: ec.CheckpointManager("runs", keep=2.5),
-    lambda: ec.CheckpointManager("runs").save(1, {"a": 1}, metadata=[1]),
-    lambda: ec.CheckpointManager("runs").save(1.0, {"a": 1}),
-):
-    try:
-        call()
-    except (TypeError, ValueError) as e:
-        print(type(e).__name__, e)
-"""
-    lines = run_python(code).splitlines()
+    lines = run_program("wrong_arguments").splitlines()
     assert lines == [
         "TypeError Fraction(1, 1) is not a type. Pass the type, and not a value of it.",
         "TypeError `to_leaf` is not a function, but None.",

@@ -17,7 +17,7 @@ from jax.sharding import (
     PartitionSpec as P,
     SingleDeviceSharding,
 )
-from support.helpers import BytesRead, long, run_python
+from support.helpers import BytesRead, long, run_program
 
 import eqx_ckpt as ec
 
@@ -117,29 +117,8 @@ def test_replicas_are_read_once(tmp_path):
 
 def test_a_save_does_not_gather():
     """The peak of memory of a save of a sharded tree is that of a few chunks."""
-    out = run_python(
-        """
-        import os, pathlib, tempfile
-        import jax, jax.numpy as jnp, numpy as np
-        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-        import eqx_ckpt as ec
-        def peak():
-            status = pathlib.Path("/proc/self/status").read_text()
-            return int(status.split("VmHWM:")[1].split()[0]) * 1024
-        mesh = Mesh(jax.devices(), ("x",))
-        make = lambda spec: jax.jit(
-            lambda: jnp.ones((8192, 8192)), out_shardings=NamedSharding(mesh, spec)
-        )()
-        tree = {"rows": make(P("x")), "columns": make(P(None, "x"))}
-        jax.block_until_ready(tree)
-        with tempfile.TemporaryDirectory() as path:
-            ec.tree_serialise_leaves(path + "/warm", jnp.ones(3))
-            pathlib.Path("/proc/self/clear_refs").write_text("5")
-            before = peak()
-            ec.tree_serialise_leaves(path + "/c", tree, durable=False)
-            print(peak() - before)
-        """,
-        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    out = run_program(
+        "peak_of_a_sharded_save", XLA_FLAGS="--xla_force_host_platform_device_count=8"
     )
     # 512 MiB of arrays.
     assert int(out) < 100 * 2**20

@@ -1,0 +1,11 @@
+"""Errors of paths of wrong types."""
+
+import eqx_ckpt as ec
+
+
+for bad in ("", "a\0b", "nonsense://x", 3, b"x"):
+    for use in (lambda p: ec.tree_serialise_leaves(p, 1.0), ec.open):
+        try:
+            use(bad)
+        except (ValueError, TypeError) as e:
+            print(type(e).__name__, str(e)[:40])
