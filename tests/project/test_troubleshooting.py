@@ -1,6 +1,6 @@
 """docs/troubleshooting.md has every error of the library, by its first words.
 
-The words are those of the code: one that changes there fails here until the page has it.
+The words are those of the code: the page has to follow one that changes there.
 """
 
 import ast
