@@ -7,7 +7,6 @@ read of it has the same bits, whichever part is asked for, and in how much memor
 import dataclasses
 import functools as ft
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from .._load import _fetch, _lazy
 from .._load._fetch import LeafRead
 from .._load._lazy import LazyArray
 from .._load._reader import ReadResult, StoredRead
+from .._runtime import _threads
 from .._runtime._batching import batched
 from .._storage import _arrays
 from .._tree import _from_host, _leaf
@@ -136,19 +136,22 @@ class Formula:
         return block
 
     def __post_init__(self) -> None:
-        known: tuple[threading.Lock, list[Any]] = threading.Lock(), []
+        known: tuple[_threads.Lock, list[Any]] = _threads.Lock(), []
         object.__setattr__(self, "_known", known)
 
     def _state(self, room: int) -> Any:
-        if self.prepare is None:
+        if (prepare := self.prepare) is None:
             return None
         lock, known = vars(self)["_known"]
-        # Threads that come together read all of it once.
-        with lock:
+
+        def prepare_once() -> None:
             if not known:
                 numbers = range(math.prod(_grid.grid(self.shape, self.chunk)))
                 every = (blocks for _, blocks in self._blocks(numbers, True, room))
-                known.append(self.prepare(every))
+                known.append(prepare(every))
+
+        # Threads that come together read all of it once.
+        lock.run(prepare_once)
         return known[0]
 
     def _blocks(

@@ -1,7 +1,6 @@
 """One planned read of a checkpoint: what is asked of it, and what it gives."""
 
 import collections
-import concurrent.futures as cf
 import dataclasses
 import itertools as it
 import math
@@ -15,7 +14,7 @@ from .._errors import MissingError
 from .._format import _text, _view
 from .._format._leaves import Record
 from .._format._view import View
-from .._runtime._threads import Crew
+from .._runtime._threads import Crew, Outcome
 from .._storage import _backend, _store
 from .._storage._backend import Backend
 from .._tree import _leaf
@@ -119,7 +118,7 @@ def in_order(
 ) -> Iterator[T]:
     """The results of jobs in their order, of which `most` are under way, with no more
     bytes than the `budget`, or one."""
-    waiting: collections.deque[tuple[int, cf.Future[T]]] = collections.deque()
+    waiting: collections.deque[tuple[int, Outcome[T]]] = collections.deque()
     used = 0
     jobs = iter(jobs)
     ahead = list(it.islice(jobs, 2))

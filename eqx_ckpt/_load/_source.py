@@ -3,7 +3,6 @@
 import bisect
 import dataclasses
 import functools as ft
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from .._format._grid import Grid
 from .._format._index import Index, StoredFunction
 from .._format._leaves import Record
 from .._format._template import Template
+from .._runtime import _threads
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
 from . import _wording
@@ -275,7 +275,7 @@ class Digests:
     def __init__(self, source: Source):
         self._source = source
         self._pages = pages = source.index.extents.pages
-        self._lock = threading.Lock()
+        self._lock = _threads.Lock()
         # The first page of each read, and the last one's end.
         self._reads = [0]
         for page in range(1, len(pages) - 1):
@@ -326,18 +326,18 @@ class Digests:
             self._coming = source.root.start_read(source.digests_key, 0, stop)
 
     def _load(self, number: int) -> bytes:
+        return self._lock.run(lambda: self._data.get(number) or self._read(number))
+
+    def _read(self, number: int) -> bytes:
         source = self._source
-        with self._lock:
-            if number in self._data:
-                return self._data[number]
-            try:
-                data = _store.look_twice(source.root, ft.partial(self._arrived, number))
-            except FileNotFoundError as e:
-                raise source.lost("its file of digests is missing") from e
-            except ValueError as e:
-                raise source.lost(f"{_DAMAGED} ({e})" if str(e) else _DAMAGED) from e
-            self._data[number] = data
-            return data
+        try:
+            data = _store.look_twice(source.root, ft.partial(self._arrived, number))
+        except FileNotFoundError as e:
+            raise source.lost("its file of digests is missing") from e
+        except ValueError as e:
+            raise source.lost(f"{_DAMAGED} ({e})" if str(e) else _DAMAGED) from e
+        self._data[number] = data
+        return data
 
     def _arrived(self, number: int) -> bytes:
         """**Raises:** `FileNotFoundError` if there is no file, `ValueError` unless the

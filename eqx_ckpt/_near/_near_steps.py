@@ -16,7 +16,6 @@ import os
 import pathlib
 import secrets
 import socket
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from .._run._hooks import NearSteps
 from .._run._pending import PendingState
 from .._run._saves import Saves
 from .._run._words import said_by_all
-from .._runtime import _log, _processes
+from .._runtime import _log, _processes, _threads
 from .._runtime._processes import Processes
 from .._save import _async, _plan, _serialise
 from .._save._background import SaveHandle
@@ -72,7 +71,7 @@ class Near(NearSteps):
         self._going: NearSaving | None = None
         # Calls of `offer` that have begun. Who holds the lock knows that none begins.
         self._calls = 0
-        self._lock = threading.Lock()
+        self._lock = _threads.Lock()
 
     def search(self) -> Search:
         return Search(self._saves.steps.root, self._disk)
@@ -113,11 +112,13 @@ class Near(NearSteps):
         )
         return json.dumps(latest).encode()
 
+    def _count(self) -> None:
+        self._calls += 1
+
     def offer(self, offer: PendingState) -> None:
         """Saves a state if it is due; and sends copies of the one before, if that is
         due: at the latest before the next is saved."""
-        with self._lock:
-            self._calls += 1
+        self._lock.run(self._count)
         is_due = offer.step % self._every == 0
         going = self._going
         # All processes know of the call before it comes.
@@ -212,13 +213,14 @@ class Near(NearSteps):
             going.part = part
             if self._copies and count > 1:
                 # No process begins a call before all know which is the next of all.
-                with self._lock:
-                    calls = said_by_all(processes, self._calls, _OF_PART, COUNT)
-                    going.call = max(calls) + 1
+                going.call = self._lock.run(lambda: self._next_call(processes))
         steps, seconds = self._saves.steps, timer.seconds
         if going.call is None:
             self._disk.keep(part)
         steps.say(_log.INFO, "Saved to near disks", going.step, seconds=seconds)
+
+    def _next_call(self, processes: Processes) -> int:
+        return max(said_by_all(processes, self._calls, _OF_PART, COUNT)) + 1
 
     def _send(self, going: NearSaving) -> None:
         """Sends copies, if there are to be some, and deletes what is older."""

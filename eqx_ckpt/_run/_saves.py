@@ -5,10 +5,9 @@ import dataclasses
 import json
 import os
 import re
-import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .._format import _schema
 from .._runtime import _log, _processes, _threads
@@ -25,6 +24,8 @@ from ._start import Start
 from ._steps import Steps
 
 
+T = TypeVar("T")
+
 # What process 0 says of a save: whether a step is replaced, its metrics, and what is
 # wrong with them.
 _SAID = "what process 0 says of the save of a step"
@@ -40,7 +41,7 @@ class Saving(NamedTuple):
 
     step: int
     handle: SaveHandle
-    over: threading.Event
+    over: _threads.Event
 
 
 class Saves:
@@ -71,7 +72,7 @@ class Saves:
         # Whether its save has failed, so that the caller knows that it is not saved.
         self._is_told = False
         # Threads give their states one after the other. They wait at any time.
-        self._turn = _threads.Turn()
+        self._turn = _threads.Lock()
 
     def processes(self, kind: str, what: str, tag: Any = None) -> Processes:
         """The processes of the run, for one call that all of them make."""
@@ -91,8 +92,11 @@ class Saves:
 
     def offer(self, offer: PendingState) -> bool:
         """Saves a state if it is due, and keeps it for the end of the run if not."""
-        with self._turn.taken(_context.check_fork):
-            return self._offer(offer)
+        return self._in_turn(lambda: self._offer(offer))
+
+    def _in_turn(self, act: Callable[[], T]) -> T:
+        _context.check_fork()  # Whoever had the turn may not be in a child.
+        return self._turn.run(act)
 
     def _offer(self, offer: PendingState) -> bool:
         saves = False
@@ -168,7 +172,7 @@ class Saves:
                 self.steps.mark(step)
             raise
         self.last = time.monotonic()
-        going = Saving(step, handle, threading.Event())
+        going = Saving(step, handle, _threads.Event())
         handle.add_done_callback(
             lambda _: self._follow_up(going, retain, processes.leads)
         )
@@ -285,8 +289,7 @@ class Saves:
 
     def end(self) -> None:
         """Saves what was last given to `save`, if it is not saved."""
-        with self._turn.taken(_context.check_fork):
-            self._end()
+        self._in_turn(self._end)
 
     def _end(self) -> None:
         try:
@@ -305,8 +308,7 @@ class Saves:
 
     def end_after(self, error: BaseException) -> None:
         """Saves it after an error, which has notes on what cannot be done."""
-        with self._turn.taken(_context.check_fork):
-            self._end_after(error)
+        self._in_turn(lambda: self._end_after(error))
 
     def _end_after(self, error: BaseException) -> None:
         offer, self.offered = self.offered, None

@@ -9,12 +9,11 @@ import contextlib
 import dataclasses
 import itertools as it
 import json
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from . import _log
+from . import _log, _threads
 
 
 # Seconds between looks at who has arrived: few at first, as most arrive together.
@@ -96,7 +95,7 @@ class CallRegistry:
     def __init__(self) -> None:
         self.lines: dict[str, CallSequence] = collections.defaultdict(CallSequence)
         self.old: dict[str, float] = {}
-        self.lock = threading.Lock()
+        self.lock = _threads.Lock()
 
     def sweep(self, client: Any) -> None:
         for key, end in list(self.old.items()):
@@ -125,7 +124,7 @@ class Channel:
     round: int = 0
     # Of processes at work: the last sign of life, and when it was seen.
     seen: dict[int, tuple[bytes, float]] = dataclasses.field(default_factory=dict)
-    _over: threading.Event | None = None
+    _over: _threads.Event | None = None
     _is_shown: bool = False
 
     @property
@@ -137,11 +136,12 @@ class Channel:
         return f"{self.key}/{self.number}"
 
     def take_number(self) -> None:
-        line = self.line
+        self.book.lock.run(self._take_number)
+
+    def _take_number(self) -> None:
         # Interrupted in between, the number is used twice, and ended by the first use.
-        with self.book.lock:
-            self.number = line.next
-            line.next += 1
+        self.number = self.line.next
+        self.line.next += 1
 
     def say(self, name: str, word: bytes) -> None:
         self.client.key_value_set_bytes(f"{self.at}/{self.round}/{name}", word, True)
@@ -239,7 +239,7 @@ class Channel:
         do, from a thread: until `end_beats`."""
         if self._over is not None:
             return
-        over = self._over = threading.Event()
+        over = self._over = _threads.Event()
 
         def beat() -> None:
             for count in it.count():
@@ -253,9 +253,7 @@ class Channel:
                     if self.index == 0:
                         self.look(self.seen)
 
-        # At the end of the interpreter no thread can be started.
-        with contextlib.suppress(RuntimeError):
-            threading.Thread(target=beat, name="eqx_ckpt alive", daemon=True).start()
+        _threads.Worker(beat, "eqx_ckpt alive", daemon=True).start()
 
     def end_beats(self) -> None:
         if self._over is not None:

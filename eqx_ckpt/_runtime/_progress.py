@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from . import _threads
+
 
 # Called with the bytes and the leaves that are done since the last call, by any thread.
 Advance = Callable[[int, int], None]
@@ -38,18 +40,20 @@ def bar(what: str, nbytes: int, leaves: int, show: bool) -> Iterator[Advance]:
     if not show:
         yield lambda nbytes, leaves: None
         return
-    lock = threading.Lock()
+    lock = _threads.Lock()
     done = 0
     with _tqdm()(
         desc=what, total=nbytes, unit="B", unit_scale=True, unit_divisor=1024
     ) as shown:
 
-        def advance(nbytes: int, count: int) -> None:
+        def show_more(nbytes: int, count: int) -> None:
             nonlocal done
-            with lock:
-                done += count
-                shown.set_postfix_str(f"{done}/{leaves} leaves", refresh=False)
-                shown.update(nbytes)
+            done += count
+            shown.set_postfix_str(f"{done}/{leaves} leaves", refresh=False)
+            shown.update(nbytes)
+
+        def advance(nbytes: int, count: int) -> None:
+            lock.run(lambda: show_more(nbytes, count))
 
         advance(0, 0)
         yield advance

@@ -6,7 +6,6 @@ other, in the order of the calls.
 """
 
 import atexit
-import concurrent.futures as cf
 import contextlib
 import functools as ft
 import io
@@ -47,10 +46,10 @@ class SaveHandle:
         self, root: Backend, nbytes: int = 0, copied: int = 0, is_apart: bool = False
     ):
         self._root = root
-        self._staged = threading.Event()
-        self._saved: cf.Future[None] = cf.Future()
+        self._staged = _threads.Event()
+        self._saved: _threads.Outcome[None] = _threads.Outcome()
         # None until it has been started.
-        self._thread: threading.Thread | None = None
+        self._worker: _threads.Worker | None = None
         # What a later save can know of it: see `_reuse`.
         self._written: Any = None
         # The bytes of the copies that it has of the caller's arrays.
@@ -88,7 +87,7 @@ class SaveHandle:
         if self._saved.done():
             self.result()
 
-    def _reaches(self, event: threading.Event) -> bool:
+    def _reaches(self, event: _threads.Event) -> bool:
         """Waits for what the thread of the save says. Returns False if that has ended
         without a word."""
         while not event.wait(_LOOK):
@@ -185,10 +184,10 @@ def start(
     # Whoever takes what is in it runs the save, or gives it up.
     turn = [handle]
     run = ft.partial(_run, handle, turn, stage, write)
-    thread = threading.Thread(target=run, name="eqx_ckpt save")
+    worker = _threads.Worker(run, "eqx_ckpt save")
     try:
         _pending.append(handle)
-        if not _is_started(handle, thread):
+        if not _is_started(handle, worker):
             run()
             handle.result()
     except BaseException as e:
@@ -214,13 +213,11 @@ def make_room(nbytes: int) -> None:
         _wait([handle])
 
 
-def _is_started(handle: SaveHandle, thread: threading.Thread) -> bool:
+def _is_started(handle: SaveHandle, worker: _threads.Worker) -> bool:
     # After the main thread nobody waits for a new one.
-    if not threading.main_thread().is_alive():
+    if not threading.main_thread().is_alive() or not worker.start():
         return False
-    if not _threads.is_started(thread):
-        return False
-    handle._thread = thread
+    handle._worker = worker
     return True
 
 
@@ -231,19 +228,18 @@ _LOOK = 1.0
 def _wait(handles: Sequence[SaveHandle], timeout: int | float | None = None) -> bool:
     """Waits until saves are over, or for so many seconds. Returns whether they are."""
     end = math.inf if timeout is None else time.monotonic() + timeout
-    saved = [handle._saved for handle in handles]
-    while cf.wait(saved, max(0, min(_LOOK, end - time.monotonic()))).not_done:
-        for handle in handles:
+    for handle in handles:
+        while not handle._saved.wait(min(_LOOK, end - time.monotonic())):
             _look(handle)
-        if time.monotonic() >= end:
-            break
-    return all(future.done() for future in saved)
+            if time.monotonic() >= end:
+                return handle._saved.done()
+    return True
 
 
 def _look(handle: SaveHandle) -> bool:
     """Whether the thread of a save has ended. If it has without a word, by an error
     such as a `MemoryError` before its first step, this says that the save is over."""
-    has_ended = handle._thread is not None and not handle._thread.is_alive()
+    has_ended = handle._worker is not None and handle._worker.is_over
     if has_ended:
         _end(handle, [_ended()])
     return has_ended
@@ -299,11 +295,10 @@ def _end(handle: SaveHandle, errors: list[BaseException]) -> None:
             _failed.append(handle)
         _drop(_pending, handle)
         # Who has given it up may say so at the same time.
-        with contextlib.suppress(cf.InvalidStateError):
-            if errors:
-                handle._saved.set_exception(errors[0])
-            else:
-                handle._saved.set_result(None)
+        if errors:
+            handle._saved.set_exception(errors[0])
+        else:
+            handle._saved.set_result(None)
     handle._staged.set()
 
 

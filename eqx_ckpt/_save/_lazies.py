@@ -7,7 +7,6 @@ as it will lie in the target is known by its digests, without being read.
 import dataclasses
 import functools as ft
 import math
-import threading
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,6 +19,7 @@ from .._format._template import Template
 from .._load import _kept, _lazy
 from .._load._lazy import LazyArray
 from .._load._source import Source
+from .._runtime import _threads
 from .._tree import _host_copy, _leaf, _register, _target
 from ._payload import PlannedLeaf
 
@@ -108,7 +108,7 @@ class LazySource(_host_copy.Payload):
     # has been given, to any of the threads.
     _whole: np.ndarray | None = None
     _given: int = 0
-    _lock: Any = dataclasses.field(default_factory=threading.Lock)
+    _lock: Any = dataclasses.field(default_factory=_threads.Lock)
 
     @property
     def key(self) -> Any:
@@ -127,14 +127,7 @@ class LazySource(_host_copy.Payload):
         t, size = self.template, math.prod(self.template.shape)
         if not self._is_array or self.lazy._chunk_size >= size:
             for region in regions:
-                with self._lock:
-                    if self._whole is None:
-                        self._whole = self._read()
-                    part = np.ascontiguousarray(self._whole[region])
-                    self._given += part.size
-                    if self._given >= size:
-                        self._whole, self._given = None, 0
-                yield part
+                yield self._lock.run(ft.partial(self._part, region, size))
             return
         most = max(_AHEAD // t.itemsize, self.lazy._chunk_size)
         for box, inner in _boxes(regions, most):
@@ -143,6 +136,15 @@ class LazySource(_host_copy.Payload):
             array = _host_copy.to_host(value, t)
             for region in inner:
                 yield np.ascontiguousarray(array[_grid.within(region, box)])
+
+    def _part(self, region: tuple[slice, ...], size: int) -> np.ndarray:
+        if self._whole is None:
+            self._whole = self._read()
+        part = np.ascontiguousarray(self._whole[region])
+        self._given += part.size
+        if self._given >= size:
+            self._whole, self._given = None, 0
+        return part
 
     def _read(self) -> np.ndarray:
         (value,) = _fetch([self.on_host], self.verify)

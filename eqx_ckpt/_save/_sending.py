@@ -2,10 +2,10 @@
 
 import collections
 import contextlib
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from .._runtime import _threads
 from .._storage import _store
 from .._storage._objects import ObjectStore
 
@@ -18,29 +18,33 @@ class UploadQueue:
         self._store, self._most = store, most
         self._sending: collections.deque[tuple[str, Any, int]] = collections.deque()
         self._size = 0
-        self._lock = threading.Lock()
+        self._lock = _threads.Lock()
 
     def send(self, key: str, buffers: Iterable[Any]) -> None:
         data = b"".join(buffers)
         sending = key, self._store.start_write(key, data), len(data)
         del data
-        with self._lock:
-            self._sending.append(sending)
-            self._size += sending[2]
+        self._lock.run(lambda: self._add(sending))
         self.wait(self._most)
+
+    def _add(self, sending: tuple[str, Any, int]) -> None:
+        self._sending.append(sending)
+        self._size += sending[2]
+
+    def _next(self, most: int) -> tuple[str, Any, int] | None:
+        if not self._sending or (most and self._size <= most):
+            return None
+        self._size -= self._sending[0][2]
+        return self._sending.popleft()
 
     def wait(self, most: int = 0) -> None:
         """Waits until no more than `most` bytes are on their way; by default for all.
 
         **Raises:** what went wrong with a file that was sent.
         """
-        while True:
-            with self._lock:
-                if not self._sending or (most and self._size <= most):
-                    return
-                key, sending, size = self._sending.popleft()
-                self._size -= size
-            _store.finish_write(self._store, key, sending)
+        while sending := self._lock.run(lambda: self._next(most)):
+            key, write, _ = sending
+            _store.finish_write(self._store, key, write)
 
     @contextlib.contextmanager
     def open(self) -> Iterator["UploadQueue"]:

@@ -2,7 +2,6 @@
 
 import functools as ft
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,14 +28,11 @@ def watch_forks() -> None:
 def _once(make: Callable[[], ts.Context]) -> Callable[[], ts.Context]:
     """`make`, whose result is the same for all threads: what one context has in memory
     the others do not. (`ft.cache` calls it in each thread that is first.)"""
-    lock, made = threading.Lock(), list[ts.Context]()
+    made: dict[str, ts.Context] = {}
 
     @ft.wraps(make)
     def get() -> ts.Context:
-        if not made:
-            with lock:
-                made[:] = made or [make()]
-        return made[0]
+        return made.get("") or made.setdefault("", make())
 
     return get
 

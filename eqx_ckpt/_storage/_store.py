@@ -1,6 +1,5 @@
 """Reads of all kinds of store alike, and the meaning of their answers."""
 
-import concurrent.futures as cf
 import contextlib
 import functools as ft
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +10,7 @@ import tensorstore as ts
 
 from .._errors import DamagedError, MissingError
 from .._runtime import _threads
+from .._runtime._threads import Outcome
 from . import _local_files
 from ._backend import Backend, Value
 from ._local import LocalDirectory
@@ -120,8 +120,8 @@ def ahead(
     return [outcome.result for outcome in done]
 
 
-def _outcome(job: Callable[[], Any]) -> cf.Future[Any]:
-    out = cf.Future()
+def _outcome(job: Callable[[], Any]) -> Outcome[Any]:
+    out: Outcome[Any] = Outcome()
     try:
         out.set_result(job())
     except Exception as e:

@@ -10,13 +10,13 @@ import dataclasses
 import os
 import pathlib
 import re
-import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from .._errors import MissingError
 from .._format import _files, _index, _text
+from .._runtime import _threads
 from .._version import __version__
 from . import _http, _requests
 from ._http import HttpBackend
@@ -25,7 +25,7 @@ from ._http import HttpBackend
 _hf = re.compile(r"hf://([^/@]+/[^/@]+)(?:@([^/@]+))?(/.*)?")
 
 # One thread asks, and the others have what it is told.
-_asking = threading.RLock()
+_asking = _threads.Lock()
 
 _CARD = """---
 library_name: eqx_ckpt
@@ -122,13 +122,15 @@ class HubBackend(HttpBackend):
     # ---- What there is, asked once.
 
     def _known(self, what: str, ask: Callable[[], Any]) -> Any:
-        with _asking:
+        def know() -> Any:
             if what not in self._commit:
                 try:
                     self._commit[what] = ask()
                 except Exception as e:
                     raise self.explain(e) from None
             return self._commit[what]
+
+        return _asking.run(know)
 
     def _sha(self) -> str:
         repo, revision, _ = self._parts()

@@ -1,7 +1,6 @@
 """Requests to servers: those that Python makes rather than TensorStore, and waits that
 tell a server that is slow from one that is not there."""
 
-import concurrent.futures as cf
 import json
 import math
 import socket
@@ -14,7 +13,8 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from .._runtime import _log, _threads
+from .._runtime import _log
+from .._runtime._threads import Outcome, Worker
 from .._storage import _context
 from . import _remote
 
@@ -172,22 +172,22 @@ def answer(value: bytes, tag: str | None = "", state: str = "value") -> Any:
 MISSING, UNSPECIFIED = answer(b"", state="missing"), answer(b"", state="unspecified")
 
 
-def start(call: Callable[..., Any], *args: Any) -> cf.Future[Any]:
+def start(call: Callable[..., Any], *args: Any) -> Outcome[Any]:
     """Makes a call in a thread, which does not keep the process alive."""
     _context.check_fork()
     _context.watch_forks()
-    future: cf.Future[Any] = cf.Future()
-    # Who gives it up does not end it.
-    future.set_running_or_notify_cancel()
+    outcome: Outcome[Any] = Outcome()
 
     def run() -> None:
-        with _LIMIT:
-            try:
-                future.set_result(call(*args))
-            except BaseException as e:
-                future.set_exception(e)
+        try:
+            outcome.set_result(call(*args))
+        except BaseException as e:
+            outcome.set_exception(e)
 
-    thread = threading.Thread(target=run, name="eqx_ckpt", daemon=True)
-    if not _threads.is_started(thread):
+    def run_in_turn() -> None:
+        with _LIMIT:  # Nothing interrupts this thread.
+            run()
+
+    if not Worker(run_in_turn, daemon=True).start():
         run()
-    return future
+    return outcome

@@ -12,7 +12,6 @@ import operator
 import os
 import queue
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from .._load import _source
 from .._load._reader import CHANGED, unreadable
 from .._load._source import Source
 from .._runtime import _batching, _progress
-from .._runtime._threads import Crew
+from .._runtime._threads import Crew, Outcome
 from .._storage import _codecs, _store
 from .._zips._window import Window
 
@@ -143,7 +142,7 @@ def scan(
     ends: dict[str, tuple[int | None, str | None]] = {}
     if source.files is not None:
         ends = dict.fromkeys(source.files, (0, None))
-    pending: collections.deque[tuple[list[_Chunk], Future[list[Problem]]]]
+    pending: collections.deque[tuple[list[_Chunk], Outcome[list[Problem]]]]
     pending = collections.deque()
 
     def finish() -> None:

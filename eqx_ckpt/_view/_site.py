@@ -8,7 +8,6 @@ A page is a dict of JSON that is made of an index alone: `kind`, `title`, `facts
 
 import collections
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._run._steps import Steps
+from .._runtime import _threads
 from .._show import _model, _summary
 from .._show._model import Branch
 from . import _charts
@@ -45,8 +45,15 @@ class _Slot:
     """A leaf that is read once, by whoever asks first."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.sample: Sample | None = None
+        self._lock = _threads.Lock()
+        self._sample: Sample | None = None
+
+    def sampled(self, lazy: LazyArray, first: LazyArray | None) -> Sample:
+        return self._lock.run(lambda: self._sample or self._read(lazy, first))
+
+    def _read(self, lazy: LazyArray, first: LazyArray | None) -> Sample:
+        self._sample = _charts.read(lazy, first)
+        return self._sample
 
 
 class Site:
@@ -54,7 +61,7 @@ class Site:
 
     def __init__(self, subject: Checkpoint | Pair | Steps):
         self._subject = subject
-        self._lock = threading.RLock()
+        self._lock = _threads.Lock()
         self._shown: dict[str, Shown] = {}
         self._opened: dict[str, Checkpoint] = {}
         self._slots: collections.OrderedDict[Any, _Slot] = collections.OrderedDict()
@@ -88,19 +95,19 @@ class Site:
 
     def _now(self, query: Mapping[str, str]) -> Shown:
         """The source when a page is loaded: a run goes on while it is looked at."""
-        with self._lock:
-            if self._shown and isinstance(self._subject, Checkpoint):
-                self._subject = _checkpoint.open(self._subject.path)
-            for kept in (self._shown, self._opened, self._slots):
-                kept.clear()
-            return self._at(query)
+        return self._lock.run(lambda: self._anew(query))
+
+    def _anew(self, query: Mapping[str, str]) -> Shown:
+        if self._shown and isinstance(self._subject, Checkpoint):
+            self._subject = _checkpoint.open(self._subject.path)
+        for kept in (self._shown, self._opened, self._slots):
+            kept.clear()
+        return self._at(query)
 
     def _at(self, query: Mapping[str, str]) -> Shown:
         at = query.get("at", "")
-        with self._lock:
-            if at not in self._shown:
-                self._shown[at] = self._show(at)
-            return self._shown[at]
+        show = lambda: self._shown.get(at) or self._shown.setdefault(at, self._show(at))
+        return self._lock.run(show)
 
     def _show(self, at: str) -> Shown:
         subject = self._subject
@@ -133,18 +140,18 @@ class Site:
         self, query: Mapping[str, str], side: int, lazies: Sequence[LazyArray | None]
     ) -> Sample:
         key = query.get("at", ""), query["n"], side
-        with self._lock:
-            slot = self._slots.setdefault(key, _Slot())
-            self._slots.move_to_end(key)
-            while len(self._slots) > _KEPT:
-                self._slots.popitem(last=False)
+        slot = self._lock.run(lambda: self._slot(key))
         lazy, first = lazies[side], lazies[0]
         assert lazy is not None
         is_like = first is not None and first.shape == lazy.shape
-        with slot.lock:
-            if slot.sample is None:
-                slot.sample = _charts.read(lazy, first if is_like else None)
-            return slot.sample
+        return slot.sampled(lazy, first if is_like else None)
+
+    def _slot(self, key: Any) -> _Slot:
+        slot = self._slots.setdefault(key, _Slot())
+        self._slots.move_to_end(key)
+        while len(self._slots) > _KEPT:
+            self._slots.popitem(last=False)
+        return slot
 
     def _leaf(self, query: Mapping[str, str]) -> dict[str, Any]:
         lazies, samples = self._lazies(query), self._samples(query)

@@ -7,12 +7,12 @@ read in place is aligned.
 import functools as ft
 import io
 import secrets
-import threading
 import zipfile
 from collections.abc import Iterable
 from typing import Any
 
 from .._format import _files
+from .._runtime import _threads
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._save import _lazies, _notes, _plan, _publish, _serialise, _to_ocdbt
@@ -49,21 +49,23 @@ class Archive:
         self._is_raw = isinstance(file, io.RawIOBase)
         self._file = io.BufferedWriter(file) if self._is_raw else file
         self._zip = _Zip(self._file, "w", zipfile.ZIP_STORED)
-        self._lock = threading.Lock()
+        self._lock = _threads.Lock()
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
         """Adds a file. Threads that write at the same time wait for each other."""
-        with self._lock:
-            info = zipfile.ZipInfo(key, _DATE)
-            info.external_attr = 0o644 << 16
-            assert self._zip.fp is not None
-            start = self._zip.fp.tell() + _HEADER + len(key.encode()) + _LARGE + 4
-            count = -start % _ALIGN
-            info.extra = _PADDING.to_bytes(2, "little") + count.to_bytes(2, "little")
-            info.extra += bytes(count)
-            with self._zip.open(info, "w", force_zip64=True) as member:
-                for buffer in buffers:
-                    member.write(memoryview(buffer))
+        self._lock.run(lambda: self._write(key, buffers))
+
+    def _write(self, key: str, buffers: Iterable[Any]) -> None:
+        info = zipfile.ZipInfo(key, _DATE)
+        info.external_attr = 0o644 << 16
+        assert self._zip.fp is not None
+        start = self._zip.fp.tell() + _HEADER + len(key.encode()) + _LARGE + 4
+        count = -start % _ALIGN
+        info.extra = _PADDING.to_bytes(2, "little") + count.to_bytes(2, "little")
+        info.extra += bytes(count)
+        with self._zip.open(info, "w", force_zip64=True) as member:
+            for buffer in buffers:
+                member.write(memoryview(buffer))
 
     def __enter__(self) -> "Archive":
         return self

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from support import interrupts
+from support.helpers import long
 
 
 def _run(tmp_path, most, *names):
@@ -25,3 +26,10 @@ def test_interrupted_at_some_lines(tmp_path):
 @pytest.mark.parametrize("name", interrupts.CALLS)
 def test_interrupted_at_every_line(tmp_path, name):
     _run(tmp_path, 0, name)
+
+
+# Those that wait for locks, for events and for threads.
+@pytest.mark.parametrize("count", [15, *long(300)])
+def test_interrupted_at_any_moment(tmp_path, count):
+    names = ["read", "read zip", "save later", "save zarr", "manage", "merge"]
+    _run(tmp_path, f"moments:{count}", *names)

@@ -15,3 +15,8 @@ def test_calls_without_new_threads(tmp_path, monkeypatch, when):
 
 def test_all_threads_that_are_first_have_one_memory():
     run_program("first_calls_in_threads")
+
+
+def test_interrupted_as_a_thread_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_program("interrupted_as_a_thread_starts")

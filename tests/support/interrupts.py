@@ -6,15 +6,20 @@ the `contextlib` that it uses, at most so many for each (0: all), and looks at w
 there is then. Prints how many lines it were.
 
 In the main thread that is `KeyboardInterrupt`; in a thread of a save, `MemoryError`.
+
+With `moments:COUNT` in the place of MOST, a signal interrupts each call so many times,
+at any moment: between any two steps of Python, its own modules among them.
 """
 
 import collections
 import contextlib
 import faulthandler
+import functools as ft
 import gc
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import sys
@@ -176,9 +181,10 @@ def _descriptors(directory: str) -> Iterator[str]:
             yield target
 
 
-# ---- The calls. Each may put the value 2 at a path that has 1.
+# ---- The calls. Each may put the value 2 at a path that has 3.
 
 
+@ft.cache
 def tree(value: int) -> dict[str, Any]:
     large, both = np.full(2**16, value, np.float32), np.full(10, value)
     return {"jax": jnp.full(3, value), "large": large, "v": [both] * 2}
@@ -188,7 +194,8 @@ def value_at(path: pathlib.Path) -> int:
     """The value of the one tree that is at a path."""
     loaded = ec.tree_deserialise_leaves(path, tree(0))
     arrays = loaded["jax"], loaded["large"], *loaded["v"]
-    (value,) = {int(x) for array in arrays for x in np.unique(array)}
+    value = int(arrays[0][0])
+    assert all((np.asarray(array) == value).all() for array in arrays)
     return value
 
 
@@ -233,7 +240,7 @@ def _manage(path: pathlib.Path) -> None:
     signals = [signal.SIGTERM]
     with ec.CheckpointManager(path.parent.parent, keep=2, signals=signals) as manager:
         manager.save(step, tree(2), force=True)
-        manager.save(step + 1, tree(2), {"loss": 1.0})
+        manager.save(step + 1, tree(2), {"loss": 1.0}, force=True)
         manager.save(step, tree(2), force=True)
         manager.pin(step)
         manager.unpin(step)
@@ -264,27 +271,28 @@ def _read(path: pathlib.Path) -> None:
 
 
 def _others(path: pathlib.Path) -> list[pathlib.Path]:
-    """Checkpoints of the values 2 and 3."""
-    places = [path.parents[2] / f"others/{value}" for value in (2, 3)]
-    for value, place in zip((2, 3), places):
+    """Checkpoints of the values 2 and 1."""
+    places = [path.parents[2] / f"others/{value}" for value in (2, 1)]
+    for value, place in zip((2, 1), places):
         if not ec.exists(place):
             save(place, value)
     return places
 
 
 def _save_lazily(path: pathlib.Path) -> None:
-    node, other = ec.open(path).tree, ec.open(_others(path)[0]).tree
-    lazy = ec.lazy(jnp.add, elementwise=True)(node.jax, node.jax)
+    node = ec.open(path).tree
+    other, one = (ec.open(place).tree for place in _others(path))
+    lazy = ec.lazy(jnp.subtract, elementwise=True)(node.jax, one.jax)
     values = {"jax": lazy, "large": other.large, "v": other.v}
     ec.tree_serialise_leaves(path, values, durable=False)
 
 
 def _merge(path: pathlib.Path) -> None:
-    two, three = _others(path)
+    two, one = _others(path)
     ec.stats(path)
     ec.diff(path, two)
     mean = ec.merging.average()
-    merged = ec.merge([two, path, three], mean, where=lambda tree: tree.large)
+    merged = ec.merge([two, path, one], mean, where=lambda tree: tree.large)
     ec.tree_serialise_leaves(path, merged, durable=False)
 
 
@@ -363,7 +371,8 @@ _MOST = 120
 
 
 def _next_calls(path: pathlib.Path, layout: str) -> int | None:
-    """Which value is at a path after an interrupt. Other calls go on as ever."""
+    """Which value is at a path after an interrupt. Other calls go on as ever, and
+    leave 3 there."""
     faulthandler.dump_traceback_later(_MOST, exit=True)
     value = value_at(path) if ec.exists(path) else None
     other = path.parents[2] / "other"
@@ -386,27 +395,25 @@ def interrupt_call(
     call, layout = CALLS[name]
     path = directory / "run/7" / ("default.zip" if layout == "zip" else "default")
     for _ in range(2):
-        _put(path, 1, layout)
+        _put(path, 3, layout)
         call(path)
-    _put(path, 1, layout)
+    _put(path, 3, layout)
     thread = _thread(name)
     if call in (save, _save_durably, _save_zarr):
         gc.collect()  # Not what calls before it have left.
         # Files that a zip was read from are open until nobody has the reader any more.
         assert layout == "zip" or not finals_of(lambda: call(path))
-        _put(path, 1, layout)
+        _put(path, 3, layout)
     # Other threads of a call take more or less of its work. All of it is asked for.
     runs: list[list[Line]] = []
     for _ in range(5):
         runs.append(lines_of(lambda: call(path), thread))
         _next_calls(path, layout)
-        _put(path, 1, layout)
     lines = max(runs, key=len)
     state = State(directory)
     found: collections.Counter[str] = collections.Counter()
     every = _WINDOWS.get(name, ())
     for at in spread(lines, most, every) if most else range(1, len(lines) + 1):
-        _put(path, 1, layout)
         is_kept = False
         faulthandler.dump_traceback_later(_MOST, exit=True)
         try:
@@ -419,7 +426,7 @@ def interrupt_call(
         # Ctrl-C is for the caller. An error may be one of what needs not be done.
         assert not is_kept or (thread != MAIN and value == 2), lines[at - 1]
         state.check(lines[at - 1])
-        assert value in (1, 2) or (value is None and call is _delete), lines[at - 1]
+        assert value in (3, 2) or (value is None and call is _delete), lines[at - 1]
         # Nor is anything left on disk that the next save, or `clean`, does not delete.
         ec.clean(directory / "run")
         for left in (path.with_name("source.safetensors"), path.with_name("file.zip")):
@@ -433,8 +440,41 @@ def interrupt_call(
     return found
 
 
+def interrupt_at_moments(
+    directory: pathlib.Path, name: str, count: int
+) -> collections.Counter[str]:
+    """The call ends each time, and so does the next one, and the process."""
+    call, layout = CALLS[name]
+    path = directory / "run/7" / ("default.zip" if layout == "zip" else "default")
+    _put(path, 3, layout)
+    for _ in range(3):
+        start = time.perf_counter()
+        call(path)
+        took = time.perf_counter() - start
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    rng = random.Random(name)
+    found: collections.Counter[str] = collections.Counter()
+    while found["interrupted"] < count and found.total() < 10 * count:
+        faulthandler.dump_traceback_later(_MOST, exit=True)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(2e-5, 1.2 * took))
+            call(path)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            found["whole"] += 1
+        except KeyboardInterrupt:
+            found["interrupted"] += 1
+        _put(path, 3, layout)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    assert _next_calls(path, layout) in (2, 3)
+    return found
+
+
 if __name__ == "__main__":
     place, number, *names = sys.argv[1:]
+    kind, _, most = number.rpartition(":")
+    make = interrupt_at_moments if kind == "moments" else interrupt_call
     for each in names:
-        done = interrupt_call(pathlib.Path(place) / each, each, int(number))
+        done = make(pathlib.Path(place) / each, each, int(most))
         print(json.dumps({each: done}), flush=True)
+    # Nor does a thread keep the process.
+    faulthandler.dump_traceback_later(_MOST, exit=True)
