@@ -447,10 +447,11 @@ def interrupt_at_moments(
     call, layout = CALLS[name]
     path = directory / "run/7" / ("default.zip" if layout == "zip" else "default")
     _put(path, 3, layout)
-    for _ in range(3):
-        start = time.perf_counter()
-        call(path)
-        took = time.perf_counter() - start
+    call(path)
+    call(path)
+    start = time.perf_counter()
+    call(path)
+    took = time.perf_counter() - start
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     rng = random.Random(name)
     found: collections.Counter[str] = collections.Counter()
