@@ -1,9 +1,9 @@
-"""Python's `Thread.start` is left with its lock locked in the main thread, as Ctrl-C may
-leave it."""
+"""Python's `Thread.start` is left with its lock locked, as Ctrl-C may leave it."""
 
 import faulthandler
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,8 @@ class Lock:
         self.lock.release()
 
 
-threading._active_limbo_lock = Lock(threading._active_limbo_lock)
+inside: Any = threading
+inside._active_limbo_lock = Lock(inside._active_limbo_lock)
 faulthandler.dump_traceback_later(100, exit=True)
 tree = {f"x{i}": np.ones(300_000) for i in range(8)}
 ec.tree_serialise_leaves("a", tree, layout="zarr", compression="zstd")

@@ -137,6 +137,12 @@ BREAKS = {
         "notebooks notebooks/quickstart.ipynb",
         "AssertionError",
     ),
+    "a tag": (
+        "eqx_ckpt/_version.py",
+        swap('"0.1.0"', '"9.9.9"'),
+        "version v0.1.0",
+        "The tag is v0.1.0, and the version 9.9.9",
+    ),
     "the lowest versions": (
         "pyproject.toml",
         swap('"numpy>=', '"numpy>=9999.'),
@@ -169,6 +175,26 @@ def test_a_check_finds(what, tmp_path):
     assert run.returncode != 0
     out = run.stdout + run.stderr
     assert re.search(said, out), out[-4000:]
+
+
+_CHECK = re.compile(r"^(\w+)\(\)", re.MULTILINE)
+# Parts of other checks.
+_PARTS = {"step", "readme", "steady"}
+
+
+def test_workflows_make_the_checks_of_the_list():
+    script = (root / ".ci/run").read_text()
+    checks = set(_CHECK.findall(script)) - _PARTS
+    ran = set()
+    for workflow in (root / ".github/workflows").glob("*.yml"):
+        for step in re.findall(r"run: (.*)", workflow.read_text()):
+            assert step.startswith(".ci/run "), step
+            ran.add(step.split()[1])
+    assert ran == checks
+    # All of them are made before a change lands too, but for that of a tag.
+    whole = script.partition("# ---- All of them.")[2]
+    called = re.findall(r"^\s*(?:steady )?(\w+)", whole, re.MULTILINE)
+    assert checks - set(called) == {"version"}
 
 
 _ONCE = """
