@@ -42,6 +42,7 @@ from ._rebuild._rebuild import rebuild as rebuild
 from ._rename._rename import rename as rename
 from ._run._clean import clean as clean
 from ._run._manager import CheckpointManager as CheckpointManager
+from ._run._records import history as history, Run as Run, runs as runs, Step as Step
 from ._runtime._arguments import Together as Together
 from ._save._async import async_tree_serialise_leaves as async_tree_serialise_leaves
 from ._save._background import SaveHandle as SaveHandle

@@ -32,7 +32,8 @@ _MAX_BYTES = 2**26
 class Attempt(NamedTuple):
     """`base`: the near save that it began from; "" for none. `after`: the step at the
     root that it went on from, if it did. `earlier`: the steps at the root that do not
-    count, with the ids of their saves; "" for those of Orbax."""
+    count, with the ids of their saves; "" for those of Orbax, and those that were
+    damaged."""
 
     run: str
     number: int = 0
@@ -64,6 +65,11 @@ class Lineage:
         self.attempt = attempt
         self._saves = dict(attempt.earlier) if attempt else {}
         self._is_save = ft.cache(is_save)
+
+    @property
+    def number(self) -> int:
+        """The number of the attempt; 0 before the first."""
+        return self.attempt.number if self.attempt else 0
 
     def is_left(self, step: int) -> bool:
         """Whether an earlier attempt has left a step."""

@@ -16,10 +16,11 @@ from .._runtime._arguments import Rule
 from .._save import _options
 from .._save._options import Functions, RunKeywords, SaveOptions
 from .._tree import _leaf
-from . import _restore, _steps
+from . import _records, _restore, _steps
 from ._hooks import LoadRequest, NearSteps
 from ._pending import PendingState
 from ._policy import Policy
+from ._records import Step
 from ._saves import Saves
 from ._signals import Signals
 from ._steps import Steps
@@ -31,13 +32,7 @@ _RULES = {
     "keep_every": _COUNT,
     "keep_nearest": _COUNT,
     "keep_seconds": _arguments.optional(_arguments.SECONDS),
-    "best": _arguments.optional(
-        Rule(
-            '`(metric, "min")` or `(metric, "max")`',
-            lambda x: isinstance(x, (tuple, list)) and len(x) == 2,
-            lambda x: isinstance(x[0], str) and x[1] in ("min", "max"),
-        )
-    ),
+    "best": _records.BEST,
     "every": _COUNT,
     "every_seconds": _arguments.optional(_arguments.SECONDS),
     "signals": Rule(
@@ -368,6 +363,12 @@ class CheckpointManager:
         be read now; `ValueError` if steps have metrics, and none has this one.
         """
         return _steps.best(self._steps, self._policy)
+
+    @_handlers.pass_through
+    def history(self) -> list[Step]:
+        """Every step that the run has ever saved, with its metrics, as [`history`][]
+        gives it: those that are deleted too."""
+        return _records.steps_of(self._steps)
 
     def path(self, step: int) -> str | os.PathLike[str]:
         """Where the checkpoint of a step is, or will be."""

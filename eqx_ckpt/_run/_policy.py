@@ -1,5 +1,6 @@
 """The policy of a run: steps that are saved, the best one, and steps that stay."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -55,6 +56,11 @@ class Policy(NamedTuple):
         seconds = self.every_seconds
         return seconds is None or time.monotonic() - last >= seconds
 
+    @property
+    def has_rank(self) -> bool:
+        """Whether metrics say which steps stay."""
+        return self.best is not None
+
     def has_metric(self, known: Mapping[int, dict[str, Any]]) -> bool:
         """Whether a step has the metric of `best`, if that is given."""
         return self.best is None or any(self.best[0] in of for of in known.values())
@@ -71,17 +77,22 @@ class Policy(NamedTuple):
 
     def best_of(self, known: Mapping[int, dict[str, Any]]) -> int | None:
         """The step with the best metric, if one has it."""
+        return next(iter(self.ranked(known)), None)
+
+    def ranked(self, known: Mapping[int, dict[str, Any]]) -> list[int]:
+        """The steps that have the metric of `best`, the best first; of equal ones the
+        newest."""
         if self.best is None:
-            return None
+            return []
         metric, way = self.best
         sign = 1 if way == "max" else -1
         values = {step: of.get(metric) for step, of in known.items()}
         ranked = [
             (sign * value, step)
             for step, value in values.items()
-            if isinstance(value, int | float)
+            if isinstance(value, int | float) and math.isfinite(value)
         ]
-        return max(ranked)[1] if ranked else None
+        return [step for _, step in sorted(ranked, reverse=True)]
 
     def reasons(self, counting: Mapping[int, dict[str, Any]], new: int) -> set[int]:
         """The steps because of which others may go, of those that count: the newest,

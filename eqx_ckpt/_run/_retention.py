@@ -80,6 +80,9 @@ class Retention:
         """The steps that there are, of which those seen `before` are not looked at; and
         which cannot be."""
         keeps = self._policy.keep is not None
+        if self._policy.has_rank:
+            changed = self._steps.refresh()
+            before = {s: x for s, x in before.items() if s not in changed}
         listed: dict[int, str | None] = dict.fromkeys([*before, new])
         if not before:
             self._saves = 0
@@ -125,6 +128,10 @@ class Retention:
             _log.say(_log.WARNING, text)
         return going, reasons
 
+    def _is_behind(self) -> bool:
+        """Whether steps have got metrics by which another step would go."""
+        return self._policy.has_rank and self._steps.history.is_behind()
+
     def _saved(self, seen: Seen) -> dict[int, int | None]:
         """When each step of ours was saved."""
         times, self._times = self._times, {}
@@ -143,8 +150,10 @@ class Retention:
             if not self._is_still(seen, {step, *reasons}):
                 return False
             try:
-                if self._steps.remove(step):
+                if self._steps.remove(step, self._is_behind):
                     del seen[step]
+                elif self._is_behind():
+                    return False
             except (OSError, ValueError) as e:
                 left.append(f"step {step}: {e}")
         return True

@@ -19,7 +19,7 @@ _SHOWN = 20
 def run_at(path: str | os.PathLike[str]) -> Steps | None:
     """The steps of the run at a path; None if there are none, or nobody can tell."""
     steps = _unless_it_fails(lambda: Steps(path))
-    return steps if steps and _unless_it_fails(steps.directories) else None
+    return steps if steps and _unless_it_fails(steps.is_run) else None
 
 
 def stands_for(path: str | os.PathLike[str], is_empty: bool) -> Any:

@@ -164,6 +164,7 @@ class Saves:
         run = _serialise.processes_of(path, offer.tree, options)
         marks = how == "replace" and processes.leads
         if marks:
+            self.steps.record([step])
             self.steps.unmark(step)
         try:
             handle = _async.begin(path, offer.tree, options, run)
@@ -248,6 +249,8 @@ class Saves:
             if going.handle._saved.exception() is None:
                 self.damaged.discard(going.step)
                 self.base = going.handle
+                if leads:
+                    self.steps.record([going.step], self.start.number)
                 if leads and retain:
                     attempt = self.start.attempt
                     left = self._retention.retain(going.step, self.damaged, attempt)

@@ -20,6 +20,8 @@ class Start:
         self._steps = steps
         # The attempt that was begun here.
         self.attempt: Attempt | None = None
+        # The number of the one that counts, once a save has begun.
+        self.number = 0
         # Whether the next save may begin one, the step that was saved before, and the
         # newest steps that are passed over, until that is told.
         self._is_open = True
@@ -58,7 +60,7 @@ class Start:
         listing = self._steps.listing()
         lineage = self._steps.lineage(listing, self._is_begun)
         newest = self._steps.newest(listing, lineage, damaged)
-        now = lineage.attempt
+        now, self.number = lineage.attempt, lineage.number
         # One that was begun, and has saved nothing, has to count for nothing.
         last = max(self._steps.attempts(listing), default=0)
         is_void = last != (now.number if now else 0)
@@ -71,12 +73,17 @@ class Start:
             after = from_
             complete = self._steps.complete(listing)
             gone = _left(lineage, complete, after)
-            earlier = [(s, self._steps.save_of(s, listing)) for s in gone]
+            # Nobody could tell later of which attempt they are.
+            saves = {s: self._steps.save_of(s, listing) or "" for s in complete}
+            new = [s for s in complete if not self._steps.history.has(s, saves[s])]
+            self._steps.record(new, lineage.number)
+            earlier = [(s, saves[s]) for s in gone]
             self._passed = [s for s in gone if s > step]
         elif not (is_void or is_near):
             return
         root = self._steps.root
         self.attempt = _attempts.begin(root, self._base, after, earlier, now)
+        self.number = self.attempt.number
 
     def tell(self, step: int) -> None:
         """Says which newer steps a step passes over that has begun an attempt."""

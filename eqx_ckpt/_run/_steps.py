@@ -13,11 +13,12 @@ import operator
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .. import _rooms
 from .._format import _files, _index, _json, _schema, _text
+from .._format._history import HistoryRow, PLACE
 from .._format._journal import StepRow
 from .._load import _published
 from .._runtime import _log
@@ -28,6 +29,7 @@ from .._storage._local import LocalDirectory
 from .._storage._objects import ObjectStore
 from . import _attempts, _clean, _listing, _numbered
 from ._attempts import Attempt, Lineage
+from ._history import History
 from ._listing import Listing
 from ._policy import Policy
 from ._step_journal import index_of, Journal
@@ -80,8 +82,9 @@ class Steps:
         found = _root.resolve(root)
         is_path = isinstance(found, LocalDirectory)
         self.root = _root.resolve(found.target()) if is_path else found
-        self._store = _rooms.store_of(root)
+        self._given = _rooms.store_of(root) or self.root.url
         self.journal = Journal(self.root, self.directories)
+        self.history = History(self.root)
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
         # The names of steps that Orbax has called otherwise than by their number alone,
         # once they were listed; and where the trees of its steps are.
@@ -101,7 +104,12 @@ class Steps:
         if self.cleans:
             self.signature(step)
         key = self._trees.get(step, f"{step}/{_ITEM}")
-        return f"{self.root.url}/{key}" if self._store is None else self._store / key
+        return below(self._given, key)
+
+    @property
+    def url(self) -> str | os.PathLike[str]:
+        """The directory of the run, as other calls take it."""
+        return self._given
 
     def _at(self, step: int) -> Backend:
         return self.root.below(f"{step}/{_ITEM}")
@@ -132,6 +140,16 @@ class Steps:
         }
         attempts = None if _attempts.PLACE in names else []
         return Listing(dict.fromkeys([*steps, *self._names]), attempts)
+
+    def is_run(self) -> bool:
+        """Whether there is a run: steps, complete or begun, or a history. A directory
+        that is only called as a step is none. **Raises:** as `directories`."""
+        listing = self.listing()
+        if self.root.is_directory(PLACE):
+            return True
+        newest = sorted(listing.steps, reverse=True)
+        is_complete = lambda step: self.is_complete(step, listing)
+        return any(map(is_complete, newest)) or any(map(self.skip, newest))
 
     def attempts(self, listing: Listing) -> list[int]:
         """The numbers of attempts, the last first. **Raises:** as `numbers` does."""
@@ -226,10 +244,8 @@ class Steps:
         signature = self.signature(step)
         if signature is None or not signature.is_ours:
             return None if signature is None else ""
-        try:
-            return self.journal.row(step, signature.stamp).save
-        except (FileNotFoundError, ValueError):
-            return None
+        row = self._row_of(step, signature)
+        return row and row.save
 
     def signature(self, step: int) -> Signature | None:
         """None of a step that is not complete, or leads through a link."""
@@ -316,7 +332,7 @@ class Steps:
             # A list shows that it is still what the journal has.
             row = None if save is None else self.journal.row_of(step, save)
             if row is not None:
-                found = row.metrics if metrics else None
+                found = self.history.over(row).metrics if metrics else None
                 known[step] = StepFacts(Signature(row.stamp), found)
         left = sorted(step for step in listed if step not in known)
         know = lambda step: self._know(step, listed[step] is not None, metrics)
@@ -355,11 +371,51 @@ class Steps:
 
     def read_metrics(self, step: int, signature: Signature) -> dict[str, Any]:
         if signature.is_ours:
-            return self.journal.row(step, signature.stamp).metrics
+            return self.row(step, signature.stamp).metrics
         key = f"{self._name(step)}/metrics/metrics"
         value = self.root.read(key, limit=_MAX_METRICS)
         found = _json.parse(value.data, f"`{key}`") if value else None
-        return found if isinstance(found, dict) else {}
+        own = found if isinstance(found, dict) else {}
+        return {**own, **self.history.added(step, "")}
+
+    def row(self, step: int, stamp: str) -> StepRow:
+        """As of the journal, with the metrics that were added to the step."""
+        return self.history.over(self.journal.row(step, stamp))
+
+    # ---- The history of the run.
+
+    def refresh(self) -> set[int]:
+        """Reads what the history has got since. Returns the steps to which metrics were
+        added."""
+        changed = self.history.refresh()
+        for step in changed:
+            self._known.pop(step, None)
+        return changed
+
+    def record(self, steps: Iterable[int], attempt: int | None = None) -> None:
+        """Adds saves of steps to the history, unless they are there. `attempt`: its
+        number; None if it is that of the run."""
+        rows: list[HistoryRow] = []
+        for step in steps:
+            found = self.signature(step)
+            row = found and self._row_of(step, found)
+            if found and row and not self.history.has(step, row.save):
+                if attempt is None:
+                    attempt = self.lineage(self.listing()).number
+                time = self._time(row, found)
+                facts = attempt, time, row.nbytes, row.metrics
+                rows.append(HistoryRow(step, row.save, *facts))
+        if rows:
+            self.history.append(rows)
+
+    def _row_of(self, step: int, found: Signature) -> StepRow | None:
+        """As of the journal; None if it is gone, damaged or not ours."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return self.journal.row(step, found.stamp) if found.is_ours else None
+
+    def _time(self, row: StepRow, found: Signature) -> float:
+        saved = row.time if row.time is not None else self.saved(row.step, found)
+        return round(time.time() if saved is None else saved, 3)
 
     def usage(self, row: StepRow) -> Usage | None:
         """Usage of the data files of a step."""
@@ -500,14 +556,16 @@ class Steps:
     def _is_ours(self, step: int) -> bool:
         return not self.is_linked(step) and bool(self.root.stamp(index_of(step)))
 
-    def remove(self, step: int) -> bool:
-        """Deletes a step of ours, unless it is pinned. Returns whether it has."""
+    def remove(self, step: int, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Deletes a step of ours, unless it is pinned, or something else is so. Returns
+        whether it has."""
+        self.record([step])
         mark = f"{step}/{_published.DONE}"
 
         def is_free() -> bool:
             # First: see `_is_staying`.
             self.unmark(step)
-            if not _numbered.has(self.root, _PINS, step):
+            if not (_numbered.has(self.root, _PINS, step) or unless()):
                 return True
             with contextlib.suppress(FileExistsError):
                 self.root.write(mark, [_published.OURS])
@@ -594,6 +652,14 @@ def _works(root: Backend) -> dict[str, Backend]:
     return {work.url: work for work in [*_leftovers.beside(root), *inside]}
 
 
+def below(path: str | os.PathLike[str], key: str) -> str | os.PathLike[str]:
+    """A place below a path or URL, with the options of its store."""
+    if not key:
+        return path
+    store = _rooms.store_of(path)
+    return f"{path}/{key}" if store is None else store / key
+
+
 def in_order(listing: Listing, lineage: Lineage) -> Iterator[int]:
     """The steps as they are restored: the newest first, and last those that an earlier
     attempt has left."""
@@ -646,6 +712,7 @@ def metrics(steps: Steps, of_all: bool = True) -> dict[int, dict[str, Any]]:
     **Raises:** `OSError` for a step that cannot be read now.
     """
     for listing in steps.listings():
+        steps.refresh()
         known = {}
         for step, (_, found, error) in steps.survey(of=listing.steps).items():
             if error is not None:

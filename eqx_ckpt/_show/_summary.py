@@ -16,6 +16,7 @@ def summaries(steps: Steps, newest: int = 0) -> list[Summary]:
     **Raises:** `ValueError` where nobody can tell which steps there are.
     """
     listing = steps.listing()
+    steps.refresh()
     there = sorted(listing.steps)[-newest:]
     pins = steps.pinned() if there else set()
     left = steps.lineage(listing).left(there) if there else set()
@@ -35,7 +36,7 @@ def _summary(steps: Steps, step: int) -> Summary:
         if not isinstance(signature, Signature) or not signature.is_ours:
             return _without(steps, step, signature)
         try:
-            row = steps.journal.row(step, signature.stamp)
+            row = steps.row(step, signature.stamp)
         except Newer:
             raise
         except ValueError as e:

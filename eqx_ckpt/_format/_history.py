@@ -1,0 +1,69 @@
+"""The files of the history of a run: rows, each of a save of a step, or of metrics that
+were added to one.
+
+The rows are a set: in whatever files they are, and however often, they say the same.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from . import _index, _json, _schema
+from ._schema import COUNT, ID, optional
+
+
+PLACE = "eqx_ckpt.history"
+_HEAD = b'{"format":"eqx_ckpt history","version":1,"rows":'
+_name = re.compile(r"([1-9][0-9]{0,8})-[0-9a-f]{16}")
+
+
+class HistoryRow(NamedTuple):
+    """A save of a step, which is told by its number and the id of the save: "" for one
+    of Orbax. `time` is in seconds since 1970, `nbytes` counts the leaves. Of metrics
+    that were added, `time` says when, and `attempt` and `nbytes` are None."""
+
+    step: int
+    save: str
+    attempt: int | None
+    time: float
+    nbytes: int | None
+    metrics: dict[str, Any]
+
+
+_SAVE = re.compile(f"{ID.pattern}|")
+_NUMBER = lambda x: type(x) in (int, float)
+_ROW = COUNT, _SAVE, optional(COUNT), _NUMBER, optional(COUNT), dict
+
+
+def name(count: int, word: str) -> str:
+    """The name of a file of so many rows."""
+    return f"{count}-{word}"
+
+
+def count_in(name: str) -> int:
+    """How many rows a file has, by its name; 0 for other files."""
+    found = _name.fullmatch(name)
+    return int(found[1]) if found else 0
+
+
+def encode(rows: Sequence[HistoryRow]) -> bytes:
+    """**Raises:** `ValueError` for more than is read."""
+    body = json.dumps(rows, separators=(",", ":"), allow_nan=False)
+    return zlib.compress(_index.sealed(_HEAD + body.encode("ascii")))
+
+
+def decode(data: bytes) -> list[HistoryRow]:
+    """**Raises:** `ValueError` for what is torn, damaged or another version."""
+    try:
+        text = zlib.decompressobj().decompress(data, _json.MAX_INDEX)
+    except zlib.error as e:
+        raise ValueError(f"it is torn or damaged: {e}") from e
+    _index.check_digest(text)
+    if not text.startswith(_HEAD):
+        raise ValueError("it is not a history that this release reads")
+    found = _json.parse(text, "the history")["rows"]
+    if not _schema.fits(found, [_ROW]):
+        raise ValueError("it has a malformed row")
+    return [HistoryRow(*row) for row in found]

@@ -1,0 +1,300 @@
+"""Records of steps and of runs: `history`, `runs`."""
+
+import contextlib
+import functools as ft
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .._format import _files
+from .._format._history import PLACE
+from .._format._journal import StepRow
+from .._load import _checkpoint
+from .._runtime import _arguments, _handlers
+from .._runtime._arguments import Rule
+from .._storage import _root
+from .._storage._local import LocalDirectory
+from . import _steps
+from ._attempts import Lineage
+from ._listing import Listing
+from ._policy import Policy
+from ._steps import Signature, Steps
+
+
+BEST = _arguments.optional(
+    Rule(
+        '`(metric, "min")` or `(metric, "max")`',
+        lambda x: isinstance(x, (tuple, list)) and len(x) == 2,
+        lambda x: isinstance(x[0], str) and x[1] in ("min", "max"),
+    )
+)
+
+
+class Step(NamedTuple):
+    """A step of a run, as it was saved.
+
+    **Attributes:**
+
+    - `number`: the number of the step.
+    - `metrics`: its metrics by name: those that it was saved with, and those that were
+        added later.
+    - `time`: when it was saved, in seconds since 1970. None if that is not known.
+    - `nbytes`: the bytes of its leaves. None if that is not known.
+    - `attempt`: 0 in a run that never went back or began anew, and one more each time
+        that it did.
+    - `path`: the path or URL of its checkpoint. None once that is deleted or replaced.
+    """
+
+    number: int
+    metrics: dict[str, int | float]
+    time: float | None = None
+    nbytes: int | None = None
+    attempt: int = 0
+    path: str | os.PathLike[str] | None = None
+
+
+class Run(NamedTuple):
+    """A run: a directory with steps, as [`runs`][] finds it.
+
+    **Attributes:**
+
+    - `path`: the path or URL of its directory.
+    - `latest`: the newest complete [`Step`][], as `CheckpointManager.latest` says; None
+        if there is none.
+    - `best`: the best step, by the metric that `runs` was asked for; None if no step
+        has it.
+    - `count`: how many complete steps there are.
+    - `nbytes`: the bytes of their leaves. Steps may share files, and take less then.
+    """
+
+    path: str | os.PathLike[str]
+    latest: Step | None
+    best: Step | None
+    count: int
+    nbytes: int
+
+    @property
+    def metrics(self) -> dict[str, int | float]:
+        """The metrics of the best step, or else of the newest."""
+        step = self.best or self.latest
+        return step.metrics if step else {}
+
+    @property
+    def time(self) -> float | None:
+        """When the newest step was saved, in seconds since 1970."""
+        return self.latest.time if self.latest else None
+
+
+@_handlers.pass_through
+def history(run: str | os.PathLike[str]) -> list[Step]:
+    """Every step that a run has ever saved, with its metrics: those that are deleted
+    too.
+
+    Nothing of an array is read. A step that was saved twice in one attempt is there
+    once, as it was saved last.
+
+    **Arguments:**
+
+    - `run`: the directory of a run, or its URL. `CheckpointManager.history` is the
+        same.
+
+    **Returns:** a list of [`Step`][]s, by attempt and number.
+
+    **Raises:** `FileNotFoundError` if there is no run; `OSError` for what cannot be
+    read now.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> with ec.CheckpointManager("curve", keep=1) as manager:
+        ...     for step in (1, 2, 3):
+        ...         _ = manager.save(step, {"x": jnp.ones(2)}, {"loss": 1 / step})
+        >>> for step in ec.history("curve"):
+        ...     print(step.number, step.metrics["loss"], step.path is not None)
+        1 1.0 False
+        2 0.5 False
+        3 0.3333333333333333 True
+
+        ```
+    """
+    return steps_of(steps_at(run))
+
+
+def steps_at(path: str | os.PathLike[str]) -> Steps:
+    """The steps of a run. **Raises:** `FileNotFoundError` if there is none."""
+    run = Steps(path)
+    if not run.is_run():
+        raise FileNotFoundError(
+            f"There is no run at `{run.root}`: a run has steps at `<step>/default`."
+        )
+    return run
+
+
+def steps_of(run: Steps) -> list[Step]:
+    """The history of a run."""
+    return _look(run)[0]
+
+
+def _look(run: Steps) -> tuple[list[Step], Listing, Lineage]:
+    """The history of a run, the steps that there are, and which of them count."""
+    listing = run.listing()
+    there = run.each(ft.partial(_row, run, listing), sorted(listing.steps))
+    rows = [row for row in there if row is not None]
+    # Last: a step that is deleted meanwhile is in it before.
+    run.refresh()
+    lineage = run.lineage(listing)
+    paths = {(row.step, row.save): run.path(row.step) for row in rows}
+    saved = {(row.step, row.save): row for row in run.history.rows()}
+    found = [
+        Step(
+            x.step, numbers(x.metrics), x.time, x.nbytes, x.attempt or 0, paths.get(key)
+        )
+        for key, x in saved.items()
+    ]
+    for (key, path), row in zip(paths.items(), rows):
+        if key not in saved:
+            x = run.history.over(row)
+            facts = numbers(x.metrics), x.time, x.nbytes, lineage.number, path
+            found.append(Step(x.step, *facts))
+    return _dense(found), listing, lineage
+
+
+def _dense(found: Iterable[Step]) -> list[Step]:
+    """Steps in order, of each the last save of an attempt; attempts are counted."""
+    is_there = lambda step: (step.path is not None, step.time or -math.inf)
+    last = {(x.attempt, x.number): x for x in sorted(found, key=is_there)}
+    places = {number: i for i, number in enumerate(sorted({a for a, _ in last}))}
+    return [last[key]._replace(attempt=places[key[0]]) for key in sorted(last)]
+
+
+def _row(run: Steps, listing: Listing, step: int) -> StepRow | None:
+    """The facts of a step that is complete and can be opened."""
+    save = listing.steps[step]
+    row = None if save is None else run.journal.row_of(step, save)
+    if row is not None:
+        return row
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        found = run.signature(step)
+        if found is not None and found.is_ours:
+            return run.journal.row(step, found.stamp)
+        return None if found is None else _orbax(run, step, found)
+
+
+def _orbax(run: Steps, step: int, found: Signature) -> StepRow:
+    ckpt = _checkpoint.open(run.path(step))
+    metrics = run.read_metrics(step, found)
+    return StepRow(step, "", "", len(ckpt), ckpt.nbytes, None, None, metrics)
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
+    """Metrics as numbers: JSON has those that are not finite as texts."""
+    out: dict[str, int | float] = {}
+    for name, x in metrics.items():
+        with contextlib.suppress(TypeError, ValueError):
+            out[name] = float(x) if isinstance(x, str) else x
+    return out
+
+
+# ---- Many runs.
+
+
+@_handlers.pass_through
+@_arguments.checked(best=BEST)
+def runs(
+    directory: str | os.PathLike[str], *, best: tuple[str, str] | None = None
+) -> list[Run]:
+    """The runs in a directory, and in directories below it.
+
+    Of each step the journal of its run is read, or its index, and no array. Symbolic
+    links are not followed.
+
+    **Arguments:**
+
+    - `directory`: a directory, or its URL. If it is itself a run, that is the only one.
+    - `best`: `(metric, "min")` or `(metric, "max")`: by this each run has a best step,
+        and they are sorted, the best first. Without it, or without the metric, they are
+        in the order of their paths.
+
+    **Returns:** a list of [`Run`][]s.
+
+    **Raises:** `FileNotFoundError` if there is no such directory; `OSError` for what
+    cannot be read now.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> for rate in (0.1, 0.01):
+        ...     with ec.CheckpointManager(f"sweep/rate={rate}") as manager:
+        ...         _ = manager.save(1, {"x": jnp.ones(2)}, {"loss": 3 * rate})
+        >>> run, *others = ec.runs("sweep", best=("loss", "min"))
+        >>> run.path.endswith("rate=0.01"), run.best.number, run.metrics
+        (True, 1, {'loss': 0.03})
+
+        ```
+    """
+    policy = Policy(best=best)
+    found = [_run_of(run, policy) for run in _runs_below(directory)]
+    metrics = {-i: run.best.metrics for i, run in enumerate(found) if run.best}
+    order = [-i for i in policy.ranked(metrics)]
+    rest = sorted(set(range(len(found))) - {*order})
+    return [found[i] for i in [*order, *rest]]
+
+
+def _run_of(run: Steps, policy: Policy) -> Run:
+    steps, listing, lineage = _look(run)
+    there = {x.number: x for x in steps if x.path is not None}
+    counting = {s: x.metrics for s, x in there.items() if not lineage.is_left(s)}
+    best = policy.best_of(counting)
+    latest = next((s for s in _steps.in_order(listing, lineage) if s in there), None)
+    return Run(
+        run.url,
+        None if latest is None else there[latest],
+        None if best is None else there[best],
+        len(there),
+        sum(x.nbytes or 0 for x in there.values()),
+    )
+
+
+# Keys of what is only in the directory of a run, which is the first group.
+_in_run = re.compile(
+    r"(?:(.+)/)?"
+    r"(?:(?:0|[1-9][0-9]{0,17})/(?:default/eqx_ckpt\.json|[^/]+/_METADATA)"
+    rf"|{re.escape(PLACE)}/[^/]+)"
+)
+
+
+def _runs_below(directory: str | os.PathLike[str]) -> Iterator[Steps]:
+    """The runs in a directory, in the order of their paths."""
+    root = _root.resolve(directory)
+    if isinstance(root, LocalDirectory):
+        if root.real().list_top() is None:
+            raise FileNotFoundError(f"There is no directory at `{root}`.")
+        yield from _walk(root.real())
+        return
+    if not root.can_list():
+        raise ValueError(f"Which runs are in `{root}` cannot be told: it has no lists.")
+    keys = root.list_all() or []
+    found = {match[1] or "" for key in keys if (match := _in_run.fullmatch(key))}
+    for key in sorted(found):
+        run = Steps(_steps.below(directory, key))
+        if run.is_run():
+            yield run
+
+
+def _walk(place: LocalDirectory) -> Iterator[Steps]:
+    run = Steps(place.url)
+    if run.is_run():
+        yield run
+        return
+    names = place.list_top() or {}
+    # Checkpoints, also those that are being written, have no runs in them.
+    if _files.INDEX in names or _files.is_beside(place.name):
+        return
+    for name in sorted(name for name, is_directory in names.items() if is_directory):
+        # Others may be deleting it.
+        with contextlib.suppress(FileNotFoundError):
+            yield from _walk(place.below(name))

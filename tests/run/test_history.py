@@ -1,0 +1,200 @@
+"""The history of a run has every step that was ever saved; and a directory has runs."""
+
+import math
+import os
+import pathlib
+import shutil
+import threading
+
+import pytest
+from support.command import main
+from support.helpers import fill_run, tree_at
+from support.stores import StoredFiles
+
+import eqx_ckpt as ec
+
+
+PLACE = "eqx_ckpt.history"
+
+
+@pytest.fixture(params=["directory", "store"])
+def root(request, tmp_path):
+    url = f"memory://{tmp_path}/run".replace("memory:///", "memory://")
+    return tmp_path / "run" if request.param == "directory" else url
+
+
+def told(steps):
+    return [(x.attempt, x.number, x.metrics.get("loss")) for x in steps]
+
+
+def forget(root):
+    """Deletes the history, as if the process had been killed before it wrote it."""
+    files = StoredFiles(root)
+    for key in [key for key in files if key.startswith(PLACE)]:
+        del files[key]
+
+
+def test_deleted_steps_are_in_it(root):
+    with ec.CheckpointManager(root, keep=1, best=("loss", "min")) as manager:
+        for step in range(20):
+            loss = math.nan if step == 3 else abs(step - 7)
+            manager.save(step, tree_at(step), {"loss": loss, "rate": 0.5**step})
+    found = manager.history()
+    assert [x.number for x in found] == [*range(20)]
+    assert [x.number for x in found if x.path is not None] == manager.steps() == [7, 19]
+    assert math.isnan(found[3].metrics["loss"]) and found[4].metrics["loss"] == 3
+    assert found[5].metrics["rate"] == 0.5**5 and manager.best() == 7
+    assert ec.open(found[7].path).nbytes == found[7].nbytes == found[0].nbytes
+    assert [x.time for x in found] == sorted(x.time for x in found)
+    assert repr(ec.history(root)) == repr(found)  # Of which one is NaN.
+    # Sixteen files have been joined.
+    files = [key for key in StoredFiles(root) if key.startswith(PLACE)]
+    assert len(files) == 5, files
+
+
+def test_run_that_went_back_twice(root):
+    like = tree_at(0)
+    with ec.CheckpointManager(root, keep=2) as manager:
+        fill_run(manager, [10, 20, 30], loss=[3, 2, 1])
+    for attempt, back, saved in ((1, 20, [22, 24]), (2, 22, [23, 25])):
+        with pytest.warns(UserWarning, match="begins an attempt"):
+            with ec.CheckpointManager(root, keep=2) as manager:
+                manager.restore(like, step=back)
+                loss = [10 * attempt + 1, 10 * attempt + 2]
+                fill_run(manager, saved, loss=loss)
+    assert told(manager.history()) == [
+        *((0, 10, 3), (0, 20, 2), (0, 30, 1)),
+        *((1, 22, 11), (1, 24, 12), (2, 23, 21), (2, 25, 22)),
+    ]
+
+
+def test_replaced_steps_are_in_it(root):
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1, 2, 3], loss=[1, 2, 3])
+    forget(root)
+    with pytest.warns(UserWarning, match="begins an attempt"):
+        with ec.CheckpointManager(root) as manager:
+            manager.save(2, tree_at(2), {"loss": 5}, force=True)
+            manager.save(2, tree_at(2), {"loss": 6}, force=True)
+    found = manager.history()
+    assert told(found) == [(0, 1, 1), (0, 2, 2), (0, 3, 3), (1, 2, 6)]
+    assert [x.path is None for x in found] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("deletes", ["keep", "delete"])
+def test_no_step_goes_before_it_is_in_it(root, deletes):
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1, 2, 3], loss=[1, 2, 3])
+    forget(root)
+    assert told(ec.history(root)) == [(0, 1, 1), (0, 2, 2), (0, 3, 3)]
+    if deletes == "keep":
+        with ec.CheckpointManager(root, keep=1) as manager:
+            fill_run(manager, [4], loss=[4])
+    else:
+        manager = ec.CheckpointManager(root)
+        manager.delete(1)
+        manager.delete(2)
+    assert len(manager.steps()) == 1
+    assert told(ec.history(root))[:3] == [(0, 1, 1), (0, 2, 2), (0, 3, 3)]
+
+
+def test_what_is_torn_or_not_ours_is_left_alone(root):
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, range(15), loss=range(15))
+    files = StoredFiles(root)
+    key = next(key for key in files if key.startswith(PLACE))
+    torn = f"{PLACE}/1-{'0' * 16}"
+    files[torn], files[f"{PLACE}/notes"] = files[key][:-9], b"mine"
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, range(15, 40), loss=range(15, 40))
+    assert told(ec.history(root)) == [(0, step, step) for step in range(40)]
+    assert files[torn] and files[f"{PLACE}/notes"] == b"mine"
+
+
+def test_several_managers_write_it(root):
+    def save(start):
+        with ec.CheckpointManager(root) as manager:
+            fill_run(manager, range(start, start + 20), loss=range(20))
+
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [0])
+    threads = [threading.Thread(target=save, args=(i,)) for i in (100, 200, 300)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    numbers = {x.number for x in ec.history(root)}
+    assert numbers == {0} | {i + j for i in (100, 200, 300) for j in range(20)}
+
+
+# ---- Runs.
+
+
+def join(root, name):
+    return root / name if isinstance(root, pathlib.Path) else f"{root}/{name}"
+
+
+def test_runs_of_a_directory(root):
+    for name, losses in (("a/x", [3, 1, 2]), ("a/y", [5, 0.5]), ("b", [None])):
+        with ec.CheckpointManager(join(root, name)) as manager:
+            for step, loss in enumerate(losses):
+                metrics = None if loss is None else {"loss": loss}
+                manager.save(step, tree_at(step), metrics)
+    ec.tree_serialise_leaves(join(root, "model"), tree_at(0))
+    found = ec.runs(root)
+    assert [os.fspath(run.path)[len(str(root)) :] for run in found] == [
+        "/a/x",
+        "/a/y",
+        "/b",
+    ]
+    assert [run.latest.number for run in found] == [2, 1, 0]
+    assert [run.count for run in found] == [3, 2, 1]
+    assert found[0].best is None and found[0].metrics == {"loss": 2}
+    ranked = ec.runs(root, best=("loss", "min"))
+    assert [os.fspath(run.path)[-1] for run in ranked] == ["y", "x", "b"]
+    assert [run.best and run.best.number for run in ranked] == [1, 1, None]
+    assert ec.open(ranked[0].best.path).metadata["metrics"] == {"loss": 0.5}
+    (alone,) = ec.runs(join(root, "b"))
+    assert alone == found[2] and alone.nbytes == alone.latest.nbytes
+
+
+def test_a_folder_of_runs_is_no_run(root, capsys):
+    for name in ("10", "11", "default", "12/default"):
+        with ec.CheckpointManager(join(root, name)) as manager:
+            fill_run(manager, [1, 2])
+    assert len(ec.runs(root)) == 4
+    for call in (ec.open, ec.history):
+        with pytest.raises(FileNotFoundError):
+            call(root)
+    assert ec.CheckpointManager(root).steps() == []
+    if isinstance(root, pathlib.Path):
+        assert main(["steps", str(root)]) == 2
+        assert "run" not in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError, match="There is no run"):
+        ec.history(join(root, "10/1/default"))
+
+
+def test_no_link_is_followed(tmp_path):
+    with ec.CheckpointManager(tmp_path / "there/run") as manager:
+        fill_run(manager, [1])
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/link").symlink_to(tmp_path / "there")
+    assert ec.runs(tmp_path / "sweep") == []
+    shutil.rmtree(tmp_path / "there/run" / PLACE)
+    (tmp_path / "there/run" / PLACE).symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=f"`{PLACE}` .* is a symbolic link"):
+        ec.history(tmp_path / "there/run")
+
+
+def test_a_damaged_step_is_of_the_attempt_that_left_it(root):
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1, 2, 3, 5])
+    StoredFiles(root)["2/default/eqx_ckpt.json"] = b"damaged"
+    with pytest.warns(UserWarning, match="begins an attempt"):
+        with ec.CheckpointManager(root) as manager:
+            manager.restore(tree_at(0), step=1)
+            manager.save(4, tree_at(4))
+    manager = ec.CheckpointManager(root)
+    assert manager.latest() == 4
+    with pytest.warns(UserWarning, match="step 5 is of an earlier attempt"):
+        assert manager.restore(tree_at(0))[1] == 4
