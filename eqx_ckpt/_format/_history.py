@@ -16,7 +16,7 @@ from ._schema import COUNT, ID, optional
 
 PLACE = "eqx_ckpt.history"
 _HEAD = b'{"format":"eqx_ckpt history","version":1,"rows":'
-_name = re.compile(r"([1-9][0-9]{0,8})-[0-9a-f]{16}")
+_name = re.compile(r"(saved|added)-([1-9][0-9]{0,8})-[0-9a-f]{16}")
 
 
 class HistoryRow(NamedTuple):
@@ -37,15 +37,17 @@ _NUMBER = lambda x: type(x) in (int, float)
 _ROW = COUNT, _SAVE, optional(COUNT), _NUMBER, optional(COUNT), dict
 
 
-def name(count: int, word: str) -> str:
-    """The name of a file of so many rows."""
-    return f"{count}-{word}"
+def name(rows: Sequence[HistoryRow], word: str) -> str:
+    """The name of a file of rows, which are all of saves or all of added metrics."""
+    kind = "added" if rows[0].attempt is None else "saved"
+    return f"{kind}-{len(rows)}-{word}"
 
 
-def count_in(name: str) -> int:
-    """How many rows a file has, by its name; 0 for other files."""
+def parse_name(name: str) -> tuple[str, int] | None:
+    """Whether the rows of a file are "saved" or "added", and how many they are; None
+    for other files."""
     found = _name.fullmatch(name)
-    return int(found[1]) if found else 0
+    return (found[1], int(found[2])) if found else None
 
 
 def encode(rows: Sequence[HistoryRow]) -> bytes:

@@ -9,7 +9,7 @@ there counts once.
 import itertools as it
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._format import _history, _json
@@ -21,6 +21,8 @@ from .._storage._backend import Backend
 from . import _numbered
 
 
+# What the rows of a file are.
+_KINDS = "saved", "added"
 # So many files of a size are joined to one; but not those that have more rows.
 _JOINED, _MOST = 16, 2**16
 # How often the files are listed, where others join them meanwhile.
@@ -32,7 +34,7 @@ class History:
 
     def __init__(self, root: Backend):
         self._root = root
-        # The files that are known, and those whose rows are.
+        # The files that there are, and those whose rows are known.
         self._names: set[str] = set()
         self._taken: set[str] = set()
         self._is_listed = self._is_read = False
@@ -41,27 +43,38 @@ class History:
 
     # ---- Reading it.
 
-    def refresh(self) -> set[int]:
-        """Reads what is new. Returns the steps to which metrics were added since.
+    def refresh(self) -> None:
+        """Reads what is new. **Raises:** `OSError` if it cannot be read now."""
+        self._read(_KINDS, None)
+        self._is_read = True
 
-        **Raises:** `OSError` if it cannot be read now.
-        """
+    def refresh_added(self, names: Iterable[str] | None = None) -> set[int]:
+        """Reads what is new of added metrics. Returns the steps to which any were added
+        since. `names`: of all files, if they have been listed. **Raises:** as above."""
+        return self._read(_KINDS[1:], names)
+
+    def _read(self, kinds: Sequence[str], names: Iterable[str] | None) -> set[int]:
         changed: set[int] = set()
         for _ in range(_LOOKS):
-            new = sorted(self._list() - self._taken)
-            looks = _store.each(self._root, _read, new)
+            new = self._new(kinds, names)
+            looks = _store.each(self._root, _rows_in, new)
             for name, rows in zip(new, looks):
                 if rows:
                     changed |= self._take(name, rows)
             # One that is not there has been joined with others.
             if None not in looks:
                 break
-        self._is_read = True
+            names = None
         return changed
 
     def is_behind(self) -> bool:
-        """Whether there are rows that `refresh` would read."""
-        return bool(self._list() - self._taken)
+        """Whether metrics were added that `refresh_added` would read."""
+        return bool(self._new(_KINDS[1:], None))
+
+    def _new(self, kinds: Sequence[str], names: Iterable[str] | None) -> list[str]:
+        """The files of some kinds whose rows are not known."""
+        self._list(names)
+        return sorted(x for x in self._names - self._taken if _kind(x)[0] in kinds)
 
     def has(self, step: int, save: str) -> bool:
         """Whether it has a save."""
@@ -86,12 +99,12 @@ class History:
         rows = sorted(self._added.get((step, save), ()), key=lambda row: row.time)
         return {name: x for row in rows for name, x in row.metrics.items()}
 
-    def _list(self) -> set[str]:
-        _numbered.check(self._root, PLACE)
-        names = self._root.below(PLACE).list_top() or {}
-        self._names = set(filter(_history.count_in, names))
+    def _list(self, names: Iterable[str] | None = None) -> None:
+        if names is None:
+            _numbered.check(self._root, PLACE)
+            names = self._root.below(PLACE).list_top() or {}
+        self._names = set(filter(_history.parse_name, names))
         self._is_listed = True
-        return self._names
 
     def _take(self, name: str, rows: Iterable[HistoryRow]) -> set[int]:
         """Takes the rows of a file. Returns the steps to which metrics are new."""
@@ -109,36 +122,37 @@ class History:
     # ---- Writing it.
 
     def append(self, rows: list[HistoryRow]) -> None:
-        """Adds rows. They are there after a power cut, once this returns."""
+        """Adds rows, all of saves or all of added metrics. They are there after a power
+        cut, once this returns."""
         if not self._is_listed:
             self._list()
-        self._write(rows)
-        size = _size(len(rows))
-        while size < _size(_MOST) and self._is_full(size) and self._join(size):
+        kind, size = _kind(self._write(rows))
+        while size < _size(_MOST) and self._join(kind, size):
             size += 1
 
-    def _write(self, rows: list[HistoryRow]) -> None:
+    def _write(self, rows: list[HistoryRow]) -> str:
         data = _history.encode(rows)
-        name = _history.name(len(rows), secrets.token_hex(8))
+        name = _history.name(rows, secrets.token_hex(8))
         self._root.make_directories([PLACE])
         self._root.write(f"{PLACE}/{name}", [data], sync=True)
         self._root.sync_directories([PLACE, ""])
         self._root.sync_above()
         self._names.add(name)
         self._take(name, rows)
+        return name
 
-    def _of_size(self, size: int) -> list[str]:
-        return [x for x in self._names if _size(_history.count_in(x)) == size]
+    def _alike(self, *kind: Any) -> list[str]:
+        return [name for name in self._names if _kind(name) == kind]
 
-    def _is_full(self, size: int) -> bool:
+    def _join(self, kind: str, size: int) -> bool:
+        """Joins all files of a size, if they are many, and others have not joined them.
+        Returns whether it has."""
         # What cannot be joined now is not tried again at once.
-        return len(self._of_size(size)) % _JOINED == 0
-
-    def _join(self, size: int) -> bool:
-        """Joins all files of a size, unless others have. Returns whether it has."""
+        if len(self._alike(kind, size)) % _JOINED:
+            return False
         self._list()
-        names = self._of_size(size)
-        looks = _store.each(self._root, _read, names)
+        names = self._alike(kind, size)
+        looks = _store.each(self._root, _rows_in, names)
         parts = {name: rows for name, rows in zip(names, looks) if rows}
         if len(parts) < _JOINED:
             return False
@@ -158,7 +172,14 @@ def _size(count: int) -> int:
     return (count.bit_length() - 1) // (_JOINED.bit_length() - 1)
 
 
-def _read(root: Backend, name: str) -> list[HistoryRow] | None:
+def _kind(name: str) -> tuple[str, int]:
+    """What the rows of a file are, and its size."""
+    found = _history.parse_name(name)
+    assert found is not None
+    return found[0], _size(found[1])
+
+
+def _rows_in(root: Backend, name: str) -> list[HistoryRow] | None:
     """The rows of a file; none of one that is torn, as it may be being written, or that
     is damaged; None if it is not there."""
     found = root.read(f"{PLACE}/{name}", limit=_json.MAX_INDEX)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from .._format import _files, _index
+from .._format._history import PLACE
 from .._runtime import _threads
 from .._storage._objects import ObjectStore
 from . import _attempts, _numbered
@@ -30,18 +31,20 @@ _key = re.compile(
 
 class Listing(NamedTuple):
     """The steps of a run, and of each that a list shows to be complete the save whose
-    data it has: "" if that is not one. And the numbers of attempts; None if they have
-    to be listed. `trees`: what steps of Orbax have in the place of `default`."""
+    data it has: "" if that is not one. And the numbers of attempts, and the files of
+    the history; None if they have to be listed. `trees`: what steps of Orbax have in
+    the place of `default`."""
 
     steps: dict[int, str | None]
     attempts: list[int] | None
+    history: list[str] | None
     trees: dict[int, list[str]] = {}
 
 
 def read(root: ObjectStore, known: Collection[int]) -> Listing:
     """Lists a run. `known`: steps that there have been, or any others: by these the
     store is asked for parts of the list that are a few pages long."""
-    attempts: list[str] = []
+    others: dict[str, list[str]] = {_attempts.PLACE: [], PLACE: []}
     trees: dict[int, list[str]] = {}
     complete: set[int] = set()
     saves: dict[int, set[str]] = {}
@@ -51,7 +54,7 @@ def read(root: ObjectStore, known: Collection[int]) -> Listing:
         found = _key.match(key)
         if found is None:
             place, _, name = key.partition("/")
-            attempts += [name] if place == _attempts.PLACE else []
+            others.get(place, []).append(name)
             continue
         step = int(found[1])
         own = saves.setdefault(step, set())
@@ -63,14 +66,16 @@ def read(root: ObjectStore, known: Collection[int]) -> Listing:
             own.add(found[3])
     only = {step: own.pop() if len(own) == 1 else "" for step, own in saves.items()}
     steps = {step: save if step in complete else None for step, save in only.items()}
-    return Listing(steps, _numbered.steps_in(attempts), trees)
+    attempts = _numbered.steps_in(others[_attempts.PLACE])
+    return Listing(steps, attempts, others[PLACE], trees)
 
 
 def _parts(known: Collection[int]) -> list[str]:
     """Starts of the keys of steps, each in one part."""
     if len(known) * _KEYS <= _PAGE:
         return [""]
-    return [*_split("", [str(step) for step in known]), f"{_attempts.PLACE}/"]
+    steps = _split("", [str(step) for step in known])
+    return [*steps, f"{_attempts.PLACE}/", f"{PLACE}/"]
 
 
 def _split(start: str, names: Iterable[str]) -> list[str]:

@@ -144,7 +144,7 @@ def _look(run: Steps) -> tuple[list[Step], Listing, Lineage]:
     there = run.each(ft.partial(_row, run, listing), sorted(listing.steps))
     rows = [row for row in there if row is not None]
     # Last: a step that is deleted meanwhile is in it before.
-    run.refresh()
+    run.history.refresh()
     lineage = run.lineage(listing)
     paths = {(row.step, row.save): run.path(row.step) for row in rows}
     saved = {(row.step, row.save): row for row in run.history.rows()}

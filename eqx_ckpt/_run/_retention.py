@@ -80,17 +80,16 @@ class Retention:
         """The steps that there are, of which those seen `before` are not looked at; and
         which cannot be."""
         keeps = self._policy.keep is not None
-        if self._policy.has_rank:
-            changed = self._steps.refresh()
-            before = {s: x for s, x in before.items() if s not in changed}
-        listed: dict[int, str | None] = dict.fromkeys([*before, new])
+        listing = None
         if not before:
             self._saves = 0
         if self._steps.cleans or not before:
             listing = self._steps.listing()
             self._lineage = self._steps.lineage(listing)
-            listed = listing.steps
-        seen = {s: x for s, x in before.items() if s in listed and s != new}
+        listed = listing.steps if listing else dict.fromkeys([*before, new])
+        changed = self._steps.refresh(listing) if self._policy.has_rank else set()
+        stays = lambda step: step in listed and step not in changed and step != new
+        seen = {step: x for step, x in before.items() if stays(step)}
         left: list[str] = []
         some = {step: of for step, of in listed.items() if step not in seen}
         looks = self._steps.survey(keeps, some)

@@ -139,13 +139,15 @@ class Steps:
             if step is not None and str(step) not in names and self._is_orbax(name)
         }
         attempts = None if _attempts.PLACE in names else []
-        return Listing(dict.fromkeys([*steps, *self._names]), attempts)
+        history = None if PLACE in names else []
+        steps = dict.fromkeys([*steps, *self._names])
+        return Listing(steps, attempts, history)
 
     def is_run(self) -> bool:
         """Whether there is a run: steps, complete or begun, or a history. A directory
         that is only called as a step is none. **Raises:** as `directories`."""
         listing = self.listing()
-        if self.root.is_directory(PLACE):
+        if listing.history != []:
             return True
         newest = sorted(listing.steps, reverse=True)
         is_complete = lambda step: self.is_complete(step, listing)
@@ -384,10 +386,9 @@ class Steps:
 
     # ---- The history of the run.
 
-    def refresh(self) -> set[int]:
-        """Reads what the history has got since. Returns the steps to which metrics were
-        added."""
-        changed = self.history.refresh()
+    def refresh(self, listing: Listing | None = None) -> set[int]:
+        """Reads the metrics that were added to steps since. Returns these steps."""
+        changed = self.history.refresh_added(listing and listing.history)
         for step in changed:
             self._known.pop(step, None)
         return changed
@@ -712,7 +713,7 @@ def metrics(steps: Steps, of_all: bool = True) -> dict[int, dict[str, Any]]:
     **Raises:** `OSError` for a step that cannot be read now.
     """
     for listing in steps.listings():
-        steps.refresh()
+        steps.refresh(listing)
         known = {}
         for step, (_, found, error) in steps.survey(of=listing.steps).items():
             if error is not None:

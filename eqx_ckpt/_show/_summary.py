@@ -16,7 +16,7 @@ def summaries(steps: Steps, newest: int = 0) -> list[Summary]:
     **Raises:** `ValueError` where nobody can tell which steps there are.
     """
     listing = steps.listing()
-    steps.refresh()
+    steps.refresh(listing)
     there = sorted(listing.steps)[-newest:]
     pins = steps.pinned() if there else set()
     left = steps.lineage(listing).left(there) if there else set()

@@ -103,7 +103,7 @@ def test_what_is_torn_or_not_ours_is_left_alone(root):
         fill_run(manager, range(15), loss=range(15))
     files = StoredFiles(root)
     key = next(key for key in files if key.startswith(PLACE))
-    torn = f"{PLACE}/1-{'0' * 16}"
+    torn = f"{PLACE}/saved-1-{'0' * 16}"
     files[torn], files[f"{PLACE}/notes"] = files[key][:-9], b"mine"
     with ec.CheckpointManager(root) as manager:
         fill_run(manager, range(15, 40), loss=range(15, 40))
