@@ -3,6 +3,7 @@
 from . import (
     _formats as _formats,
     _near as _near,
+    _orbax as _orbax,
     _plots as _plots,
     _reshard as _reshard,
     _show as _show,
@@ -38,6 +39,7 @@ from ._load._deserialise import (
     tree_deserialise_leaves as tree_deserialise_leaves,
 )
 from ._load._lazy import LazyArray as LazyArray
+from ._orbax._write import write_orbax as write_orbax
 from ._rebuild._rebuild import rebuild as rebuild
 from ._rename._rename import rename as rename
 from ._run._clean import clean as clean

@@ -89,6 +89,8 @@ base_facts: Hook[[str | os.PathLike[str] | Checkpoint], BaseFacts] = Hook(
 plan_functions: Hook[[Functions, Flat, dict[int, PlannedLeaf]], PlannedFunctions] = (
     Hook(_without("_functions"))
 )
+# The files for Orbax of a save, by the manifest of its database.
+orbax_files: Hook[[Plan, str, bytes], dict[str, bytes]] = Hook(_without("_orbax"))
 save_file: Hook[[Plan, Advance], None] = Hook(_without("_zips"))
 check_file: Hook[[Backend, bool], None] = Hook(_without("_zips"))
 is_archive: Hook[[Backend], bool] = Hook(lambda root: False)

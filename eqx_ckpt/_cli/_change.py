@@ -17,6 +17,7 @@ from .._format import _names, _text
 from .._interop import _convert, _export
 from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
+from .._orbax import _write
 from .._rename import _rename
 from .._run._steps import Steps
 from .._save import _serialise
@@ -243,8 +244,13 @@ def _tree(ckpt: Checkpoint, node: str) -> Any:
 # ---- Other formats.
 
 
-def convert(source: str, target: str, **rest: Any) -> CommandResult:
+def convert(source: str, target: str | None, **rest: Any) -> CommandResult:
     options = {name: x for name, x in rest.items() if x is not None}
+    if target is None:
+        if [name for name, x in options.items() if x] != ["orbax"]:
+            raise click.UsageError("Give a TARGET, or --orbax and nothing else.")
+        _write.write_orbax(source)
+        return _written(source)
     _convert.convert(_checkpoint.open(source), target, **options)
     return _written(target)
 

@@ -334,7 +334,7 @@ def merge() -> None:
 
 @_command("_change")
 @click.argument("source", **PATH)
-@click.argument("target", **PATH)
+@click.argument("target", required=False, **PATH)
 @click.option(
     "--layout", type=click.Choice(["ocdbt", "zarr"]), help="ocdbt by default."
 )
@@ -354,6 +354,7 @@ def convert() -> None:
     """Write a checkpoint of any format as another one.
 
     TARGET is a file if it ends in .zip or .safetensors, else a directory or a URL.
+    Without a TARGET, --orbax adds the files that Orbax reads to SOURCE, where it is.
     """
 
 

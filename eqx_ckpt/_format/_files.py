@@ -11,7 +11,7 @@ CLAIM = "eqx_ckpt.saving"
 # The digests of a checkpoint with `layout="zarr"`.
 DIGESTS = "eqx_ckpt.digests"
 # The files for other readers at the root of a checkpoint.
-OTHERS = frozenset(
+OTHERS: frozenset[str] = frozenset(
     "_METADATA _sharding _strings.json array_metadatas/process_0 manifest.ocdbt "
     "zarr.json".split()
 )
@@ -56,4 +56,12 @@ def own(process: int) -> str:
 
 def staged(own: str, key: str) -> str:
     """Where a file for the root lies in the directory of its save, until the commit."""
-    return f"{own}/{key.replace('/', '%')}.new"
+    return f"{own}/{key.replace('/', '%')}{_STAGED}"
+
+
+def is_staged(name: str) -> bool:
+    """Whether a file in the directory of a save is one that is `staged`."""
+    return name.endswith(_STAGED)
+
+
+_STAGED = ".new"

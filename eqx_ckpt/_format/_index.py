@@ -76,7 +76,8 @@ class Index:
     page of the file of digests; `others` those of the files that other readers use;
     `own` those of the processes' own states, in their order, after the number of their
     bytes. What is in a data file is `shift` further on, if these are members of a zip.
-    `seal` is the digest that it ends in, and `columns` their JSON, if that is known.
+    `seal` is the digest of all but `others`, and `columns` their JSON, if these are
+    known.
     """
 
     save: str
@@ -172,7 +173,7 @@ def encode_parts(index: Index) -> tuple[bytes, bytes, bytes]:
         "layout": index.layout,
         "metadata": index.metadata,
     }
-    tail = {"digests": index.digests, "others": index.others}
+    tail: dict[str, Any] = {"digests": index.digests}
     optional = {
         "saved": index.saved and index.saved._asdict(),
         "functions": index.functions and encode_functions(index.functions),
@@ -180,8 +181,25 @@ def encode_parts(index: Index) -> tuple[bytes, bytes, bytes]:
         "base": index.base,
     }
     tail |= filter(operator.itemgetter(1), optional.items())
+    tail["others"] = index.others  # The last, so that all before them has a `seal`.
     columns = index.columns or encode_columns(leaves, files, placement)
     return b"{" + _fields_of(head), columns, _fields_of(tail)
+
+
+# What is between the rest of an index and its last field but the digest.
+_OTHERS = b',"others":'
+
+
+def with_others(data: bytes, others: dict[str, str]) -> bytes:
+    """The bytes of an index, with the digests of other files of the same save.
+
+    **Raises:** `ValueError` as `decode`.
+    """
+    rest = data.rpartition(_OTHERS)[0]
+    data = sealed(rest + b"," + _fields_of({"others": others}))
+    if decode(data).others != others:
+        raise ValueError("the index ends in something else than its other files")
+    return data
 
 
 def encode_functions(functions: dict[str, StoredFunction]) -> dict[str, Any]:
@@ -252,7 +270,7 @@ def decode(data: bytes) -> Index:
     if not data.startswith(f'{{"format":"{FORMAT}"'.encode()):
         raise ValueError("the index is not one of eqx_ckpt")
     check_digest(data)
-    index = _typed(_columns.parse(data), data[-34:-2].decode())
+    index = _typed(_columns.parse(data), digest(data.rpartition(_OTHERS)[0]))
     if index.layout == "ocdbt" and isinstance(index.placement, Placement):
         _extents.check_listed(index.extents, index.placement)
     return index

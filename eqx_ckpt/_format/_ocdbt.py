@@ -147,10 +147,10 @@ def tree(
     return b"".join(out), root
 
 
-def manifest(root: Subtree, name: str, base: str = "") -> bytes:
-    """The manifest of a database at the directory from which `base + name` is the path
-    of the file that holds the nodes; `base` leads to the values' files too."""
-    table = _file_table([(base + name).encode()], len(base.encode()))
+def manifest(root: Subtree, name: str) -> bytes:
+    """The manifest of a database at the directory in which the file `name` holds the
+    nodes, and the values' files are."""
+    table = _file_table([name.encode()])
     counts = root.keys, root.tree_bytes, root.value_bytes
     parts = [
         secrets.token_bytes(16),
@@ -164,6 +164,20 @@ def manifest(root: Subtree, name: str, base: str = "") -> bytes:
     return _frame(MANIFEST, b"".join(parts))
 
 
+def moved(data: bytes, name: str, base: str) -> bytes:
+    """The manifest of the same database, seen from another directory: `data` is one
+    without a `base`. **Raises:** `ValueError` for one that is not ours."""
+    body = data[_FRAME:-4]
+    start = len(_config) + 16
+    own = _file_table([name.encode()])
+    if data != _frame(MANIFEST, body) or not body.startswith(own, start):
+        raise ValueError("it is no manifest of a save")
+    table = _file_table([(base + name).encode()], len(base.encode()))
+    return _frame(MANIFEST, body[:start] + table + body[start + len(own) :])
+
+
+# The bytes of a frame before its body.
+_FRAME = 4 + 8 + 2
 # A single manifest; and no compression.
 _config = _varints(
     [0, _MAX_INLINE_VALUE_BYTES, _MAX_DECODED_NODE_BYTES, _VERSION_TREE_ARITY_LOG2, 0]

@@ -181,7 +181,7 @@ def source(
         placement=Placement([x.file for x in leaves], [x.offset for x in leaves]),
     )
     strides = {i: x.strides for i, x in enumerate(leaves) if x.strides is not None}
-    what = stamp, stamped, None, stored, database, strides
+    what = stamp, stamped, stored, database, strides
     return ForeignSource(probe.root, index, directory, *what)
 
 

@@ -170,6 +170,39 @@ class Checkpoint(_Base):
         )
 
     @_arguments.checked()
+    def spec(self, name: str) -> dict[str, Any]:
+        """TensorStore's spec of the stored array of a leaf, for `tensorstore.open`.
+
+        What TensorStore opens by it is what is at the path then: with `layout="zarr"`
+        and in a zip that may be another save. Dtypes that TensorStore lacks are stored
+        as `uint8`, and keys as `uint32`: see FORMAT.md. TensorStore checks no digest. A
+        zip is read by each member as a whole.
+
+        **Arguments:**
+
+        - `name`: the dotted name of a leaf.
+
+        **Returns:** a dict that JSON can hold. It has the options of a [`Store`][] that
+        was opened, which may be secret.
+
+        **Raises:** `KeyError` as `ckpt[name]`; `ValueError` for a leaf of another
+        format, in a store without a driver of TensorStore (`az://`, `memory://`, the
+        bytes of an open file), or of a save with more than 2^20 chunks.
+
+        !!! example
+
+            ```python
+            >>> import eqx_ckpt as ec, jax.numpy as jnp, tensorstore as ts
+            >>> ec.tree_serialise_leaves("spec", {"w": jnp.ones(3)})
+            >>> spec = ec.open("spec").spec("w")
+            >>> ts.open(spec, read=True).result().shape
+            (3,)
+
+            ```
+        """
+        return self._source.spec(self[name]._record)
+
+    @_arguments.checked()
     def check_base(
         self, path: "str | os.PathLike[str] | Readable | Checkpoint"
     ) -> "Checkpoint":

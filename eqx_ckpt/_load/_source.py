@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from .._errors import DamagedError, ReplacedError
 from .._format import _digests, _files, _grid, _index, _template, _text
 from .._format._grid import Grid
@@ -35,9 +33,8 @@ class Source:
     its files are relative to `directory`.
 
     What has a `stamp` is not one of ours in a directory of its own, and is current as
-    long as that of the directory gives what was `stamped`. With a `place` it is one of
-    ours in one file: that says where one of its files lies. A subclass has leaves of
-    another format.
+    long as that of the directory gives what was `stamped`. Subclasses are those of ours
+    in one file, and those that have leaves of another format.
     """
 
     root: Backend
@@ -45,7 +42,6 @@ class Source:
     directory: Backend
     stamp: Callable[[Backend], str] | None = None
     stamped: str = ""
-    place: Callable[[str], tuple[str, int, int]] | None = None
     # The TensorStores of leaves that were opened, by their places.
     _opened: dict[int, Any] = dataclasses.field(default_factory=dict, init=False)
     # What keeps chunks that several reads share, as long as those are made.
@@ -112,6 +108,39 @@ class Source:
     def _open_whole(self, record: Record, directory: Backend) -> Any:
         places = [self._place(record, range(record.template.chunk_count))]
         return _arrays.open_arrays(directory, self.files, places)[0]
+
+    def spec(self, record: Record) -> dict[str, Any]:
+        """TensorStore's spec of a leaf, as others may open it.
+
+        **Raises:** `ValueError` where TensorStore cannot, or has no files for it.
+        """
+        _wording.check_readable(record)
+        why, others = "", self.index.others
+        if not self.has_digests:
+            why = f"it is of another format, {self.index.layout}"
+        elif self.root.url.startswith("memory://"):
+            why = "its store is in the memory of eqx_ckpt"
+        elif not self.directory.has_driver():
+            why = f"TensorStore has no driver for `{self.root}`"
+        elif self.database and f"{self.database}/manifest.ocdbt" not in others:
+            why = "it has too many chunks for a database"
+        if why:
+            raise ValueError(
+                f"TensorStore has no spec for `{record.name}` of `{self.root}`: {why}. "
+                "Use `.store`, or `.read`."
+            )
+        if self.database is None:
+            kvstore = self.spec_of(self.key(record))
+        else:
+            base = self.spec_of(self.database)
+            kvstore = {"driver": "ocdbt", "base": base, "path": f"{record.name}/"}
+        # A chunk that is missing must not read as zeros.
+        how = {"fill_missing_data_reads": False}
+        return {"driver": "zarr3", "kvstore": kvstore, **how}
+
+    def spec_of(self, key: str) -> dict[str, Any]:
+        """TensorStore's spec of a directory of the save."""
+        return self.directory.unpinned().spec(key)
 
     def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
         """The stores that some chunks of these leaves are read from."""
@@ -222,6 +251,15 @@ class Source:
             out += self.digests.rows(first, first + count)
             chunks = range(stop, chunks.stop)
         return out
+
+    def read_beside(self, key: str, start: int, stop: int, size: int) -> bytes | None:
+        """Some bytes of a file of the save which has so many; None where there is none."""
+        if (start, stop) == (0, size):
+            value = self.root.read(key, stop=size, limit=size)
+            return None if value is None else value.data
+        reading = self.root.start_read(key, start, stop)
+        got = _store.read_answer(self.root, key, reading)
+        return got.value if got.state == "value" else None
 
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""
@@ -350,7 +388,7 @@ class Digests:
             data = got.value if got.state == "value" else None
         else:
             span = size * pages[0], size * pages[-1], size * self._pages[-1]
-            data = read_beside(source, source.digests_key, *span)
+            data = source.read_beside(source.digests_key, *span)
         if data is None:
             raise FileNotFoundError
         at, memory = pages[0], memoryview(data)
@@ -360,25 +398,6 @@ class Digests:
             if len(page) != size * (stop - start) or _index.digest(page) != good:
                 raise ValueError
         return data
-
-
-def read_beside(
-    source: Source, key: str, start: int, stop: int, size: int
-) -> bytes | None:
-    """Some bytes of a file of a save which has so many; None where there is none."""
-    root = source.root
-    if source.place is not None:
-        file, first, last = source.place(key)
-        if last - first != size:
-            return b""
-        into = np.empty(stop - start, np.uint8)
-        count = source.directory.read_into(file, first + start, into)
-        return into[:count].tobytes()
-    if (start, stop) == (0, size):
-        value = root.read(key, stop=size, limit=size)
-        return None if value is None else value.data
-    got = _store.read_answer(root, key, root.start_read(key, start, stop))
-    return got.value if got.state == "value" else None
 
 
 def check_pickles(source: Source) -> None:
@@ -429,7 +448,7 @@ def _read_extra(source: Source, key: str, stored: tuple[int, str], what: str) ->
         return data is not None and _index.digest(data) == digest
 
     try:
-        read = ft.partial(read_beside, source, key, 0, size, size)
+        read = ft.partial(source.read_beside, key, 0, size, size)
         data = _store.look_twice(source.root, read, is_good)
     except ValueError as e:
         raise source.lost(f"{what} is damaged ({e})") from e

@@ -24,7 +24,9 @@ class InPlace(DirectoryTransaction):
         with unpublished(root):
             root.write(staged, [index], sync)
             if sync:
-                root.sync_directories([self.own, "d", ""])
+                # The name of `d` is durable where a checkpoint has one.
+                is_new = self.found.file is None or bool(self.made)
+                root.sync_directories([self.own, "d", *[""] * is_new])
                 root.sync_above(self.made)
         # Whoever replaces what is at the path holds the lock of what is there.
         with contextlib.ExitStack() as held:
@@ -43,15 +45,20 @@ class InPlace(DirectoryTransaction):
 
 
 def delete_outdated(root: LocalDirectory) -> None:
-    """Deletes files for other readers of a save that is not there any more. What cannot
-    be done now may be later."""
+    """Deletes files for other readers that the save which is there does not have, and
+    files that were to be put in place at its root. What cannot be done now may be
+    later."""
     with contextlib.suppress(OSError, ValueError), root.lock() as held:
         got = _published.read_index(root) if held else None
-        if got is not None and not _files.SIDE.intersection(
-            _store.tops_of(got[0].others)
-        ):
-            if got[0].layout == "ocdbt":
-                _delete_side(root, root.list_top() or ())
+        if got is not None:
+            tops = {*_store.tops_of(got[0].others), _files.DIGESTS}
+            _delete_side(root, (root.list_top() or {}).keys() - tops)
+            own = root.below(f"d/{got[0].save}")
+            for name in filter(_files.is_staged, own.list_top() or ()):
+                discard(own, name)
+            if got[0].layout == "zarr":
+                root.drop_directory(f"d/{got[0].save}")
+                root.drop_directory("d")
 
 
 def _delete_side(root: LocalDirectory, entries: Iterable[str]) -> None:

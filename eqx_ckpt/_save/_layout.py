@@ -227,10 +227,11 @@ class DataFiles:
 
 class Written(NamedTuple):
     """Where the layout put the leaves, the digests of the pages of the file of digests,
-    the digests of what else it wrote, and the files at the root that other readers
-    need."""
+    and those of what else it wrote. `manifest` is that of the database, and `side` are
+    files at the root for other readers."""
 
     placed: DataFiles
     digests: str
     others: dict[str, str]
-    side: dict[str, bytes]
+    manifest: bytes = b""
+    side: dict[str, bytes] = {}

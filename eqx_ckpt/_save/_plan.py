@@ -5,14 +5,15 @@ import itertools as it
 import json
 import operator
 import time
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any, cast, NamedTuple
 
 import equinox as eqx
 from jaxtyping import PyTree
 
 from .. import _rooms
-from .._format import _index, _json, _record
+from .._format import _files, _index, _json, _record
 from .._format._index import BaseFacts, Index, SaveFacts, StoredFunction
 from .._format._leaves import Leaves, Part
 from .._format._record import TreeRecord
@@ -25,7 +26,6 @@ from . import (
     _describe,
     _lazies,
     _options,
-    _sidecars,
     _to_ocdbt,
     _to_zarr,
     _tree_spec,
@@ -43,11 +43,11 @@ _MAX_BYTES = 2**30
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TreeFacts:
-    """Facts about a tree beside its leaves: its record, and the places where nothing is
-    stored, for other readers."""
+    """Facts about a tree beside its leaves: its record, and the names of the nodes that
+    are stored whole."""
 
     record: TreeRecord
-    holes: list[_sidecars.Hole]
+    wholes: tuple[str, ...]
 
 
 class Plan(NamedTuple):
@@ -91,7 +91,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     leaves, form, shardings, parts = _describe.describe(flat, numbers, options)
     if options.layout == "zarr":
         _to_zarr.check_case(form.names, root)
-    facts = _facts(flat, numbers, wholes if options.orbax else [])
+    facts = _facts(flat, numbers, wholes)
     values = map(operator.attrgetter("value"), leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
     functions: PlannedFunctions = {}
@@ -108,7 +108,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
 
 
 def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeFacts:
-    """Facts about a tree. Nodes that are stored as `wholes` are told to Orbax."""
+    """Facts about a tree. `wholes`: the key paths of the nodes that are stored."""
     _states.check_order(_states.state_entries(flat), flat, numbers)
     stored = {*numbers}
     record = flat.record([i in stored for i in range(len(flat.leaves))])
@@ -121,8 +121,8 @@ def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeF
                 f"Nothing was saved: {e}. Save it as several checkpoints with `where`."
             ) from None
         _check_state(flat, record)
-        holes = _sidecars.holes(flat, numbers, wholes) if wholes else []
-        return TreeFacts(record, holes)
+        names = (_flatten.module_name(path, "") for path in wholes)
+        return TreeFacts(record, tuple(names))
 
     return flat.walk.once(("facts", id(record), tuple(wholes)), record, make)
 
@@ -152,7 +152,8 @@ def check_index(plan: Plan) -> None:
     layout = LAYOUTS[plan.options.layout]
     try:
         longest = layout.longest(plan.leaves, form, plan.options.count)
-        _index.encode(index_of(plan, "0" * 16, longest)[0])
+        side: dict[str, bytes] = dict.fromkeys(_files.OTHERS, b"")
+        _index.encode(index_of(plan, "0" * 16, longest, side))
     except ValueError as e:
         raise ValueError(
             f"Nothing was saved: {e}. Of that are {names} characters of the names of "
@@ -166,18 +167,28 @@ def _stored(functions: PlannedFunctions) -> dict[str, StoredFunction]:
     return {name: stored for name, (stored, _) in functions.items()}
 
 
+def side_files(plan: Plan, save: str, written: Written) -> dict[str, bytes]:
+    """The files for other readers at the root of a save."""
+    if plan.parts:  # No other reader knows of those.
+        return {}
+    if not plan.options.orbax:
+        return written.side
+    return written.side | _rooms.orbax_files(plan, save, written.manifest)
+
+
 def index_of(
-    plan: Plan, save: str, written: Written, own: Sequence[tuple[int, str]] = ()
-) -> tuple[Index, dict[str, bytes]]:
-    """The index of a save, and the files for other readers at its root."""
+    plan: Plan,
+    save: str,
+    written: Written,
+    side: Mapping[str, bytes] = types.MappingProxyType({}),
+    own: Sequence[tuple[int, str]] = (),
+) -> Index:
+    """The index of a save, which has these files for other readers at its root."""
     options, form, facts = plan.options, plan.form, plan.facts
-    side = written.side if options.orbax else {}
-    if not plan.parts:  # No other reader knows of those.
-        side = side | _sidecars.files(plan.leaves, form, facts.holes, options)
     others = dict(zip(side, map(_index.digest, side.values())))
     table = form, facts, tuple(plan.parts.items()), written.placed
     leaves, columns = (_make_table if form.is_coded else _table)(*table)
-    index = Index(
+    return Index(
         save,
         options.layout,
         options.metadata,
@@ -193,7 +204,6 @@ def index_of(
         base=cast(BaseFacts | None, options.base),
         columns=columns,
     )
-    return index, side
 
 
 def _make_table(

@@ -271,7 +271,8 @@ def _write_directory(
             if processes.count > 1:
                 files, states = _notes.see(save, layout, files, words, into)
             written = layout.finish(save, files, into)
-            index, side = _plan.index_of(plan, txn.save_id, written, states)
+            side = _plan.side_files(plan, txn.save_id, written)
+            index = _plan.index_of(plan, txn.save_id, written, side, states)
             if plan.functions:
                 into.work.make_directories([into.own])
                 links = {} if base is None else _reuse.functions(base)

@@ -17,7 +17,7 @@ from .._format._packed import Packed
 from .._runtime import _log, _threads
 from .._storage import _arrays
 from .._storage._backend import Backend
-from . import _assign, _layout, _payload, _sidecars, _tree_spec
+from . import _assign, _layout, _payload, _tree_spec
 from ._layout import (
     DataFiles,
     Destination,
@@ -186,14 +186,14 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     """Writes the rest of a save whose data files are all there: the database, if it is
     to have one, and the digests."""
     form, base = save.form, into.own
-    how = form.has_columns, _sidecars.has_database(form)
+    how = form.has_columns, form.has_database
     if save.is_plain:
         files, placed, database = _plain(form, save.most, *how)
     else:
         files = [*save.kept.files, *files]
         placed, database = _place(form, files, *how)
     others: dict[str, bytes] = {}
-    side: dict[str, bytes] = {}
+    manifest = b""
     if database is None:
         _log.say(
             _log.WARNING,
@@ -202,9 +202,8 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
         )
     else:
         others[f"{base}/tree"], top = database
-        others[f"{base}/manifest.ocdbt"] = _ocdbt.manifest(top, "tree")
-        # The same database from the root of the checkpoint.
-        side["manifest.ocdbt"] = _ocdbt.manifest(top, "tree", base + "/")
+        manifest = _ocdbt.manifest(top, "tree")
+        others[f"{base}/manifest.ocdbt"] = manifest
     for key, value in others.items():
         into.write(key, [value])
     pages = [bytes(save.data.digests)]
@@ -213,7 +212,7 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     into.write(f"{base}/digests", pages)
     digests = "".join(map(_index.digest, pages))
     own = dict(zip(others, map(_index.digest, others.values())))
-    return Written(placed, digests, own, side)
+    return Written(placed, digests, own, manifest)
 
 
 # The zarr.json files and the nodes of a database, and its root.
@@ -344,15 +343,13 @@ def longest(leaves: Sequence[PlannedLeaf], form: TreeSpec, processes: int) -> Wr
     total = sum((t.chunk_count * t.full + _packed.ALIGN) * n for t, n in own)
     files = _assign.most_files(total, processes, _layout.FAR_FILE)
     names = [str(n) for n in range(min(files, form.chunk_count + len(leaves)))]
-    has_database = _sidecars.has_database(form)
     base = f"d/{'0' * 16}"
-    keys = (f"{base}/tree", f"{base}/manifest.ocdbt") if has_database else ()
+    keys = (f"{base}/tree", f"{base}/manifest.ocdbt") if form.has_database else ()
     make = _most_packed if form.has_columns else _most_listed
     return Written(
         placed=DataFiles(names, make(leaves, len(names), total)),
         digests="0" * 32 * (len(names) if form.has_columns else 1),
         others=dict.fromkeys(keys, "0" * 32),
-        side={"manifest.ocdbt": b""} if has_database else {},
     )
 
 

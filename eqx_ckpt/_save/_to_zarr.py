@@ -10,6 +10,7 @@ from .._format._extents import Placement
 from .._runtime import _threads
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
+from . import _tree_spec
 from ._layout import DataFiles, Destination, Ends, Files, Save, Written
 from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
@@ -81,7 +82,36 @@ def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
     _threads.gather(jobs, waiting=root.is_far or syncs)
     digests = bytes(save.data.digests)
     root.write(_files.DIGESTS, [digests], syncs)
-    return _written(_index.digest(digests))
+    side = {"zarr.json": _group(save.form)}
+    return Written(_NOWHERE, _index.digest(digests), {}, side=side)
+
+
+# Of the stored arrays that zarr-python can decode.
+_zarr_dtypes = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
+    "complex64 complex128".split()
+)
+
+
+@_tree_spec.remembered
+def _group(form: TreeSpec) -> bytes:
+    """The JSON of the root group, whose consolidated metadata lists what zarr-python
+    can decode."""
+    blobs = {
+        number: _arrays.zarr_json(template._replace(keys="")).rstrip()
+        for number, template in enumerate(form.templates)
+        if template.stored in _zarr_dtypes
+    }
+    members = [
+        b'"%b":%b' % (_files.directory(name).encode(), blobs[number])
+        for name, number in zip(form.names, form.numbers)
+        if number in blobs
+    ]
+    return (
+        b'{"zarr_format":3,"node_type":"group","attributes":{},'
+        b'"consolidated_metadata":{"kind":"inline","must_understand":false,'
+        b'"metadata":{%b}}}' % b",".join(members)
+    )
 
 
 def has_many(form: TreeSpec) -> bool:
@@ -89,14 +119,10 @@ def has_many(form: TreeSpec) -> bool:
 
 
 def longest(leaves: Sequence[PlannedLeaf], form: TreeSpec, processes: int) -> Written:
-    return _written("0" * 32)
+    return Written(_NOWHERE, "0" * 32, {})
 
 
 _NOWHERE = DataFiles([], Placement([], []))
-
-
-def _written(digests: str) -> Written:
-    return Written(_NOWHERE, digests, {}, {})
 
 
 def _cuts(path: str) -> list[int]:

@@ -15,6 +15,11 @@ from .._format._grid import Grid
 from .._format._template import Template
 
 
+# The database of so many chunks is made in memory of process 0: about 1 GiB, by an
+# estimate.
+_MOST_CHUNKS = 2**20
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TreeSpec:
     """The leaves of a save in their order: their names, the numbers of their templates,
@@ -61,6 +66,12 @@ class TreeSpec:
         """Whether the index of a save in few files has columns."""
         is_large = len(self.names) > _columns.MOST_LEAVES
         return is_large or self.chunk_count > _columns.MOST_CHUNKS
+
+    @property
+    def has_database(self) -> bool:
+        """Whether other readers can read a save in few files: of very many chunks it
+        would take process 0 too long, and too much memory, to tell them."""
+        return self.chunk_count <= _MOST_CHUNKS
 
     @ft.cached_property
     def nbytes(self) -> int:

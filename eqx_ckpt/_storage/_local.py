@@ -29,8 +29,8 @@ _WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 # Directories that this process has made and locked, by their paths.
 _locked: dict[str, Descriptor] = {}
 # Directories to which names lead that are durable, as far as this process knows: as
-# others may replace one, with its number there.
-_lasting: dict[str, tuple[int, int]] = {}
+# others may replace one, with its number there, and when a name in it changed last.
+_lasting: dict[str, tuple[int, int, int]] = {}
 _MOST_LASTING = 4096
 
 
@@ -406,12 +406,15 @@ class LocalDirectory(Backend):
     def sync_above(self, made: Sequence[Backend] = ()) -> None:
         for directory in made:
             _lasting.pop(directory.url, None)
-        found: dict[str, tuple[int, int]] = {}
+        found: dict[str, tuple[int, int, int]] = {}
         for above in map(str, pathlib.Path(self.path).parents):
+            there, known = os.stat(above), _lasting.get(above)
+            stamp = there.st_dev, there.st_ino, there.st_ctime_ns
+            if known == stamp:
+                break  # Its names are those that were synced.
             _local_files.sync_directory(above)
-            there = os.stat(above)
-            found[above] = there.st_dev, there.st_ino
-            if _lasting.get(above) == found[above]:
+            found[above] = stamp
+            if known is not None and known[:2] == stamp[:2]:
                 break
         if len(_lasting) > _MOST_LASTING:
             _lasting.clear()

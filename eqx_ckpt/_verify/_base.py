@@ -47,7 +47,7 @@ def facts(base: str | os.PathLike[str] | Checkpoint) -> BaseFacts:
 
 
 def digest(source: Source) -> str:
-    """The digest of an index, in which the digests of all data are.
+    """The digest of an index but for its `others`, in which those of all data are.
 
     Files of other formats have none. For them this is a digest of the metadata, of the
     names, dtypes and shapes of all leaves, and of the first bytes of some.

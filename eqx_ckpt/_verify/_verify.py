@@ -28,13 +28,9 @@ _ROOM = 256 * 2**20
 # Of a file other than the data: that of the largest index has some MiB.
 _MOST = 128 * 2**20
 
-# Seconds that files for other readers may take to follow the commit, where no lock says
-# whether somebody is at it.
+# Seconds that a call may take between the files for other readers and the index that
+# has their digests, where no lock says whether somebody is at it.
 _LAG = 5
-# Of those files.
-_LAGS = (
-    "; if a save was killed right after its commit, it is of the one before: save again"
-)
 
 
 @_arguments.checked()
@@ -154,8 +150,8 @@ def _has_bytes(source: Source, record: Record) -> bool:
 
 
 def _settled_files(source: Source) -> list[Problem]:
-    """The faults of the files for other readers. As these follow the commit, it waits
-    for whoever has just saved there.
+    """The faults of the files for other readers. As `write_orbax` adds some, it waits
+    for whoever writes there.
 
     **Raises:** `ReplacedError` if another save was committed meanwhile.
     """
@@ -181,7 +177,7 @@ def _check_files(source: Source) -> Iterator[Problem]:
             if value is None:
                 yield Problem(None, None, key, "it is missing")
             elif _index.digest(value.data) != digest:
-                yield Problem(None, None, key, CHANGED + _LAGS)
+                yield Problem(None, None, key, CHANGED)
         except (OSError, ValueError) as e:
             yield Problem(None, None, key, unreadable(root, e))
     tops = {key.partition("/")[0] for key in [source.digests_key, *index.others]}

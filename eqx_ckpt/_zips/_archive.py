@@ -7,6 +7,7 @@ read in place is aligned.
 import functools as ft
 import io
 import secrets
+import struct
 import zipfile
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +29,14 @@ _ALIGN = 64
 _HEADER, _LARGE = 30, 20
 # Bytes that mean nothing, as Android's zipalign marks them.
 _PADDING = 0xD935
+# Bytes of a file whose header has 32 bits for them; and the flag of one whose size
+# stands after it, as the output could not be changed.
+_MOST_SHORT, _HAS_FOOTER = 2**31, 8
 _DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def _padding(count: int) -> bytes:
+    return struct.pack("<2H", _PADDING, count) + bytes(count)
 
 
 class _Zip(zipfile.ZipFile):
@@ -60,12 +68,25 @@ class Archive:
         info.external_attr = 0o644 << 16
         assert self._zip.fp is not None
         start = self._zip.fp.tell() + _HEADER + len(key.encode()) + _LARGE + 4
-        count = -start % _ALIGN
-        info.extra = _PADDING.to_bytes(2, "little") + count.to_bytes(2, "little")
-        info.extra += bytes(count)
+        info.extra = _padding(-start % _ALIGN)
         with self._zip.open(info, "w", force_zip64=True) as member:
             for buffer in buffers:
                 member.write(memoryview(buffer))
+        self._shorten(info)
+
+    def _shorten(self, info: zipfile.ZipInfo) -> None:
+        """Puts the size of a file that is written into the fixed part of its header, in
+        the place of the part for any size: TensorStore reads parts of such files only.
+        """
+        fp, size = self._zip.fp, info.file_size
+        if fp is None or size >= _MOST_SHORT or info.flag_bits & _HAS_FOOTER:
+            return
+        end = fp.tell()
+        parts = struct.pack("<2I", size, size), _padding(_LARGE - 4)
+        for part, at in zip(parts, (info.header_offset + 18, end - size - _LARGE)):
+            fp.seek(at)
+            fp.write(part)
+        fp.seek(end)
 
     def __enter__(self) -> "Archive":
         return self
@@ -135,6 +156,5 @@ def _pack(plan: Plan, advance: Advance, file: Any) -> None:
         states = []
         if plan.options.own is not None:
             states.append(_notes.write_own(plan.options.own, save, into))
-        index, side = _plan.index_of(plan, number, written, states)
-        for key, value in {**side, _files.INDEX: _publish.encoded(index)}.items():
-            archive.write(key, [value])
+        index = _plan.index_of(plan, number, written, own=states)
+        archive.write(_files.INDEX, [_publish.encoded(index)])

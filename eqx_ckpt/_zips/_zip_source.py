@@ -1,10 +1,12 @@
 """A checkpoint of ours in one file: a zip of its directory, read in place."""
 
 import dataclasses
-import functools as ft
+from typing import Any
+
+import numpy as np
 
 from .._errors import DamagedError
-from .._format import _files, _index, _json
+from .._format import _files, _index, _json, _text
 from .._format._index import Index
 from .._load._source import Source
 from .._storage import _store
@@ -12,6 +14,38 @@ from .._storage._backend import Backend
 from . import _probe, _zip
 from ._probe import Probe
 from ._zip import Zip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ZipSource(Source):
+    """A source in the `archive`. The names of the files of its directory begin with a
+    `prefix` there, and `places` are those that are known."""
+
+    archive: Zip = dataclasses.field(kw_only=True)
+    prefix: str = dataclasses.field(kw_only=True)
+    places: dict[str, tuple[int, int]] = dataclasses.field(kw_only=True)
+
+    def read_beside(self, key: str, start: int, stop: int, size: int) -> bytes | None:
+        found = self.places.get(key) or _zip.place(self.archive, self.prefix + key)
+        first, last = found
+        if last - first != size:
+            return b""
+        into = np.empty(stop - start, np.uint8)
+        count = self.directory.read_into(self.archive.key, first + start, into)
+        return into[:count].tobytes()
+
+    def spec_of(self, key: str) -> dict[str, Any]:
+        own = f"{self.prefix}{key}/"
+        for name, member in self.archive.members.items():
+            if name.startswith(own) and (member.size >= 2**31 or member.has_footer):
+                raise ValueError(
+                    f"TensorStore cannot read `{_text.escape(name)}` in `{self.root}`: "
+                    "it is larger than 2 GiB, or was written to what cannot be changed "
+                    "later, such as a pipe. Use `.store`, or `.read`."
+                )
+        file = self.directory.unpinned().spec()
+        file["path"] += self.archive.key
+        return {"driver": "zip", "base": file, "path": own}
 
 
 def read(probe: Probe) -> tuple[Zip | None, Source | None]:
@@ -42,18 +76,27 @@ def _ours(root: Backend, archive: Zip) -> Source | None:
     index = _index.decode(_store.read_bytes(directory, key, start, stop))
     if index.layout != "ocdbt":
         raise ValueError(f"it holds the layout {index.layout!r}: unzip it")
-    # The header before the digests is read once.
-    place = ft.cache(lambda name: (key, *_zip.place(archive, prefix + name)))
-    files = [place(f"d/{index.save}/{name}")[1:] for name in index.files]
-    digests = place(f"d/{index.save}/digests")[1:]
+    own = f"d/{index.save}"
+    files = [_zip.place(archive, f"{prefix}{own}/{name}") for name in index.files]
+    digests = _zip.place(archive, f"{prefix}{own}/digests")
     keys, shift = [key] * len(files), [start for start, _ in files]
-    index = dataclasses.replace(index, files=keys, shift=shift, others={})
+    index = dataclasses.replace(index, files=keys, shift=shift)
     if digests[1] - digests[0] != 16 * index.extents.pages[-1]:
         raise DamagedError("its file of digests is damaged")
     _zip.check_apart([*files, (start, stop), digests])
     _check(index, files)
     stamp = lambda directory: directory.stamp(key)
-    return Source(root, index, directory, stamp, stamp(directory), place=place)
+    return ZipSource(
+        root,
+        index,
+        directory,
+        stamp,
+        stamp(directory),
+        archive=archive,
+        prefix=prefix,
+        # The header before the digests is read once.
+        places={f"{own}/digests": digests},
+    )
 
 
 def _check(index: Index, files: list[tuple[int, int]]) -> None:

@@ -196,6 +196,10 @@ def test_merge_says_what_and_where(tmp_path, run, monkeypatch):
 def test_convert_and_export(ckpt, tmp_path, run):
     assert run("convert", ckpt, tmp_path / "a.zip")[0] == 0
     assert run("diff", ckpt, tmp_path / "a.zip")[0] == 0
+    assert run("convert", ckpt)[0] == 2
+    assert run("convert", ckpt, "--orbax", "--layout", "zarr")[0] == 2
+    assert run("convert", ckpt, "--orbax")[0] == 0
+    assert (ckpt / "_METADATA").exists()
     options = ["--layout", "zarr", "--compression", "zstd", "--chunks", 4096]
     assert run("convert", tmp_path / "a.zip", tmp_path / "z", *options)[0] == 0
     assert ec.open(tmp_path / "z").layout == "zarr"

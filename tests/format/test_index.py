@@ -165,7 +165,7 @@ def fields(index):
 def test_decode_is_the_inverse_of_encode(columns):
     index = make(columns)
     data = _index.encode(index)
-    seal = json.loads(data)["digest"]
+    seal = _index.digest(data.rpartition(b',"others":')[0])
     assert fields(_index.decode(data)) == {**fields(index), "seal": seal}
     assert _index.encode(_index.decode(data)) == data
 
@@ -720,7 +720,7 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch, limit):
                 )
                 plan = _plan.plan(_root.resolve(tmp_path), tree, options)
                 most = _plan.LAYOUTS[layout].longest(plan.leaves, plan.form, 1)
-                planned = _index.encode(_plan.index_of(plan, "0" * 16, most)[0])
+                planned = _index.encode(_plan.index_of(plan, "0" * 16, most))
                 ec.tree_serialise_leaves(
                     tmp_path / layout,
                     tree,

@@ -2,6 +2,8 @@
 times. The short form tries some of these points; the long one, 1,000 for each case:
 `python -m pytest -m long tests/save/test_kill.py`."""
 
+import collections
+import json
 import os
 import random
 import re
@@ -49,7 +51,8 @@ class _Campaign:
 
     def __init__(self, server, directory, case, layout):
         self.server, self.directory, self.layout = server, directory, layout
-        self.old, self.new = {**CASES, **_FUNCTIONS}[case]
+        cases = {**CASES, **_FUNCTIONS, "for Orbax": ("a", "+")}
+        self.old, self.new = cases[case]
         self.saved = self.kept = 0
         for name in {"d", self.old or "d"}:
             self._save(directory / "whole" / name, name, trace=False)
@@ -142,14 +145,28 @@ class _WithoutRename(_Campaign):
         return there
 
 
+class _ForOrbax(_Campaign):
+    """The same while the files for Orbax are added to a checkpoint."""
+
+    def check(self, steps, number):
+        files = json.loads((steps / "7/eqx_ckpt.json").read_text())["others"]
+        assert super().check(steps, number) == self.old
+        if "_METADATA" not in files:
+            return self.old
+        assert not number % 2 or (steps / "7/_METADATA").exists()
+        return self.new
+
+
 _with_rename = [(_Campaign, case, layout) for layout in _layouts for case in CASES]
 # What has fixed names cannot be replaced there.
 _without = [(_WithoutRename, case, "ocdbt") for case in CASES]
 _functions = [(_WithFunctions, case, x) for case in _FUNCTIONS for x in _layouts]
+_orbax = [(_ForOrbax, "for Orbax", layout) for layout in _layouts]
 _all = [*_with_rename, *_without, (_WithoutRename, "first", "zarr"), *_functions]
+_all += _orbax
 
 
-@pytest.mark.parametrize("kind, case, layout", _all[:11:2])
+@pytest.mark.parametrize("kind, case, layout", [*_all[:11:2], *_orbax])
 def test_killed(server, tmp_path, kind, case, layout):
     """After SIGKILL the path is whole, old or new. Other leftovers are no checkpoints,
     and are deleted by the next save to the path, and by `clean`."""
@@ -161,6 +178,24 @@ def test_killed(server, tmp_path, kind, case, layout):
             campaign.kill(number, at=rng.randint(1, count))
     for number in range(3):
         campaign.kill(number, seconds=rng.uniform(0, 0.05))
+
+
+@pytest.mark.skipif(not CAN_TRACE, reason="it counts calls of Linux")
+@pytest.mark.parametrize("layout", _layouts)
+def test_what_a_repeated_save_asks_of_the_system(server, tmp_path, layout):
+    """One rename, and as few syncs as there are files and directories to be synced."""
+    calls = []
+    for trees in ("ab", "aba"):
+        stops = server.save(tmp_path / trees, trees, layout)
+        calls.append(collections.Counter(stops))
+    again = calls[1] - calls[0]
+    steps = "rename", "renameat", "renameat2"
+    assert sum(again[f"before {name}"] for name in steps) == 1
+    syncs = sum(again[f"before {name}"] for name in ("fsync", "fdatasync", "syncfs"))
+    if layout == "ocdbt":
+        assert syncs <= 8
+    else:  # Each leaf has files and directories of its own; and the one above all.
+        assert syncs == len([*(tmp_path / "ab").rglob("*")]) + 2
 
 
 @pytest.mark.long

@@ -1,4 +1,7 @@
+import io
 import json
+import random
+import zipfile
 
 import equinox as eqx
 import jax
@@ -154,7 +157,7 @@ def test_nothing_without_a_name_is_an_error(tmp_path):
     # A key that has no name is refused only where something is stored under it.
     tree = {"a": jnp.ones(2), "b": {object(): None}}
     ec.tree_serialise_leaves(tmp_path / "a", tree, orbax=True)
-    assert set(_metadata(tmp_path / "a")) == {"('a',)"}
+    assert set(_metadata(tmp_path / "a")) == {"('a',)", "('b',)"}
 
 
 def test_is_leaf_and_orbax(tmp_path):
@@ -221,6 +224,105 @@ def test_files_for_orbax_in_a_store():
     assert tops() == {"eqx_ckpt.json", "d"}
 
 
+# ---- Files for Orbax, added to what is there.
+
+# They have what is new each time: an id and the time.
+_DATED = {"manifest.ocdbt"}
+
+
+def _files_for_orbax(path):
+    others = json.loads((path / "eqx_ckpt.json").read_text())["others"]
+    names = [name for name in others if not name.startswith("d/")]
+    return {name: (path / name).read_bytes() for name in names if name not in _DATED}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_are_the_same_if_they_are_added_later(tmp_path, layout):
+    """So Orbax restores what it restores of a save with them."""
+    rng = random.Random(0)
+    trees = [orbax_reader.held(), orbax_reader.spoilt()]
+    trees += [{"w": 1, "t": orbax_reader.random_tree(rng)} for _ in range(20)]
+    for number, tree in enumerate(trees):
+        paths = [tmp_path / f"{number}-{when}" for when in ("with", "later")]
+        for path, orbax in zip(paths, (True, False)):
+            ec.tree_serialise_leaves(
+                path, tree, ALL, layout=layout, orbax=orbax, durable=False
+            )
+        save_id = ec.open(paths[1]).save_id
+        for _ in range(2):
+            ec.write_orbax(paths[1])
+            assert _files_for_orbax(paths[0]) == _files_for_orbax(paths[1])
+            assert ec.verify(paths[1]) == []
+        assert ec.open(paths[1]).save_id == save_id
+        names = [{x.name for x in path.iterdir()} for path in paths]
+        assert names[0] == names[1]
+
+
+def test_orbax_restores_what_was_told_later(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "later", {"w": np.ones(3), "n": None})
+    ec.write_orbax(tmp_path / "later")
+    code = """
+import os, numpy as np, orbax.checkpoint as ocp
+got = ocp.PyTreeCheckpointer().restore(os.environ["WHERE"])
+print(got["n"], got["w"].sum())
+"""
+    said = run_python(code, WHERE=str(tmp_path / "later"))
+    assert said.splitlines()[-1] == "None 3.0"
+    ec.tree_serialise_leaves(tmp_path / "later", {"w": 1})
+    assert {x.name for x in (tmp_path / "later").iterdir()} == {"d", "eqx_ckpt.json"}
+
+
+def test_a_base_stays_the_base_with_files_for_orbax(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "base", {"w": np.ones(3)})
+    ec.tree_serialise_leaves(tmp_path / "lora", {"a": 1}, base=tmp_path / "base")
+    ec.write_orbax(tmp_path / "base")
+    ec.open(tmp_path / "lora").check_base(tmp_path / "base")
+
+
+def test_files_for_orbax_are_added_in_a_store():
+    path = "memory://added-later"
+    ec.tree_serialise_leaves(path, _KEYS_AND_STRINGS, ALL)
+    ec.write_orbax(path)
+    more = _ORBAX | {"_strings.json", "array_metadatas"}
+    tops = {key.partition("/")[0] for key in StoredFiles(path)}
+    assert tops == _OF_LAYOUT["ocdbt"] | more and ec.verify(path) == []
+    ec.tree_serialise_leaves(path, {"w": 1})
+    tops = {key.partition("/")[0] for key in StoredFiles(path)}
+    assert tops == {"eqx_ckpt.json", "d"}
+
+
+def test_what_gets_no_files_for_orbax(tmp_path, monkeypatch):
+    tree = {"w": np.ones(3)}
+    ec.tree_serialise_leaves(tmp_path / "a.zip", tree)
+    ec.export_safetensors(tmp_path / "a.safetensors", tree)
+    for name, why in [
+        ("a.zip", "in one file.*`ec.convert` with `orbax=True`"),
+        ("a.safetensors", "of safetensors"),
+    ]:
+        with pytest.raises(ValueError, match=f"without files for Orbax: .* {why}"):
+            ec.write_orbax(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="no checkpoint at"):
+        ec.write_orbax(tmp_path / "none")
+    inside.limit(monkeypatch, chunks_for_other_readers=1)
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(3), "x": np.ones(4)})
+    with pytest.raises(ValueError, match="it has very many chunks"):
+        ec.write_orbax(tmp_path / "a")
+    with pytest.raises(ValueError, match="no spec for `w` .* too many chunks"):
+        ec.open(tmp_path / "a").spec("w")
+    assert {x.name for x in (tmp_path / "a").iterdir()} == {"d", "eqx_ckpt.json"}
+
+
+def test_a_save_meanwhile_goes_before_files_for_orbax(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, {"w": 1})
+    save = lambda *_: ec.tree_serialise_leaves(path, {"w": 2})
+    inside.watch(monkeypatch, "files of Orbax", save)
+    with pytest.raises(RuntimeError, match="was replaced or deleted"):
+        ec.write_orbax(path)
+    assert {x.name for x in path.iterdir()} == {"d", "eqx_ckpt.json"}
+    assert ec.open(path)["w"].read() == 2
+
+
 # ---- TensorStore.
 
 # A name of a directory with what URLs and file systems give a meaning.
@@ -284,12 +386,43 @@ def test_tensorstore_opens_every_url(tmp_path, layout, directory):
     leaves = _leaves(tree)
     assert set(ckpt.leaves) == set(leaves) and any("%" in name for name in leaves)
     for name, leaf in leaves.items():
-        store = ts.open(ckpt[name].url).result()
-        assert _is_same(store.read().result(), leaf), name
+        for way in (ckpt[name].url, ckpt.spec(name)):
+            store = ts.open(way, read=True).result()
+            assert _is_same(store.read().result(), leaf), name
     first = next(iter(leaves))
     assert (
         ckpt[first].store.read().result().tobytes() == _stored(leaves[first]).tobytes()
     )
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_spec_leads_into_a_zip(tmp_path, compression):
+    path, tree = tmp_path / _ODD / "b.zip", _names()
+    ec.tree_serialise_leaves(path, tree, ALL, compression=compression)
+    above = tmp_path / "above.zip"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(above, "w") as new:
+        for name in old.namelist():
+            new.writestr(f"in/it/{name}", old.read(name))
+    for file in (path, above):
+        ckpt = ec.open(file)
+        for name, leaf in _leaves(tree).items():
+            spec = json.loads(json.dumps(ckpt.spec(name)))
+            assert _is_same(ts.open(spec).result().read().result(), leaf), name
+
+
+def test_what_has_no_spec(tmp_path):
+    tree = {"w": np.ones(3)}
+    ec.export_safetensors(tmp_path / "a.safetensors", tree)
+    ec.tree_serialise_leaves("memory://spec", tree)
+    for what, why in [
+        (tmp_path / "a.safetensors", "it is of another format, safetensors"),
+        ("memory://spec", "its store is in the memory of eqx_ckpt"),
+        (io.BytesIO(ec.to_bytes(tree)), "its store is in the memory of eqx_ckpt"),
+    ]:
+        with pytest.raises(ValueError, match=f"no spec for `w` of .*: {why}"):
+            ec.open(what).spec("w")
+    with pytest.raises(KeyError, match="no leaf 'x'"):
+        ec.open("memory://spec").spec("x")
 
 
 def test_urls_stay_with_the_save_that_was_opened(tmp_path):

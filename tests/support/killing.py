@@ -210,8 +210,8 @@ class Server:
         pid_file: str | None = None,
         functions: str | os.PathLike[str] | None = None,
     ) -> list[str]:
-        """Saves `make(tree)`, with the functions of a checkpoint if that is given, and
-        kills it at a stop or after a time.
+        """Does what `save` does, with the functions of a checkpoint if that is given,
+        and kills it at a stop or after a time.
 
         Without both it is traced to its end, or only waited for. Returns its stops.
         """
@@ -246,19 +246,25 @@ def make(tree: str) -> dict[str, Any]:
 
 def save(
     path: str,
-    tree: str,
+    trees: str,
     layout: str,
     rename: bool = True,
     functions: str | None = None,
 ) -> None:
+    """Saves `make` of each letter of `trees`, one after the other; a `+` adds the files
+    for Orbax to what is there."""
     import eqx_ckpt as ec
 
     stored = {**ec.open(functions).functions} if functions else None
     chunks = lambda name, shape, dtype: (4096,) if name == "x" else None
     with contextlib.nullcontext() if rename else without_rename():
-        ec.tree_serialise_leaves(
-            path, make(tree), layout=layout, chunks=chunks, functions=stored
-        )
+        for tree in trees:
+            if tree == "+":
+                ec.write_orbax(path)
+                continue
+            ec.tree_serialise_leaves(
+                path, make(tree), layout=layout, chunks=chunks, functions=stored
+            )
 
 
 # What is at the path before, and what is saved there.

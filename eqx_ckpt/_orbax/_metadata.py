@@ -1,30 +1,22 @@
-"""The small files with which Orbax and zarr-python read our directories.
+"""The small files with which Orbax restores a checkpoint of ours.
 
-A leaf that a reader cannot hold is left out of that reader's files: one such leaf would
-fail its whole restore. docs/readers.md has the table of who can hold what.
+A leaf that Orbax cannot hold is left out of them: one such leaf would fail its whole
+restore. docs/readers.md has the table of who can hold what.
 """
 
 import binascii
-import bisect
 import collections
 import dataclasses
 import json
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._format import _files, _json, _names
+from .._format._record import DICTS, TreeRecord
 from .._format._template import Template
-from .._storage import _arrays
-from .._tree import _flatten
-from .._tree._flatten import Flat
-from . import _payload, _tree_spec
-from ._options import SaveOptions
-from ._payload import PlannedLeaf
-from ._tree_spec import TreeSpec
+from .._save import _tree_spec
+from .._save._tree_spec import TreeSpec
 
-
-# ---- Orbax: the files of a checkpoint of its own, of which it needs no others.
 
 # A sharding that Orbax restores on any number of devices: replicated.
 _sharding = json.dumps(
@@ -59,16 +51,6 @@ _MAX_GAP = 10_000
 # is saved each minute without its model would be mostly names of what is not there.
 _HOLES = 2**12
 
-# The database of so many chunks is made in memory of process 0: about 1 GiB, by an
-# estimate.
-MOST_CHUNKS = 2**20
-
-
-def has_database(form: TreeSpec) -> bool:
-    """Whether other readers can read a save in few files: of very many chunks it would
-    take process 0 too long, and too much memory, to tell them."""
-    return form.chunk_count <= MOST_CHUNKS
-
 
 class Hole(NamedTuple):
     """A place in the tree where nothing is stored, in front of the leaf `before`.
@@ -82,37 +64,48 @@ class Hole(NamedTuple):
     kind: str
 
 
-def holes(flat: Flat, numbers: Sequence[int], wholes: Iterable[tuple]) -> list[Hole]:
-    """Places where `eqx.filter` of the tree has None, and empty nodes, by their names.
+def holes(form: TreeSpec, record: TreeRecord, wholes: Sequence[str]) -> Iterator[Hole]:
+    """Places where `eqx.filter` of the tree has None, and empty nodes, in the nodes of
+    these names. Orbax restores into a target only if it has an entry for each."""
+    is_whole, has_holes = _names.within(wholes), _rows_with_holes(record)
+    before = 0
+    stack = [("", len(record.rows) - 1, "")]
+    while stack:
+        name, row, keys = stack.pop()
+        kind, children = record.kind(row), record.rows[row].children
+        if not has_holes[row]:
+            before += record.counts[row]
+        elif not children:
+            if _names.is_plain(name, len(keys)) and is_whole(name) is not None:
+                yield Hole(before, name, keys, _empty_kinds_of.get(kind.how, "None"))
+        else:
+            depth, at, below = len(keys), before, []
+            letter = "s" if kind.how in ("list", "tuple") else "k"
+            if record.counts[row]:
+                letter = form.templates[form.numbers[before]].keys[depth]
+            for place, child in enumerate(children):
+                if kind.parts:
+                    part = kind.parts[place]
+                else:  # The names of leaves tell it, and each child has some.
+                    part = _names.parts(form.names[at])[depth]
+                    part = part if depth else _names.below(part, "")
+                below.append((_names.child(name, part), child, keys + letter))
+                at += record.counts[child]
+            stack += reversed(below)
 
-    `numbers` are those of the stored leaves, `wholes` the key paths of the nodes that
-    are stored. Orbax restores into a target only if it has an entry for each of these.
-    """
-    walk = flat.walk
-    # An empty node is in front of the leaf whose number it has here.
-    found = [
-        (before, False, name, keys, _empty_kind(cls))
-        for before, name, keys, cls in walk.empty_nodes
-    ]
-    if len(numbers) < len(flat.leaves):
-        rest = {*range(len(flat.leaves))}.difference(numbers)
-        found += [(n, True, walk.names[n], walk.letters[n], "None") for n in rest]
-        found.sort(key=lambda x: x[:2])
-    whole = _names.within(_flatten.module_name(path, "") for path in wholes)
-    return [
-        Hole(bisect.bisect_left(numbers, number), name, keys, kind)
-        for number, _, name, keys, kind in found
-        if _names.is_plain(name, len(keys)) and whole(name) is not None
-    ]
+
+def _rows_with_holes(record: TreeRecord) -> list[bool]:
+    """Whether a place at or below each row has nothing stored."""
+    out: list[bool] = []
+    for number, children, _ in record.rows:
+        if children:
+            out.append(any(map(out.__getitem__, {*children})))
+        else:
+            out.append(record.kinds[number].how != "leaf")
+    return out
 
 
-def _empty_kind(cls: type) -> str:
-    if issubclass(cls, Mapping):
-        return "Dict"
-    if issubclass(cls, list):
-        return "List"
-    is_tuple = issubclass(cls, tuple) and not hasattr(cls, "_fields")
-    return "Tuple" if is_tuple else "None"
+_empty_kinds_of = {"list": "List", "tuple": "Tuple", **dict.fromkeys(DICTS, "Dict")}
 
 
 def _orbax_type(name: str, template: Template, text: str, layout: str) -> str | None:
@@ -205,41 +198,27 @@ class _Entries:
         )
 
 
-def files(
-    leaves: Sequence[PlannedLeaf],
-    form: TreeSpec,
-    holes: Sequence[Hole],
-    options: SaveOptions,
-) -> dict[str, bytes]:
-    """All files for other readers that go into the root of a checkpoint."""
-    out = _zarr_files(form) if options.layout == "zarr" else {}
-    if not options.orbax or options.layout == "ocdbt" and not has_database(form):
-        return out
-    texts: list[tuple[int, str]] = []
-    if "str" in map(operator.attrgetter("kind"), form.templates):
-        texts = [
-            (i, _text(x)) for i, x in enumerate(leaves) if x.template.kind == "str"
-        ]
-    return out | _orbax_files(form, tuple(texts), tuple(holes), options.layout)
-
-
-def _text(leaf: PlannedLeaf) -> str:
-    return bytes(_payload.whole(leaf)).decode("utf-8", "surrogatepass")
-
-
 @_tree_spec.remembered
-def _orbax_files(
+def files(
     form: TreeSpec,
     texts: tuple[tuple[int, str], ...],
-    gaps: tuple[Hole, ...],
+    record: TreeRecord,
+    wholes: tuple[str, ...],
     layout: str,
 ) -> dict[str, bytes]:
-    """The files at the root that Orbax needs; none if it can hold no leaf."""
+    """The files at the root that Orbax needs, and that say the same in each save of a
+    tree; none if it can hold no leaf. `texts` are those of leaves that are one, and
+    `wholes` the names of the nodes that are stored."""
+    return _files_with(form, dict(texts), holes(form, record, wholes), layout)
+
+
+def _files_with(
+    form: TreeSpec, text_of: Mapping[int, str], gaps: Iterator[Hole], layout: str
+) -> dict[str, bytes]:
     entries = _Entries()
     sharding: list[str] = []
     strings: dict[str, str] = {}
     keys: list[Any] = []
-    text_of = dict(texts)
     rest = collections.deque(gaps)
     # The bytes that holes may take: what is stored, or little.
     room = max(_HOLES, sum(form.templates[number].nbytes for number in form.numbers))
@@ -277,7 +256,7 @@ def _orbax_files(
             keys.append({"array_metadata": metadata})
     fill(len(form.names))
     if room < 0:
-        return _orbax_files(form, texts, (), layout)
+        return _files_with(form, text_of, iter(()), layout)
     if not held:
         return {}
     is_ocdbt = "true" if layout == "ocdbt" else "false"
@@ -293,33 +272,3 @@ def _orbax_files(
     if keys:
         files["array_metadatas/process_0"] = json.dumps({"array_metadatas": keys})
     return {key: text.encode() for key, text in files.items()}
-
-
-# ---- zarr-python.
-
-# Of the stored arrays that zarr-python can decode.
-_zarr_dtypes = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
-    "complex64 complex128".split()
-)
-
-
-@_tree_spec.remembered
-def _zarr_files(form: TreeSpec) -> dict[str, bytes]:
-    """The root group, whose consolidated metadata lists what zarr-python can decode."""
-    blobs = {
-        number: _arrays.zarr_json(template._replace(keys="")).rstrip()
-        for number, template in enumerate(form.templates)
-        if template.stored in _zarr_dtypes
-    }
-    members = [
-        b'"%b":%b' % (_files.directory(name).encode(), blobs[number])
-        for name, number in zip(form.names, form.numbers)
-        if number in blobs
-    ]
-    group = (
-        b'{"zarr_format":3,"node_type":"group","attributes":{},'
-        b'"consolidated_metadata":{"kind":"inline","must_understand":false,'
-        b'"metadata":{%b}}}' % b",".join(members)
-    )
-    return {"zarr.json": group}

@@ -1,0 +1,171 @@
+"""`write_orbax`: the files for Orbax, added to a checkpoint that is there."""
+
+import contextlib
+import functools as ft
+import os
+from collections.abc import Mapping
+
+from .._format import _files, _index, _ocdbt
+from .._load import _checkpoint, _published
+from .._load._checkpoint import Checkpoint
+from .._load._source import Source
+from .._runtime import _arguments
+from .._save import _background, _payload
+from .._save._path_state import PathState, replaced
+from .._save._plan import Plan
+from .._save._transaction import discard, unpublished
+from .._save._tree_spec import TreeSpec
+from .._storage import _root, _store
+from .._storage._backend import Backend, Value
+from .._storage._local import LocalDirectory
+from . import _metadata
+
+
+def files_of_save(plan: Plan, save: str, manifest: bytes) -> dict[str, bytes]:
+    """The files for Orbax of a save that is being written. `manifest` is that of its
+    database, with `layout="ocdbt"`."""
+    form, layout = plan.form, plan.options.layout
+    if layout == "ocdbt" and not form.has_database:
+        return {}
+    texts = []
+    if "str" in {template.kind for template in form.templates}:
+        texts = [
+            (place, bytes(_payload.whole(leaf)).decode("utf-8", "surrogatepass"))
+            for place, leaf in enumerate(plan.leaves)
+            if leaf.template.kind == "str"
+        ]
+    facts = plan.facts
+    own = _metadata.files(form, tuple(texts), facts.record, facts.wholes, layout)
+    return own | _root_manifest(save, manifest)
+
+
+def _root_manifest(save: str, manifest: bytes) -> dict[str, bytes]:
+    """The manifest of the same database, seen from the root of the checkpoint."""
+    if not manifest:
+        return {}
+    return {_MANIFEST: _ocdbt.moved(manifest, "tree", f"d/{save}/")}
+
+
+_MANIFEST = "manifest.ocdbt"
+
+
+@_arguments.checked()
+def write_orbax(path: str | os.PathLike[str]) -> None:
+    """Adds the files with which Orbax restores a checkpoint to one that is there.
+
+    The checkpoint then is as if it had been saved with `orbax=True`: the arrays stay
+    where they are, and its save id stays. Orbax finds all of the checkpoint or nothing.
+    The call returns once the files would survive a power cut.
+
+    **Arguments:**
+
+    - `path`: the checkpoint, in a directory or at a URL; that of a run stands for its
+        newest step.
+
+    **Returns:** None.
+
+    **Raises:** before anything is written, `FileNotFoundError` if there is no
+    checkpoint; `ValueError` for one that is in one file, of another format, or has
+    parts of arrays or more than 2^20 chunks: [`convert`][] with `orbax=True` makes one
+    for Orbax of most of these. `RuntimeError` if another writer replaced the checkpoint
+    meanwhile.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp, pathlib
+        >>> ec.tree_serialise_leaves("step", {"w": jnp.ones(3)})
+        >>> ec.write_orbax("step")
+        >>> sorted(x.name for x in pathlib.Path("step").iterdir())
+        ['_METADATA', '_sharding', 'd', 'eqx_ckpt.json', 'manifest.ocdbt']
+
+        ```
+    """
+    _background.wait_for(_root.resolve(path))
+    ckpt = _checkpoint.open(path)
+    source, root = ckpt._source, ckpt._source.root.real()
+    root.check_writable()
+    _check(source)
+    files = _files_of(ckpt)
+    with root.lock(wait=True), contextlib.ExitStack() as undo:
+        got = _published.read_index(root)
+        if got is None or got[0].save != ckpt.save_id:
+            raise source.lost("")
+        index, found = got
+        others = index.others | dict(zip(files, map(_index.digest, files.values())))
+        added = _store.tops_of(files).keys() - _store.tops_of(index.others)
+        for key in added:
+            undo.callback(discard, root, key)
+        data = _index.with_others(found.data, others)
+        with unpublished(root):
+            _put(root, index.save, files, data, found)
+        undo.pop_all()
+
+
+def _check(source: Source) -> None:
+    """**Raises:** `ValueError` for a checkpoint that can have no files for Orbax."""
+    index, cure = source.index, "`ec.convert` with `orbax=True` writes one for Orbax"
+    if not (source.has_digests and source.is_own):
+        kind = "in one file" if source.has_digests else f"of {index.layout}"
+        why = f"it is a checkpoint {kind}, and not in a directory of ours"
+    elif index.leaves.parts:
+        why, cure = "it has parts of arrays", "Load it, and save it whole"
+    elif index.layout == "ocdbt" and _manifest_key(source) not in index.others:
+        why, cure = "it has very many chunks", f"{cure}, if `chunks` are larger"
+    else:
+        return
+    raise ValueError(f"`{source.root}` is left without files for Orbax: {why}. {cure}.")
+
+
+def _manifest_key(source: Source) -> str:
+    return f"{source.database}/manifest.ocdbt"
+
+
+def _files_of(ckpt: Checkpoint) -> dict[str, bytes]:
+    source, index = ckpt._source, ckpt._source.index
+    leaves, record = index.leaves, index.leaves.tree
+    if record is None:
+        raise ValueError(f"`{source.root}` does not say of what tree it is.")
+    # Whatever cannot be read cannot be told to others.
+    names = tuple(x.name for x in leaves.records())
+    number, aliases = tuple(map(int, leaves.template)), sorted(leaves.aliases.items())
+    form = TreeSpec(names, number, tuple(leaves.templates), tuple(aliases))
+    texts = [
+        (place, ckpt[name].read())
+        for place, name in enumerate(names)
+        if form.templates[number[place]].kind == "str"
+    ]
+    files = _metadata.files(form, tuple(texts), record, ("",), index.layout)
+    if index.layout == "zarr":
+        return files
+    key = _manifest_key(source)
+    value = source.directory.read(key)
+    if value is None or _index.digest(value.data) != index.others[key]:
+        raise source.lost(f"`{key}` is not as it was written")
+    return files | _root_manifest(index.save, value.data)
+
+
+def _put(
+    root: Backend, save: str, files: Mapping[str, bytes], index: bytes, found: Value
+) -> None:
+    """Writes the files, and then an index that has their digests."""
+    staged = ft.partial(_files.staged, f"d/{save}")
+    if isinstance(root, LocalDirectory):
+        is_new = not root.is_directory(f"d/{save}")  # With `layout="zarr"`.
+        root.make_directories([f"d/{save}"])
+        for key, data in {**files, _files.INDEX: index}.items():
+            root.delete(staged(key))  # Of a call that was killed.
+            root.write(staged(key), [data], sync=True)
+        for key in files:
+            root.swap(staged(key), key)
+        inside = {key.rpartition("/")[0] for key in files}
+        root.sync_directories({*inside, ""})
+    else:
+        is_new = False
+        _store.gather(root, [ft.partial(root.write, k, [files[k]]) for k in files])
+    if not root.replace(_files.INDEX, index, found, staged(_files.INDEX)):
+        raise replaced(root, PathState(found, frozenset()))
+    if is_new:
+        root.drop_directory(f"d/{save}")
+        root.drop_directory("d")
+    root.sync_directories([""])
