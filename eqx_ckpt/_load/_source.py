@@ -253,7 +253,7 @@ class Source:
         return out
 
     def read_beside(self, key: str, start: int, stop: int, size: int) -> bytes | None:
-        """Some bytes of a file of the save, which has `size`; None if there is none."""
+        """Some bytes of a file of `size` bytes; None where there is none."""
         if (start, stop) == (0, size):
             value = self.root.read(key, stop=size, limit=size)
             return None if value is None else value.data
