@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools as it
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -126,6 +127,18 @@ class Channel:
     seen: dict[int, tuple[bytes, float]] = dataclasses.field(default_factory=dict)
     _over: _threads.Event | None = None
     _is_shown: bool = False
+    # Seconds awake, and when that was looked at last.
+    _awake: tuple[float, float] = (0.0, math.inf)
+
+    def now(self) -> float:
+        """For how long this process has been awake in this call. While it was stopped,
+        it heard nobody: the others were not silent. It is asked several times in each
+        `timeout`."""
+        passed, last = self._awake
+        now = time.monotonic()
+        passed += min(max(0.0, now - last), self.timeout / 3)
+        self._awake = passed, now
+        return passed
 
     @property
     def line(self) -> CallSequence:
@@ -182,20 +195,19 @@ class Channel:
         """The answer of process 0. **Raises:** if that is silent for too long."""
         key = f"{self.at}/{self.round}/answer"
         seen: dict[int, tuple[bytes, float]] = {}
-        start = time.monotonic()
+        start = self.now()
         slept = min(self.timeout / 3, _SLICE)
         while True:
             before = time.monotonic()
             try:
                 got = self.client.blocking_key_value_get_bytes(key, round(1000 * slept))
             except Exception as e:
-                now = time.monotonic()
-                if now - before < slept / 2:
+                if time.monotonic() - before < slept / 2:
                     raise PeerError(f"JAX's runtime does not answer: {e}") from e
                 self._say_where()
                 self.look(seen)
                 last = seen[0][1] if 0 in seen else start
-                if now - last > self.timeout:
+                if self.now() - last > self.timeout:
                     raise PeerError(
                         f"process 0 of {self.count} has been silent for "
                         f"{self.timeout:g} seconds. It may have died, be busy for "
@@ -231,7 +243,7 @@ class Channel:
                 found[kind][int(index)] = value
         for index, value in found["alive"].items():
             if index not in seen or seen[index][0] != value:
-                seen[index] = value, time.monotonic()
+                seen[index] = value, self.now()
         return found["words"], found["gone"]
 
     def begin_beats(self) -> None:

@@ -179,7 +179,7 @@ class Processes:
             word = self._hear(channel)
             channel.begin_beats()
         channel.round += 1
-        self._said, self._is_over, self._since = None, False, time.monotonic()
+        self._said, self._is_over, self._since = None, False, channel.now()
         return word
 
     def until(self, is_ready: Callable[[], bool], collective: bool = True) -> None:
@@ -301,7 +301,7 @@ class Processes:
 
         **Raises:** as soon as one of them is an error, or nobody knows of one.
         """
-        start = time.monotonic()
+        start = channel.now()
         words = {0: own}
         warn = warner(channel.where)
         for said, gone in channel.looks():
@@ -315,7 +315,7 @@ class Processes:
             warn(missing)
             if channel.round > 0:
                 self._check_alive(channel, missing)
-            elif time.monotonic() - start > channel.timeout:
+            elif channel.now() - start > channel.timeout:
                 raise self._nobody(channel, missing, ignored)
         return [words[index] for index in range(self.count)]
 
@@ -392,7 +392,7 @@ class Processes:
             raise PeerError(f"{e}{'' if self._is_over else stuck}", e.silent) from None
 
     def _check_alive(self, channel: Channel, missing: Iterable[int]) -> None:
-        now = time.monotonic()
+        now = channel.now()
         silent = [i for i in missing if now - self._last(channel, i) > channel.timeout]
         if silent:
             raise PeerError(

@@ -30,6 +30,8 @@ class World:
 
     def __init__(self, size: int, rng: random.Random):
         self.own = [_Process(rank) for rank in range(size)]
+        # For how long the next message finds a process stopped, as by SIGSTOP.
+        self.stopped: dict[int, float] = {}
         self.rng = rng
         self.now = 0.0
         self.store: dict[str, bytes] = {}
@@ -84,6 +86,7 @@ class World:
         return self.now
 
     def sleep(self, seconds: float) -> None:
+        seconds += self.stopped.pop(self._local.process.rank, 0)
         self.wait(lambda: False, seconds)
 
     # ---- As the client of JAX's runtime.
@@ -107,6 +110,9 @@ class World:
         return [(k, v) for k, v in self.store.items() if k.startswith(key)]
 
     def blocking_key_value_get_bytes(self, key: str, milliseconds: int) -> bytes:
+        if (seconds := self.stopped.pop(self._local.process.rank, 0)) > 0:
+            self.wait(lambda: False, seconds)
+            raise TimeoutError(key)
         self.wait(lambda: key in self.store, milliseconds / 1000)
         if key not in self.store:
             raise TimeoutError(key)
