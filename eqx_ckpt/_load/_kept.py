@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools as ft
 import itertools as it
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from .._format import _grid, _template, _view
 from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
-from .._runtime import _cleanup
+from .._runtime import _cleanup, _threads
 from .._storage import _arrays
 from .._tree import _leaf
 from . import _source
@@ -71,7 +70,7 @@ class KeptChunks:
     """The chunks that were last read of leaves at some `places`, as they were saved."""
 
     places: frozenset[int]
-    lock: Any = dataclasses.field(default_factory=threading.Lock)
+    lock: Any = dataclasses.field(default_factory=_threads.Lock)
     _chunks: dict[tuple[int, int], np.ndarray] = dataclasses.field(default_factory=dict)
 
     def get(self, place: int, numbers: Iterable[int]) -> dict[int, np.ndarray]:
@@ -162,8 +161,8 @@ def read_kept(
     now, unless these have problems."""
     record, t = read.record, source.cut(read.record)
     place, numbers = _place(source, record), touched(t, read.views)
-    # Of threads that need the same chunk, one reads it.
-    with kept.lock:
+
+    def read_missing() -> dict[int, np.ndarray]:
         chunks = kept.get(place, numbers)
         missing = [n for n in numbers if n not in chunks]
         if missing:
@@ -173,6 +172,10 @@ def read_kept(
                 new = dict(zip(missing, result.arrays))
                 chunks.update(new)
                 kept.put(place, new)
+        return chunks
+
+    # Of threads that need the same chunk, one reads it.
+    chunks = kept.lock.run(read_missing)
     if len(chunks) == len(numbers):
         yield read, assembled(t, read, chunks)
 

@@ -73,14 +73,15 @@ def open_source(root: Backend, like: PyTree = None) -> Source:
     for a store that has no such bucket, or is elsewhere."""
     kind = root.entry()
     if kind not in (None, "directory"):
-        source = _rooms.find_source(root, like)
-        if source is None and kind != "nothing":
-            raise FileNotFoundError(
-                f"`{root}` is a file, and not a checkpoint of a format that is read."
-            )
-        if source is None:
-            raise FileNotFoundError(f"There is no checkpoint at `{root}`.")
-        return source
+        # Another process may delete a file, and save it again, while it is looked at.
+        for _ in range(_TRIES):
+            if (source := _rooms.find_source(root, like)) is not None:
+                return source
+            if root.entry() == "nothing":
+                raise FileNotFoundError(f"There is no checkpoint at `{root}`.")
+        raise FileNotFoundError(
+            f"`{root}` is a file, and not a checkpoint of a format that is read."
+        )
     if isinstance(root, LocalDirectory) and _files.is_beside(root.name):
         raise FileNotFoundError(
             f"There is no checkpoint at `{root}`: it is what a save that was "

@@ -137,17 +137,19 @@ class _LargeLeaf:
     def _start_read(self, part: _Part) -> Callable[[], None]:
         """Starts to read a part: what then waits until it has arrived."""
         source, record, array = self.reader.source, self.read.record, self.array
+        wait = source.directory.wait
 
         def read() -> None:
             opened = array
             if array is _LATER:
                 (opened,) = source.open([(record, part.chunks)])
-            _arrays.start_read(opened, part.into, part.region).result()
+            wait(_arrays.start_read(opened, part.into, part.region))
 
         if array is _LATER or array is not None and self.is_exact:
             return read  # As threads are free for it.
         if array is not None:
-            return _arrays.start_read(array, part.into, part.region).result
+            reading = _arrays.start_read(array, part.into, part.region)
+            return ft.partial(wait, reading)
         return self._start_chunks(part)
 
     def _start_chunks(self, part: _Part) -> Callable[[], None]:

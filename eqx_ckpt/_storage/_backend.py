@@ -8,7 +8,9 @@ the second one, which say how such a request is made, and a line in the table of
 
 import abc
 import contextlib
+import errno
 import functools as ft
+import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -130,7 +132,7 @@ class Backend(abc.ABC):
         """The result of a call to TensorStore, which a server gives `soon` or never.
         **Raises:** as `explain` says."""
         try:
-            return future.result()
+            return _context.result(future)
         except Exception as e:
             raise self.explain(e) from e
 
@@ -146,6 +148,8 @@ class Backend(abc.ABC):
         if isinstance(error, (OSError, DamagedError)):
             return error
         text = str(error)
+        if text == os.strerror(errno.EAGAIN):
+            return _context.no_threads()
         refused = _number.match(text)
         if refused:
             return OSError(int(refused[2]), _status.sub("", refused[1], 1))

@@ -8,7 +8,7 @@ import tensorstore as ts
 
 from .._format import _blosc
 from .._format._template import dtype_of, Template
-from . import _arrays
+from . import _arrays, _context
 
 
 _memory = {"driver": "memory"}
@@ -30,8 +30,9 @@ def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
     def encode(data: np.ndarray) -> bytes:
         chunk = data.view(dtype).reshape(template.chunk)
         # When this returns it has been encoded, so that it need not be copied before.
-        store.write(chunk, can_reference_source_data_indefinitely=True).result()
-        return values.read(key).result().value
+        writing = store.write(chunk, can_reference_source_data_indefinitely=True)
+        _context.result(writing)
+        return _context.result(values.read(key)).value
 
     return encode
 
@@ -73,8 +74,9 @@ def _blosc_unpacker(template: Template) -> Callable[[Any, np.ndarray], None]:
         # comes in many, which are joined before they are decoded.
         packed = _open(_bytes(len(data), None), context)
         encoded = np.frombuffer(data, np.uint8)
-        packed.write(encoded, can_reference_source_data_indefinitely=True).result()
-        ts.array(into).write(store).result()
+        writing = packed.write(encoded, can_reference_source_data_indefinitely=True)
+        _context.result(writing)
+        _context.result(ts.array(into).write(store))
 
     return unpack
 
@@ -100,6 +102,7 @@ def _bytes(size: int, compressor: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _open(spec: dict[str, Any], context: ts.Context) -> ts.TensorStore:
-    return ts.open(
+    opening = ts.open(
         spec, open=True, create=True, assume_metadata=True, context=context
-    ).result()
+    )
+    return _context.result(opening)

@@ -1,7 +1,9 @@
 """TensorStore's contexts, and the processes that may not use it."""
 
+import errno
 import functools as ft
 import os
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -68,3 +70,49 @@ def check_fork() -> None:
             "does not work in such a process. Start processes with `spawn`: "
             "`multiprocessing.get_context('spawn')`."
         )
+
+
+# Seconds between looks at whether TensorStore's threads live, and after how many of
+# these without any of them nothing is waited for.
+_LOOK, _LOOKS = 1.0, 5
+_WORKER = "ts_pool_worker"
+
+
+def result(future: Any) -> Any:
+    """What TensorStore does in this process. **Raises:** `OSError` if it never will, as
+    it could start no thread for it."""
+    if future.done():
+        return future.result()
+    count = 0
+    while count < _LOOKS:
+        try:
+            return future.result(timeout=_LOOK)
+        except TimeoutError:
+            if future.done():
+                return future.result()
+            count = 0 if _has_workers() else count + 1
+    raise no_threads()
+
+
+def no_threads() -> OSError:
+    return OSError(
+        errno.ENOMEM,
+        "TensorStore could start no thread: this process is at the system's limit of "
+        "memory or of threads. Give it more, and do this in a new process",
+    )
+
+
+def _has_workers() -> bool:
+    """Whether threads of TensorStore live, or the system does not tell."""
+    try:
+        tasks = list(pathlib.Path("/proc/self/task").iterdir())
+    except OSError:
+        return True
+    return any(_name(task) == _WORKER for task in tasks)
+
+
+def _name(task: pathlib.Path) -> str:
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:  # It has ended.
+        return ""

@@ -1,7 +1,14 @@
 """Calls where no thread can be started: they need none. And first calls in many."""
 
+import signal
+import sys
+
+import numpy as np
 import pytest
-from support.helpers import run_program
+from support import scripts
+from support.helpers import PROGRAMS, run_program
+
+import eqx_ckpt as ec
 
 
 _WHEN = ["as the process ends", "after the main thread", "at the limit of threads"]
@@ -20,3 +27,16 @@ def test_all_threads_that_are_first_have_one_memory():
 def test_interrupted_as_a_thread_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_program("interrupted_as_a_thread_starts")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
+@pytest.mark.parametrize("call", ["verify", "load", "save"])
+def test_nothing_waits_for_ever_at_a_limit_of_memory(tmp_path, call):
+    """Where TensorStore cannot start its threads, it never does what it was given."""
+    tree = {name: np.ones(2**22, np.float32) for name in "ab"}
+    path = tmp_path / "x"
+    ec.tree_serialise_leaves(path, tree, compression="lz4", chunks=2**20)
+    program = (PROGRAMS / "call_at_a_limit_of_memory.py").read_text()
+    with scripts.start(program, call, path, 20) as script:
+        # The C++ in it may end the process. That is no waiting.
+        assert script.communicate(timeout=120).returncode != -signal.SIGKILL
