@@ -1,5 +1,9 @@
 """Checkpoints for Equinox: save any tree by name, open it lazily, load any part."""
 
+from . import _platform as _platform
+
+
+# isort: split
 from . import (
     _formats as _formats,
     _near as _near,

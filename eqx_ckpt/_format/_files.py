@@ -33,6 +33,11 @@ SIDE = frozenset(key.partition("/")[0] for key in OTHERS) | {CLAIM, DIGESTS}
 SIGNATURE = "model.sig"
 # Whether a directory is called as one that is to be swapped in.
 is_beside = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL).fullmatch
+# Whether a file is one that the system, a network's file system or an editor puts where
+# it likes: it is nobody's. No leaf's name begins with a dot.
+is_of_system = re.compile(
+    r"\.DS_Store|\._.*|\.nfs.*|\.ipynb_checkpoints", re.DOTALL
+).fullmatch
 # Of the directory of a leaf.
 _MAX_NAME = 200
 

@@ -21,6 +21,7 @@ from .._runtime._batching import batched
 from .._runtime._processes import Processes
 from .._save._payload import PlannedLeaf
 from .._save._transaction import unpublished
+from .._storage import _local_files
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._tree import _host_copy, _sharding
@@ -192,7 +193,7 @@ def write_together(
                     _write_own(file, at, tensor, room, run.leads)
                     at += tensor.template.nbytes
                 if durable:
-                    os.fsync(file.fileno())
+                    _local_files.fsync(file.fileno())
         run.gather()
         if run.leads:
             _publish(root, files, part, durable)

@@ -172,4 +172,4 @@ def foreign_among(
             of_leaf = name in directories and entry in ("zarr.json", "c")
             if not of_leaf and not (name == "d" and _index.is_save_id(entry)):
                 out.add(f"{name}/{entry}")
-    return sorted(out)
+    return sorted(x for x in out if not _files.is_of_system(x.rpartition("/")[2]))

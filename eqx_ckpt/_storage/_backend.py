@@ -218,8 +218,8 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def list_top(self) -> dict[str, bool] | None:
-        """The names in the directory, and whether each is of a directory. None: there
-        is no directory, or it cannot be listed."""
+        """The names in the directory, but for those of the system, and whether each is
+        of a directory. None: there is no directory, or it cannot be listed."""
 
     @abc.abstractmethod
     def list_all(self, start: str = "") -> list[str] | None:

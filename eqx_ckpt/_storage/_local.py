@@ -16,6 +16,7 @@ import numpy as np
 import tensorstore as ts
 
 from .._errors import MissingError
+from .._format import _files
 from . import _context, _descriptor, _local_files
 from ._backend import Backend, Usage, Value
 from ._descriptor import Descriptor, DIRECTORY
@@ -233,9 +234,10 @@ class LocalDirectory(Backend):
     def list_top(self) -> dict[str, bool] | None:
         try:
             with self._open_directory(DIRECTORY) as fd:
-                return _local_files.names_in(fd)
+                names = _local_files.names_in(fd)
         except FileNotFoundError:
             return None
+        return {x: names[x] for x in names if not _files.is_of_system(x)}
 
     def list_all(self, start: str = "") -> list[str]:
         return [key for key in self.survey(2**63) if key.startswith(start)]
@@ -433,9 +435,18 @@ class LocalDirectory(Backend):
         with Descriptor(self.path, DIRECTORY) as fd:
             yield lambda: _local_files.syncfs(fd)
 
+    def _clear(self) -> None:
+        """Deletes what is the system's in a directory that has nothing else."""
+        with Descriptor(self.path, DIRECTORY | os.O_NOFOLLOW) as fd:
+            names = _local_files.names_in(fd)
+            if all(map(_files.is_of_system, names)):
+                for name in names:
+                    _local_files.remove(fd, name)
+
     def drop_directory(self, key: str = "") -> None:
         with contextlib.suppress(OSError):
             at = self.below(key)
+            at._clear()
             with at.parent()._open_directory() as fd:
                 os.rmdir(at.name, dir_fd=fd)
 
@@ -482,7 +493,7 @@ class LocalDirectory(Backend):
                 if sync:
                     # The other save may not have been durable.
                     with Descriptor(source, os.O_RDONLY) as fd:
-                        os.fsync(fd)
+                        _local_files.fsync(fd)
                 os.link(source, path)
                 return True
             return False
@@ -491,7 +502,7 @@ class LocalDirectory(Backend):
             os.link(source, path)
             if os.path.samestat(os.stat(path), os.fstat(fd)):
                 if sync:
-                    os.fsync(fd)
+                    _local_files.fsync(fd)
                 return True
             os.unlink(path)  # It has lost that name.
         self.write(into, _local_files.parts(fd), sync)
@@ -518,7 +529,13 @@ class LocalDirectory(Backend):
             except OSError:  # There are no links.
                 if os.path.lexists(target.path):
                     raise FileExistsError(target.path) from None
-        os.replace(self.path, target.path)
+        try:
+            os.replace(self.path, target.path)
+        except OSError as e:
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            target._clear()
+            os.replace(self.path, target.path)
 
     def exchange(self, target: "LocalDirectory") -> None:
         """Lets two directories change places, each with the mode of the other."""

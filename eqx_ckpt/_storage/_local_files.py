@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -144,7 +145,18 @@ def write(fd: int, buffers: Iterable[Any], sync: bool) -> None:
             _start_write_back(fd)
             waiting = 0
     if sync:
-        os.fsync(fd)
+        fsync(fd)
+
+
+def fsync(fd: int) -> None:
+    """Makes an open file or directory durable. On macOS the system's `fsync` leaves it
+    in the cache of the drive, which may write later files first."""
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        # Not all file systems have it.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(fd)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -178,7 +190,7 @@ def sync_directory(path: str) -> None:
     this process may read it."""
     with contextlib.suppress(PermissionError), Descriptor(path, DIRECTORY) as fd:
         try:
-            os.fsync(fd)
+            fsync(fd)
         except OSError as e:
             if e.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise

@@ -9,6 +9,7 @@ import numpy as np
 import tensorstore as ts
 
 from .._errors import DamagedError, MissingError
+from .._format import _files
 from .._runtime import _threads
 from .._runtime._threads import Outcome
 from . import _local_files
@@ -134,7 +135,8 @@ def tops_of(keys: Iterable[str]) -> dict[str, bool]:
     tops: dict[str, bool] = {}
     for key in keys:
         first, slash, _ = key.partition("/")
-        tops[first] = bool(slash)
+        if not _files.is_of_system(first):
+            tops[first] = bool(slash)
     return tops
 
 

@@ -4,13 +4,12 @@ takes the place of what is there, atomically.
 
 import contextlib
 import io
-import os
 from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 from .._save import _path_state
 from .._save._transaction import BesideTransaction, discard, unpublished
-from .._storage import _descriptor
+from .._storage import _descriptor, _local_files
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 
@@ -50,7 +49,7 @@ def publish(
                     write(file)
                     file.flush()
                     if sync:
-                        os.fsync(file.fileno())
+                        _local_files.fsync(file.fileno())
             try:
                 txn.publish(b"", {}, sync)
             except FileExistsError:
