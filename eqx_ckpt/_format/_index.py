@@ -344,7 +344,7 @@ def _newer(version: int, reader: Any) -> Newer:
 def _typed(value: dict[str, Any], seal: str = "", known: Index | None = None) -> Index:
     """The index of the JSON of one; its columns may be those of another."""
     version = value.get("version")
-    if type(version) is not int or version < 0:
+    if type(version) is not int or version < min(READERS):
         raise ValueError("the index has no format version")
     if version > max(READERS):
         raise _newer(version, value.get("reader"))

@@ -269,6 +269,13 @@ def test_open_says_what_is_wrong(tmp_path):
         ec.open(tmp_path / "a")
 
 
+def test_there_is_no_version_before_the_first(tmp_path):
+    data = save(tmp_path / "a")
+    forged = forge(data, lambda value: value.update(version=0))
+    with pytest.raises(ValueError, match="no format version"):
+        _index.decode(forged)
+
+
 def test_a_newer_format_says_what_to_install(tmp_path):
     data = save(tmp_path / "a")
 

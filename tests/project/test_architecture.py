@@ -42,3 +42,7 @@ def test_locks_and_threads_are_made_in_one_place():
     package = ROOT / "eqx_ckpt"
     makers = [x for x in package.rglob("*.py") if found.search(x.read_text())]
     assert makers == [package / "_runtime/_threads.py"]
+
+
+def test_the_format_is_short():
+    assert len((ROOT / "FORMAT.md").read_bytes()) <= 24_000
