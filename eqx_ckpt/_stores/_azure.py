@@ -1,5 +1,5 @@
-"""Azure's Blob Storage, by obstore: `az://account/container/path`, and `abfss://` as
-Spark and Azure's own tools write it.
+"""Azure's Blob Storage, by obstore: `az://container/path`, whose account the
+environment names, and `abfss://` with the account in it, as other tools write them.
 
 Requests are made by threads, of which each waits for one. A tag is the ETag.
 """
@@ -11,7 +11,7 @@ import os
 import re
 import time
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from .._errors import MissingError
@@ -22,7 +22,7 @@ from ._buckets import BucketBackend
 
 
 _abfss = re.compile(r"abfss://([^/@]+)@([^/.]+)\.dfs\.([^/]+)(/.*)?")
-_az = re.compile(r"az://([^/@]+)/([^/]+)(/.*)?")
+_az = re.compile(r"az://([^/@]+)(/.*)?")
 
 
 class AzureBackend(BucketBackend):
@@ -31,13 +31,19 @@ class AzureBackend(BucketBackend):
     def _parts(self) -> tuple[str, str, str, str]:
         """The account, the container, the domain of another cloud, and the path."""
         if found := _az.fullmatch(self.url):
-            return found[1], found[2], "", found[3] or ""
+            return self._account(), found[1], "", found[2] or ""
         if found := _abfss.fullmatch(self.url):
             return found[2], found[1], found[3], found[4] or ""
         raise ValueError(
-            f"`{self}` is not a URL of Azure: it is `az://account/container/path`, or "
+            f"`{self}` is not a URL of Azure: it is `az://container/path`, or "
             "`abfss://container@account.dfs.core.windows.net/path`."
         )
+
+    def _account(self) -> str:
+        """The account that an `az://` URL does not name; "" if nothing does."""
+        given = json.loads(self.options).get("account_name")
+        named = [given, *map(os.environ.get, _ACCOUNTS)]
+        return next(filter(None, named), _connection(os.environ).get("AccountName", ""))
 
     def check_url(self) -> None:
         try:
@@ -67,7 +73,8 @@ class AzureBackend(BucketBackend):
         self.kv()
 
     def conditions(self) -> tuple[str, str]:
-        return self._bucket() + self.options, "`If-Match`, `If-None-Match`"
+        server = self._parts()[0] + self._bucket() + self.options
+        return server, "`If-Match`, `If-None-Match`"
 
     def explain(self, error: Exception) -> Exception:
         if not type(error).__module__.startswith("obstore"):
@@ -92,6 +99,12 @@ class AzureBackend(BucketBackend):
 
     def _store(self) -> Any:
         account, container, domain, _ = self._parts()
+        if not account:
+            raise ValueError(
+                f"nothing says which account of Azure `{container}` is in. Set "
+                "`AZURE_STORAGE_ACCOUNT_NAME`, give an `ec.Store` its `account_name`, "
+                f"or write `abfss://{container}@account.dfs.core.windows.net/path`"
+            )
         settings = {k: v for k, v in os.environ.items() if k.startswith("AZURE_")}
         env = json.dumps(settings, sort_keys=True)
         return _open(account, container, domain, self.options, env)
@@ -239,7 +252,8 @@ def _open(account: str, container: str, domain: str, options: str, env: str) -> 
     for name, kind in _CREDENTIALS.items():
         if name in given:  # Else what the environment has may come first.
             config.setdefault("credential_type", kind)
-    config.pop("timeout", None)
+    for name in ("timeout", "account_name"):
+        config.pop(name, None)
     if domain not in ("", "core.windows.net"):
         config.setdefault("endpoint", f"https://{account}.blob.{domain}")
     is_open = str(config.pop("allow_http", "")).lower() in ("1", "true", "yes", "on")
@@ -271,6 +285,16 @@ def _duration(text: str) -> datetime.timedelta:
     return datetime.timedelta(**{unit: float(found[1])})
 
 
+# These name the account: for obstore and fsspec, and for Azure's own tools.
+_ACCOUNTS = "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"
+
+
+def _connection(env: Mapping[str, str]) -> dict[str, str]:
+    """The parts of a connection string."""
+    parts = env.get("AZURE_STORAGE_CONNECTION_STRING", "").split(";")
+    return dict(part.split("=", 1) for part in parts if "=" in part)
+
+
 def _settings(account: str, env: dict[str, str]) -> dict[str, Any]:
     """Settings from the environment, under the names that obstore does not look at
     itself: those of `az storage`."""
@@ -279,15 +303,14 @@ def _settings(account: str, env: dict[str, str]) -> dict[str, Any]:
         out["account_key"] = key
     if endpoint := env.get("AZURE_STORAGE_SERVICE_ENDPOINT"):
         out["endpoint"] = endpoint
-    if text := env.get("AZURE_STORAGE_CONNECTION_STRING"):
-        said = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
-        if said.get("AccountName", account) == account:
-            names = {
-                "AccountKey": "account_key",
-                "BlobEndpoint": "endpoint",
-                "SharedAccessSignature": "sas_key",
-            }
-            out |= {names[k]: v for k, v in said.items() if k in names}
+    said = _connection(env)
+    if said.get("AccountName", account) == account:
+        names = {
+            "AccountKey": "account_key",
+            "BlobEndpoint": "endpoint",
+            "SharedAccessSignature": "sas_key",
+        }
+        out |= {names[k]: v for k, v in said.items() if k in names}
     if "AZURE_STORAGE_ALLOW_HTTP" in env:
         out["allow_http"] = env["AZURE_STORAGE_ALLOW_HTTP"]
     return out

@@ -34,13 +34,46 @@ def _holds(path):
 
 def test_both_forms_of_a_url(url):
     ec.tree_serialise_leaves(url, _tree())
-    place = url.split("/bucket/")[1]
+    place = url.removeprefix("az://bucket/")
     other = f"abfss://bucket@{servers.ACCOUNT}.dfs.core.windows.net/{place}"
     _holds(other)
     ckpt = pickle.loads(pickle.dumps(ec.open(other)))
     assert ckpt.path == other and (ckpt["b"].read() == 1).all()
     ec.tree_serialise_leaves(other, {"c": np.zeros(2)})
     assert set(ec.open(url).leaves) == {"c"}
+
+
+def _without_account(patch):
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"):
+        patch.delenv(name, raising=False)
+
+
+def test_the_account_of_a_url_without_one(url, monkeypatch):
+    """Where obstore, fsspec and Azure's own tools look for it."""
+    ec.tree_serialise_leaves(url, _tree())
+    account = servers.ACCOUNT
+    text = f"AccountName={account};AccountKey={servers.KEY}"
+    for name, value in [
+        ("AZURE_STORAGE_ACCOUNT_NAME", account),
+        ("AZURE_STORAGE_ACCOUNT", account),
+        ("AZURE_STORAGE_CONNECTION_STRING", text),
+    ]:
+        with monkeypatch.context() as patch:
+            _without_account(patch)
+            patch.setenv(name, value)
+            _holds(url)
+    _without_account(monkeypatch)
+    _holds(ec.Store(url, account_name=account))
+
+
+def test_a_url_without_an_account(monkeypatch):
+    pytest.importorskip("obstore")
+    _without_account(monkeypatch)
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
+    with pytest.raises(ValueError, match="which account of Azure `box` is in. Set `AZ"):
+        ec.open("az://box/run")
+    with pytest.raises(ValueError, match="abfss://box@account.dfs.core.windows.net"):
+        ec.tree_serialise_leaves("az://box/run", _tree())
 
 
 def test_credentials_of_azures_tools(url, az, monkeypatch):
@@ -76,8 +109,8 @@ def test_no_secret_is_printed(url, az):
 
 
 def test_what_is_no_url(url):
-    for wrong in ("az://account", "abfss://container@account/x"):
-        with pytest.raises(ValueError, match="`az://account/container/path`"):
+    for wrong in ("az://a@b/x", "abfss://container@account/x"):
+        with pytest.raises(ValueError, match="`az://container/path`"):
             ec.open(wrong)
     # As `pathlib` makes it.
     for wrong in ("az:/account/container/x", "abfss:/x", "hf:/org/name"):

@@ -364,6 +364,7 @@ def _make_container(port: int) -> None:
 def azure_settings(url: str) -> dict[str, str]:
     """What the environment says of Azurite behind a URL."""
     return {
+        "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
         "AZURE_STORAGE_ACCOUNT_KEY": KEY,
         "AZURE_STORAGE_ENDPOINT": f"{url}/{ACCOUNT}",
         "AZURE_STORAGE_ALLOW_HTTP": "true",
@@ -374,7 +375,7 @@ def azure_settings(url: str) -> dict[str, str]:
 BUCKETS = {
     "s3": "s3://bucket",
     "gs": "gs://bucket",
-    "az": f"az://{ACCOUNT}/bucket",
+    "az": "az://bucket",
 }
 
 

@@ -15,11 +15,10 @@ class _Blobs:
     def __init__(self, url: str):
         from obstore.store import AzureStore
 
-        _, _, account, container, *path = url.split("/")
-        # The endpoint and the key it finds in the environment.
+        _, _, container, *path = url.split("/")
+        # The account, the endpoint and the key it finds in the environment.
         self._store = AzureStore(
             container,
-            account_name=account,
             prefix="/".join(path),
             client_options={"allow_http": True},
         )
