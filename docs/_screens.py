@@ -54,6 +54,20 @@ def train(root: str) -> None:
                 manager.save(step, tree, {"loss": loss, "rmse": loss**0.5})
 
 
+def sweep(root: str) -> None:
+    """Twelve short runs, with other rates of learning."""
+    target = jr.normal(jr.key(0), (64,))
+    for number in range(12):
+        rate = 10 ** (-2.6 + number / 6)
+        with ec.CheckpointManager(f"{root}/rate={rate:.4f}", keep=1) as manager:
+            x = jnp.zeros(64)
+            for step in range(1, 61):
+                noise = jr.normal(jr.key(60 * number + step), (64,))
+                x = x - rate * (x - target + noise)
+                loss = jnp.mean((x - target) ** 2)
+                manager.save(step, {"x": x}, {"loss": loss, "norm": jnp.abs(x).mean()})
+
+
 class Camera:
     def __init__(self) -> None:
         options = webdriver.ChromeOptions()
@@ -87,9 +101,7 @@ class Camera:
                 time.sleep(0.1)
         time.sleep(1)
         picture = Image.open(io.BytesIO(self.driver.get_screenshot_as_png()))
-        picture = picture.convert("RGB")
-        if name in ("light", "dark"):  # What looks like noise has many colours.
-            picture = picture.quantize(200, dither=Image.Dither.NONE)
+        picture = picture.convert("RGB").quantize(200, dither=Image.Dither.NONE)
         picture.save(PICTURES / f"view-{name}.png", optimize=True)
 
 
@@ -120,6 +132,9 @@ def main(model: str) -> None:
         camera.take("two", url, bars, f"{rows} > 20 && {press}")
         url = look("runs/7")
         camera.take("run", url, "document.querySelector('tbody tr')")
+        sweep("sweep")
+        sort = "document.querySelectorAll('th button')[2]"
+        camera.take("runs", look("sweep"), f"!!{sort}", f"({sort}?.click(), !!{sort})")
         camera.driver.quit()
     finally:
         shutil.rmtree(here)

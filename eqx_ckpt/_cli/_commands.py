@@ -243,17 +243,18 @@ def suggest() -> None:
 
 
 @_command("_viewing", prints=True)
-@click.argument("paths", metavar="PATH [PATH]", nargs=-1, required=True, **PATH)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, **PATH)
 @click.option("--to", metavar="FILE", help="Write one file of HTML instead.", **PATH)
 @click.option("--overwrite", is_flag=True, help="Replace FILE.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="0: a free one.")
 @click.option("--no-browser", is_flag=True, help="Print the address, and open nothing.")
 def view() -> None:
-    """Look into a checkpoint, two or a run, in a browser.
+    """Look into a checkpoint, two, a run, or many runs, in a browser.
 
     Of a leaf that is chosen it shows the range, a histogram, a slice as a picture and
-    singular values; of two checkpoints the differences; of a run the metrics and norms.
-    No array is read before it is chosen. Only this machine is served. Ctrl-C ends it.
+    singular values; of two checkpoints the differences; of a run the metrics and norms;
+    of several runs, or a directory of runs, a table and the metrics in one chart. No
+    array is read before it is chosen. Only this machine is served. Ctrl-C ends it.
     With --to all leaves are read, and the page is a file that can be sent.
     """
 

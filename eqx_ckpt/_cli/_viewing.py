@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from .._errors import DamagedError
 from .._format import _text
 from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
+from .._run import _run_path
 from .._run._steps import Steps
 from .._view import _server, _single
-from .._view._site import Pair, Site
+from .._view._site import Folder, Pair, Site
 from . import _paths
 
 
@@ -56,9 +58,20 @@ def _leading_to(url: str) -> Iterator[str]:
         yield pathlib.Path(file.name).as_uri()
 
 
-def subject_of(paths: Sequence[str]) -> Checkpoint | Pair | Steps:
+def subject_of(paths: Sequence[str]) -> Checkpoint | Pair | Steps | Folder:
+    if len(paths) > 1 and all(_run_path.run_at(path) for path in paths):
+        return Folder(paths)
     if len(paths) > 2:
-        raise click.BadParameter("at most two are looked at together.")
+        raise click.BadParameter("more than two are only looked at if all are runs.")
     if len(paths) == 2:
         return _checkpoint.open(paths[0]), _checkpoint.open(paths[1])
-    return _paths.open_any(paths[0])
+    try:
+        return _paths.open_any(paths[0])
+    except DamagedError:
+        raise
+    except (FileNotFoundError, ValueError):
+        folder = Folder(paths)
+        with contextlib.suppress(OSError, ValueError):
+            if folder.runs():
+                return folder
+        raise

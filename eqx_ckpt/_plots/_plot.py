@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from .._edit import _sample
 from .._edit._difference import Diff
 from .._load._lazy import LazyArray
 from .._run._manager import CheckpointManager
-from .._show import _model, _summary
-from .._view import _charts
+from .._show import _curves
 
 
 # Of a report, so many leaves; of metrics, so many.
-_BARS, _CURVES = 30, 10
+_BARS, _MOST_CURVES = 30, 10
 
 
 def plot(x: LazyArray | Diff | CheckpointManager, ax: Any = None) -> Any:
@@ -39,10 +39,10 @@ def _draw(x: Any, ax: Any) -> None:
 @_draw.register
 def _leaf(x: LazyArray, ax: Any) -> None:
     """As xarray does: one axis is a line, two are a picture, all else a histogram."""
-    is_large = math.prod(x.shape) * x.dtype.itemsize > _charts.WHOLE
+    is_large = math.prod(x.shape) * x.dtype.itemsize > _sample.WHOLE
     is_sampled = is_large and x._view is None and type(x) is LazyArray
-    sample = _charts.read(x) if is_sampled else _charts.Sample(np.asarray(x))
-    values = _charts.floats(sample.value)
+    sample = _sample.read(x) if is_sampled else _sample.Sample(np.asarray(x))
+    values = _sample.floats(sample.value)
     if values is None or not values.size:
         raise ValueError(f"The leaf `{x.name}` has no numbers to plot.")
     title = x.name + " (a sample)" * bool(sample.said)
@@ -86,9 +86,9 @@ def _difference(x: Diff, ax: Any) -> None:
 
 @_draw.register
 def _run(x: CheckpointManager, ax: Any) -> None:
-    curves = _model.curves(_summary.summaries(x._steps))
-    for name, points in list(curves.items())[:_CURVES]:
-        ax.plot(*zip(*points), marker=".", label=name)
+    curves = _curves.curves(_curves.lines(x.history())[:1])
+    for name, lines in list(curves.items())[:_MOST_CURVES]:
+        ax.plot(*zip(*lines[0]), marker=".", label=name)
     if curves:
         ax.legend()
     ax.set(xlabel="step", title=str(x._steps.root))

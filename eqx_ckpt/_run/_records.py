@@ -237,7 +237,7 @@ def runs(
         ```
     """
     policy = Policy(best=best)
-    found = [_run_of(run, policy) for run in _runs_below(directory)]
+    found = [_run_of(run, policy) for run in runs_below(directory)]
     metrics = {-i: run.best.metrics for i, run in enumerate(found) if run.best}
     order = [-i for i in policy.ranked(metrics)]
     rest = sorted(set(range(len(found))) - {*order})
@@ -267,7 +267,7 @@ _in_run = re.compile(
 )
 
 
-def _runs_below(directory: str | os.PathLike[str]) -> Iterator[Steps]:
+def runs_below(directory: str | os.PathLike[str]) -> Iterator[Steps]:
     """The runs in a directory, in the order of their paths."""
     root = _root.resolve(directory)
     if isinstance(root, LocalDirectory):

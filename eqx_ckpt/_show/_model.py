@@ -224,16 +224,6 @@ def _metric_text(value: int | float | str) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def curves(found: Sequence[Summary]) -> dict[str, list[tuple[int, Any]]]:
-    """Steps and numbers of each metric that has any."""
-    out: dict[str, list[tuple[int, Any]]] = {}
-    for x in found:
-        for name, value in (x.metrics or {}).items():
-            if isinstance(value, (int, float)):
-                out.setdefault(name, []).append((x.step, value))
-    return out
-
-
 def _marks(x: Summary, is_best: bool) -> Span:
     said = ["best"] * is_best + ["pinned"] * x.is_pinned
     said += ["by Orbax"] * (not x.is_ours)
@@ -300,6 +290,37 @@ def headline(source: Source) -> str:
     leaves = source.index.leaves
     count, size = leaf_count(len(leaves.names)), _text.size(leaves.nbytes)
     return f"{count}, {size}, {source.index.layout}"
+
+
+# Of nodes with the same static fields, so many names; of other static fields, so many.
+_NODES, _STATIC = 3, 200
+
+
+def static(source: Source) -> list[list[str]]:
+    """Nodes that have the same static fields, and these."""
+    leaves = source.index.leaves
+    nodes: dict[str, list[str]] = {}
+    for name in leaves.node_names:
+        nodes.setdefault(leaves.fields_text(name), []).append(name or "the tree")
+    out: list[list[str]] = []
+    for text, names in nodes.items():
+        folded = _folding.fold(names)
+        more = f" and {len(folded) - _NODES:,} more" * (len(folded) > _NODES)
+        fields = [f"{x.name} {x.text}" for x in _lines.of_fields([("", text)])]
+        if fields:
+            out.append([", ".join(folded[:_NODES]) + more, ", ".join(fields)])
+    return out[:_STATIC]
+
+
+def labels(source: Source) -> dict[str, str]:
+    """Of each entry of an eqx.nn.State the shortest name of its StateIndex."""
+    tree = source.index.leaves.tree
+    return {
+        f"{state}.{i}".removeprefix("."): min(label.names, key=lambda x: (len(x), x))
+        for state, found in ({} if tree is None else tree.states()).items()
+        for i, label in enumerate(found)
+        if label.names
+    }
 
 
 _KINDS = {"jax": "jax.Array", "numpy": "np.ndarray", "generic": "np.generic"}

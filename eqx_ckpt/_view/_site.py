@@ -7,32 +7,61 @@ A page is a dict of JSON that is made of an index alone: `kind`, `title`, `facts
 """
 
 import collections
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .._edit import _diff, _elements
+from .._edit import _diff, _elements, _sample
+from .._edit._sample import Sample
 from .._format import _text
 from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
+from .._run import _records
+from .._run._records import Step
 from .._run._steps import Steps
 from .._runtime import _threads
-from .._show import _model, _summary
+from .._show import _curves as _curves_of, _model, _summary
 from .._show._model import Branch
 from . import _charts
-from ._charts import Sample
 
 
 Pair = tuple[Checkpoint, Checkpoint]
+
+
+class Folder:
+    """The runs in a directory, or several runs, to look at together."""
+
+    def __init__(self, paths: Sequence[str]):
+        self.title = " ".join(paths)
+        self._paths = paths
+        self._runs: dict[str, Steps] = {}
+
+    def runs(self) -> dict[str, Steps]:
+        """Those that there are now, by their names: paths below the directory."""
+        found: dict[str, Steps] = {}
+        for path in self._paths:
+            for run in _records.runs_below(path):
+                name = str(run.url)
+                if len(self._paths) == 1:
+                    name = name.removeprefix(str(Steps(path).url)).strip("/") or name
+                found[name] = self._runs.get(name, run)
+        self._runs = found
+        return found
+
+
 # What reading raises, which the page then shows in the place of what it asked for.
 ERRORS = (OSError, ValueError, TypeError, RuntimeError, LookupError, MemoryError)
 # Leaves that were read and are kept, for what is asked of them next.
 _KEPT = 4
 # Steps of a run at which the norm of a leaf is drawn.
 _NORM_STEPS = 60
+# Curves of a page, and its points: of one line at least and at most.
+_CURVES, _POINTS, _LEAST, _MOST = 40, 40_000, 50, 500
 # Steps of a run in its table.
 _TABLE = 1000
 
@@ -52,24 +81,28 @@ class _Slot:
         return self._lock.run(lambda: self._sample or self._read(lazy, first))
 
     def _read(self, lazy: LazyArray, first: LazyArray | None) -> Sample:
-        self._sample = _charts.read(lazy, first)
+        self._sample = _sample.read(lazy, first)
         return self._sample
 
 
 class Site:
-    """Pages of a checkpoint, of two, or of a run and its steps. Threads share it."""
+    """Pages of a checkpoint, of two, of a run and its steps, or of several runs, each
+    of which has its own site. Threads share it."""
 
-    def __init__(self, subject: Checkpoint | Pair | Steps):
+    def __init__(self, subject: Checkpoint | Pair | Steps | Folder):
         self._subject = subject
+        self._sites: dict[str, Site] = {}
         self._lock = _threads.Lock()
         self._shown: dict[str, Shown] = {}
         self._opened: dict[str, Checkpoint] = {}
         self._slots: collections.OrderedDict[Any, _Slot] = collections.OrderedDict()
 
     def answer(self, what: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """The answer to a request of a page. `at` is a step, or two with a comma.
+        """The answer to a request of a page. `run` is the name of one of several; `at`
+        is a step, or two with a comma.
 
-        - `page`: the page itself;
+        - `page`: the page itself; of what goes on it has a `mark`, and where that is
+            the one that is `known`, the answer is empty;
         - `leaf`: figures and a histogram of the leaf `n`; `picture`: a slice of it, at
             `index`; `spectrum`: its singular values;
         - `change`: how far the leaf `n` of one checkpoint is from that of the other;
@@ -79,6 +112,9 @@ class Site:
 
         **Raises:** `KeyError` for what no page asks for.
         """
+        if "run" in query:
+            rest = {name: x for name, x in query.items() if name != "run"}
+            return self._site(query["run"]).answer(what, rest)
         call = {
             "page": lambda: self._now(query)[0],
             "leaf": lambda: self._leaf(query),
@@ -93,6 +129,12 @@ class Site:
             text = str(e.args[0]) if isinstance(e, KeyError) else str(e)
             return {"error": _text.message((text or type(e).__name__).split("\n"))}
 
+    def _site(self, name: str) -> "Site":
+        """**Raises:** `KeyError` if there is no run of that name."""
+        if name not in self._sites and isinstance(self._subject, Folder):
+            self._sites.setdefault(name, Site(self._subject.runs()[name]))
+        return self._sites[name]
+
     def _now(self, query: Mapping[str, str]) -> Shown:
         """The source when a page is loaded: a run goes on while it is looked at."""
         return self._lock.run(lambda: self._anew(query))
@@ -100,9 +142,16 @@ class Site:
     def _anew(self, query: Mapping[str, str]) -> Shown:
         if self._shown and isinstance(self._subject, Checkpoint):
             self._subject = _checkpoint.open(self._subject.path)
-        for kept in (self._shown, self._opened, self._slots):
-            kept.clear()
-        return self._at(query)
+        at = query.get("at", "")
+        self._opened.clear()
+        page, sides = self._show(at)
+        if isinstance(self._subject, (Steps, Folder)) and not at:
+            page["mark"] = hashlib.sha256(json.dumps(page).encode()).hexdigest()
+            if page["mark"] == query.get("known"):
+                return {}, sides
+        self._slots.clear()
+        self._shown = {at: (page, sides)}
+        return page, sides
 
     def _at(self, query: Mapping[str, str]) -> Shown:
         at = query.get("at", "")
@@ -111,6 +160,8 @@ class Site:
 
     def _show(self, at: str) -> Shown:
         subject = self._subject
+        if isinstance(subject, Folder):
+            return of_runs(subject)
         if isinstance(subject, Steps):
             if not at:
                 return of_run(subject)
@@ -194,13 +245,13 @@ class Site:
     ) -> np.ndarray:
         lazy = lazies[side]
         assert lazy is not None
-        if lazy._template.nbytes <= _charts.WHOLE:
+        if lazy._template.nbytes <= _sample.WHOLE:
             value = np.asarray(self._read(query, side, lazies).value)
             return np.asarray(value[index]) if value.shape else value
         part = lazy[index]
         nbytes = math.prod(part.shape) * lazy.dtype.itemsize
-        if nbytes > _charts.WHOLE:
-            most = _text.size(_charts.WHOLE)
+        if nbytes > _sample.WHOLE:
+            most = _text.size(_sample.WHOLE)
             raise ValueError(f"This is {_text.size(nbytes)}: at most {most} are drawn.")
         return np.asarray(part)
 
@@ -226,7 +277,7 @@ class Site:
         ckpt = self._step(self._subject, query["step"])
         if query["name"] not in ckpt:
             return {"norm": None}
-        return {"norm": finite(_charts.norm(_charts.read(ckpt[query["name"]])))}
+        return {"norm": finite(_charts.norm(_sample.read(ckpt[query["name"]])))}
 
 
 def finite(x: float | None) -> float | str | None:
@@ -245,9 +296,13 @@ def of_one(ckpt: Checkpoint) -> Shown:
 
 def _contents(ckpt: Checkpoint) -> dict[str, Any]:
     lines = list(_model.leaf_lines(ckpt._source))
+    facts = _model.facts(ckpt._source)
+    facts.pop("static", None)  # They are all there.
     return {
         "quiet": _model.headline(ckpt._source),
-        "facts": list(_model.facts(ckpt._source).items()),
+        "facts": list(facts.items()),
+        "static": _model.static(ckpt._source),
+        "labels": _model.labels(ckpt._source),
         "metadata": _model.metadata(ckpt._source),
         "rows": lines,
         "tree": [_node(x) for x in _model.branches(lines, folds=False)],
@@ -289,32 +344,71 @@ def of_pair(a: Checkpoint, b: Checkpoint) -> Shown:
 
 
 def of_run(steps: Steps) -> Shown:
-    found = _summary.summaries(steps)
-    newest = max((x.step for x in found if x.state == "complete"), default=None)
+    history = _records.steps_of(steps)
+    there = [x.number for x in history if x.path is not None]
+    # The newest first, and as many as there is a use for.
+    found = _summary.summaries(steps, _TABLE)[::-1]
+    newest = steps.latest()
     ckpt = None if newest is None else _checkpoint.open(steps.path(newest))
-    complete = [x.step for x in found if x.state == "complete"]
-    quiet = _model.counted(len(found), "step")
+    quiet = _model.counted(len(there), "step")
+    quiet += f" of {len(history):,} that were saved" * (len(there) < len(history))
     contents = {"facts": [], "metadata": "", "rows": [], "tree": []}
+    contents |= {"static": [], "labels": {}}
     if ckpt is not None:
         contents = _contents(ckpt)
         quiet = f"{quiet} · the newest: {contents['quiet']}"
+    line, *left = _curves_of.lines(history)
+    series = {"": line} if not left else {"newest attempt": line}
+    series |= {f"left by attempt {x[-1].attempt + 1}": x for x in left}
     page = {
         **contents,
+        **_curves(series),
         "kind": "run",
         "title": str(steps.root),
         "quiet": quiet,
-        # The newest first, and as many as there is a use for.
-        "steps": [[x.step, x.state == "complete"] for x in found[: -_TABLE - 1 : -1]],
-        "table": _model.steps(found[: -_TABLE - 1 : -1]),
-        "curves": {
-            name: [(step, finite(float(x))) for step, x in points]
-            for name, points in _model.curves(found).items()
-        },
+        "steps": [[x.step, x.state == "complete"] for x in found],
+        "table": _model.steps(found),
         "newest": newest,
-        "norm_steps": spread(complete, _NORM_STEPS),
+        "norm_steps": spread(sorted({*there}), _NORM_STEPS),
     }
     names = [] if ckpt is None else list(ckpt)
     return page, lambda n: [] if ckpt is None else [ckpt[names[n]]]
+
+
+def of_runs(folder: Folder) -> Shown:
+    """Its `runs` have `values`: of each of `metrics` the last, the least, the
+    greatest."""
+    histories = {name: _records.steps_of(x) for name, x in folder.runs().items()}
+    lines = {name: _curves_of.lines(found)[0] for name, found in histories.items()}
+    curves = _curves(lines)
+    metrics = [name for name, *_ in curves["curves"]]
+    rows = []
+    for name, line in lines.items():
+        there = [x for x in histories[name] if x.path is not None]
+        row = {"name": name, "values": [_curves_of.range_of(line, x) for x in metrics]}
+        row |= {"saved": f"{len(there):,}", "nbytes": sum(x.nbytes or 0 for x in there)}
+        for last in line[-1:]:
+            row |= {"step": f"{last.number}", "time": _model.moment(last.time)[:19]}
+        rows.append(row)
+    page = {**curves, "kind": "runs", "title": folder.title, "runs": rows}
+    page |= {"metrics": metrics, "quiet": _model.counted(len(rows), "run")}
+    return {**page, "rows": [], "tree": [], "labels": {}}, lambda n: []
+
+
+def _curves(series: dict[str, list[Step]]) -> dict[str, Any]:
+    """`curves`: of each metric its name, a note, points by the number of a series."""
+    found = _curves_of.curves(series.values())
+    some = list(found)[:_CURVES]
+    most = min(_MOST, max(_LEAST, _POINTS // max(1, len(series) * len(some))))
+    curves = []
+    for name in some:
+        lines = found[name]
+        odd = sum(not math.isfinite(y) for line in lines.values() for _, y in line)
+        points = [[i, _charts.thinned(line, most)] for i, line in lines.items()]
+        last = [f"last {y:.5g}" for _, y in lines.get(0, [])[-1:] if len(series) == 1]
+        note = " · ".join([*last, *[f"{odd:,} not finite"] * bool(odd)])
+        curves.append([name, note, points])
+    return {"series": list(series), "curves": curves}
 
 
 def spread(steps: list[int], most: int) -> list[int]:

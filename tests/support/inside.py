@@ -89,7 +89,7 @@ CALLS = {
     "lines that processes agree on": "_save._agree._lines",
     "end of a reshard": "_reshard._loads._arrived",
     "program of a reshard": "_reshard._moves.compiled",
-    "read a leaf to draw": "_view._charts.read",
+    "read a leaf to draw": "_edit._sample.read",
     "write to a near disk": "_near._near_steps.Near._write",
 }
 

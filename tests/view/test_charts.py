@@ -1,6 +1,7 @@
 """The numbers of a leaf as data to draw."""
 
 import base64
+import functools as ft
 import json
 import math
 
@@ -9,10 +10,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 import eqx_ckpt as ec
+from eqx_ckpt._edit._sample import read, Sample
 from eqx_ckpt._view import _charts
-from eqx_ckpt._view._charts import Sample
 
 
 def _sample(x):
@@ -139,7 +141,7 @@ def test_large_leaves_are_read_by_a_sample(save, layout):
     x += np.arange(24, dtype=np.float32)[:, None, None]
     lazy = ec.open(save("large", {"x": x}, **layout))["x"]
     with ec.counting() as bytes_read:
-        found = _charts.read(lazy)
+        found = read(lazy)
     assert bytes_read() < 34 * 2**20
     assert found.value.nbytes <= 2**25 and found.said.startswith("A sample: ")
     values = set(np.unique(found.value))
@@ -152,7 +154,30 @@ def test_large_leaves_are_read_by_a_sample(save, layout):
 def test_what_is_no_array(save):
     tree = {"key": jax.random.key(3), "n": 10**30, "text": "<b>", "x": jnp.ones(3)}
     ckpt = ec.open(save("odd", tree))
-    values = {name: _charts.read(ckpt[name]).value for name in ckpt}
+    values = {name: read(ckpt[name]).value for name in ckpt}
     assert values["key"].tolist() == [0, 3] and values["n"] == 10**30
     assert _charts.words(values["x"]) == "[1.0, 1.0, 1.0]"
     assert _charts.words("y" * 5000) == "y" * 4000 + "..."
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=300), st.integers(1, 50)
+)
+def test_a_thinned_line_keeps_its_ends_and_extremes(values, most):
+    points = list(zip(range(0, 10 * len(values), 10), values))
+    finite = [(x, y) for x, y in points if math.isfinite(y)]
+    found = _charts.thinned(points, most)
+    if len(finite) <= most:
+        assert found == [[x, float(f"{y:.5g}")] for x, y in finite]
+        return
+    assert len(found) <= most and found[-1][0] == finite[-1][0]
+    near = ft.partial(pytest.approx, rel=1e-4, abs=1e-300)
+    assert min(x[2] for x in found) == near(min(y for _, y in finite))
+    assert max(x[3] for x in found) == near(max(y for _, y in finite))
+    # Each point says the same of the steps since the one before it.
+    start = -1
+    for x, mean, least, greatest in found:
+        some = [y for place, y in finite if start < place <= x]
+        start = x
+        assert (least, greatest) == (near(min(some)), near(max(some)))
+        assert mean == pytest.approx(sum(some) / len(some), rel=1e-4, abs=1e-3)

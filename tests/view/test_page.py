@@ -1,5 +1,6 @@
 """The page in a real Chromium."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -267,22 +268,152 @@ def test_a_notebook_on_a_telephone(browser, save, tmp_path):
 
 
 def test_a_run_that_goes_on(serve, browser, tmp_path):
-    """A page that is loaded again has the steps there are, and reads them."""
+    """The page looks again; what somebody looks at stays, and so do the settings."""
     steps = "return document.querySelectorAll('tbody tr').length"
-    with ec.CheckpointManager(tmp_path / "run", keep=1) as manager:
-        manager.save(1, {"w": jnp.full((4, 4), 1.0)})
+    saved = "return document.querySelector('header .quiet').innerText"
+    with ec.CheckpointManager(tmp_path / "run", keep=2) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": jnp.full((4, 4), float(step))}, {"loss": step})
         manager.wait()
         server = serve(tmp_path / "run")
         browser.open(server.url)
-        browser.until(f"{steps} === 1")
-        manager.save(2, {"w": jnp.full((4, 4), 2.0), "b": jnp.ones(3)})
+        browser.until(f"{steps} === 2")
+        browser.run("document.querySelector('.tools input').click()")
+        browser.run("document.querySelector('[data-key=\"2\"]').focus()")
+        browser.run("document.activeElement.click()")
+        manager.save(3, {"w": jnp.full((4, 4), 3.0), "b": jnp.ones(3)}, {"loss": 3})
         manager.wait()
-    # The step that the page is of is not there any more, which is said.
-    browser.run("location.hash = 'n=0'")
-    browser.until("return document.querySelector('p.bad') !== null")
-    browser.driver.refresh()
-    browser.until("return document.body.innerText.includes('Of step 2')")
-    browser.until(f"{DRAWN} >= 1")
+        browser.until(f"{saved}.startsWith('2 steps of 3')")
+        assert browser.run("return document.activeElement.dataset.key") == "2"
+        assert browser.run("return document.activeElement.checked")
+        assert browser.run("return document.querySelector('.tools input').checked")
+        assert browser.run("return document.querySelectorAll('.dot').length") == 3
+        browser.run("location.hash = 'n=1'")
+        browser.until("return document.body.innerText.includes('Of step 3')")
+        browser.until(f"{DRAWN} >= 2")
+        manager.save(4, {"w": jnp.full((4, 4), 4.0)}, {"loss": 4})
+        manager.wait()
+        browser.until(f"{saved}.startsWith('2 steps of 4')")
+        assert "Of step 3" in browser.text()
+        browser.run("location.hash = ''")
+        browser.until("return document.querySelectorAll('.dot').length === 4")
+
+
+def test_curves_at_three_widths(serve, browser, tmp_path):
+    """They come before the tree, and an axis has at least three numbers, on either
+    scale."""
+    with ec.CheckpointManager(tmp_path / "run", keep=1) as manager:
+        for step in range(520, 1010, 35):
+            metrics = {"loss": 10 ** (-step / 300), "accuracy": 0.9 + step / 1e5}
+            manager.save(step, {"w": jnp.ones(2)}, metrics)
+    numbers = """
+        return [...document.querySelectorAll('.curves svg')].flatMap((x) =>
+            ['end', 'middle'].map((side) =>
+                x.querySelectorAll(`.tick[text-anchor=${side}]`).length))"""
+    server = serve(tmp_path / "run")
+    for width in (390, 800, 1400):
+        browser.open(server.url, width, 900, dark=width == 800)
+        browser.until("return document.querySelectorAll('.curves svg').length === 2")
+        top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
+        assert browser.run(top, ".curves") < 200
+        assert width > 600 or browser.run(top, "nav") > 600
+        assert min(browser.run(numbers)) >= 3
+        browser.run("document.querySelector('.tools input').click()")
+        assert min(browser.run(numbers)) >= 3
+        ticks = browser.run("return document.querySelector('.curves svg').textContent")
+        assert "0.01" in ticks and "0.001" in ticks
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+
+
+def test_smoothing(serve, browser, tmp_path):
+    with ec.CheckpointManager(tmp_path / "run", keep=1) as manager:
+        for step in range(40):
+            manager.save(step, {"w": jnp.ones(2)}, {"loss": 1.0 + step % 2})
+    browser.open(serve(tmp_path / "run").url)
+    browser.until("return document.querySelector('.curves svg') !== null")
+    swing = """
+        const path = document.querySelector('.curves path.line:not(.raw)');
+        const ys = path.getAttribute('d').split(/[ML]/).slice(-10);
+        return Math.max(...ys.map((x) => x.split(',')[1])) -
+            Math.min(...ys.map((x) => x.split(',')[1]))"""
+    rough = browser.run(swing)
+    browser.run("""
+        const range = document.querySelector('[type=range]');
+        range.value = range.max;
+        range.dispatchEvent(new Event('input'))""")
+    assert browser.run(swing) < rough / 5
+    assert browser.run("return document.querySelectorAll('.raw').length") == 1
+
+
+def test_many_runs(serve, browser, tmp_path):
+    """One table that sorts, and their curves in one chart."""
+    from selenium.webdriver.common.keys import Keys
+
+    for number in range(9):
+        with ec.CheckpointManager(tmp_path / f"sweep/{number}", keep=1) as manager:
+            for step in (1, 2, 3):
+                loss = (number * 7 % 9) / step + (step == 2)
+                manager.save(step, {"w": jnp.ones(2**number)}, {"loss": loss})
+    browser.open(serve(tmp_path / "sweep").url)
+    browser.until("return document.querySelectorAll('tbody tr').length === 9")
+    column = """
+        return [...document.querySelectorAll('tbody tr')].map(
+            (x) => x.cells[arguments[0]].innerText.trim())"""
+    assert browser.run(column, 0) == [f"{i}" for i in range(9)]
+    assert browser.run("return document.querySelectorAll('path.line').length") == 9
+    assert browser.run("return document.querySelectorAll('path.rest').length") == 3
+
+    def press(title):
+        browser.run(
+            "[...document.querySelectorAll('th button')].find("
+            "(x) => x.innerText.startsWith(arguments[0])).focus()",
+            title,
+        )
+        browser.press(Keys.ENTER)
+
+    press("loss")
+    losses = [*map(float, browser.run(column, 2))]
+    assert losses == sorted(losses)
+    press("loss")
+    assert [*map(float, browser.run(column, 2))] == sorted(losses, reverse=True)
+    press("size")  # By bytes, and not as text.
+    assert browser.run(column, 0) == [f"{i}" for i in range(9)]
+    browser.run("""
+        const one = document.querySelector('select');
+        one.value = 'greatest';
+        one.dispatchEvent(new Event('change'))""")
+    assert float(browser.run(column, 2)[1]) == 7
+    # The eighth gets a colour; the ninth takes that of the first.
+    for key, left in (("7", 3), ("0", 3), ("8", 3)):
+        browser.run(f"document.querySelector('[data-key=\"{key}\"]').click()")
+        assert browser.run("return document.querySelectorAll('.rest').length") == left
+    # One of them, a step of it, and back.
+    browser.run("document.querySelector('tbody a').click()")
+    browser.until("return document.querySelector('h1').innerText.includes('‹ runs')")
+    browser.until("return document.querySelectorAll('.row').length === 1")
+    browser.run("document.querySelector('tbody a').click()")
+    browser.until("return document.querySelector('h1').innerText.includes('‹ run ')")
+    browser.press(Keys.ESCAPE)
+    browser.until("return document.querySelector('h1').innerText.includes('‹ runs')")
+    browser.press(Keys.ESCAPE)
+    browser.until("return document.querySelectorAll('tbody tr').length === 9")
+
+
+def test_scalars_stand_last_and_states_have_names(serve, browser, save):
+    model, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="ema")
+    tree = {"count": 1, "key": jax.random.key(0), "norm": model, "state": state}
+    browser.open(serve(save("ckpt", tree)).url)
+    browser.until(READY)
+    rows = "return [...document.querySelectorAll('.row .part')].map((x) => x.innerText)"
+    found = browser.run(rows)
+    assert found[-2:] == ["count", "key"]
+    assert "1 norm.ema_state_index" in found
+    assert "momentum = 0.99" in browser.text()
+    browser.run("""
+        const box = document.querySelector('[type=search]');
+        box.value = 'ema_state';
+        box.dispatchEvent(new Event('input'))""")
+    assert browser.run(rows) == ["state.1.0", "state.1.1"]
 
 
 def test_a_checkpoint_that_is_replaced(serve, browser, save):

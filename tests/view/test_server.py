@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -259,8 +261,14 @@ def test_a_run(serve, get, run):
     assert titles == ["step", "time", "size", "loss", "bad", ""]
     assert [row[titles.index("")][0] for row in rows] == ["", "pinned", ""]
     assert [rows[2][titles.index(x)][0] for x in ("loss", "bad")] == ["0.1", "nan"]
-    assert page["curves"]["loss"] == [[10, 0.1], [20, 0.05], [30, 1 / 30]]
-    assert list(page["curves"]) == ["loss"]  # A NaN is no number to draw.
+    curves = {name: (note, points) for name, note, points in page["curves"]}
+    assert curves["loss"] == (
+        "last 0.033333",
+        [[0, [[10, 0.1], [20, 0.05], [30, 0.033333]]]],
+    )
+    assert curves["bad"] == ("last nan · 3 not finite", [[0, []]])
+    # As long as nothing is new, there is no answer.
+    assert _ask(get, server, f"page?known={page['mark']}") == {}
     norms = [_ask(get, server, f"norm?name=w&step={x}")["norm"] for x in (10, 30)]
     assert norms == [20.0, 60.0]
     assert _ask(get, server, "norm?name=x&step=10") == {"norm": None}
@@ -273,3 +281,83 @@ def test_a_run(serve, get, run):
     for at in ("..", "10,", "-1", "10,20,30,40", "x"):
         found = _ask(get, server, f"page?at={at}")
         assert "error" in found or at.startswith("10,20"), at
+
+
+def _sweep(root):
+    for rate in (1, 2, 3):
+        with ec.CheckpointManager(root / f"rate={rate}", keep=1) as manager:
+            for step in (10, 20, 30):
+                metrics = {"loss": rate / step, "rate": rate, "bad": jnp.nan}
+                manager.save(step, {"w": jnp.full(4, float(step * rate))}, metrics)
+
+
+def test_runs(serve, get, tmp_path):
+    """Those of a directory, with steps that are deleted; each has its own pages."""
+    _sweep(tmp_path / "sweep")
+    server = serve(tmp_path / "sweep")
+    page = _ask(get, server, "page")
+    names = ["rate=1", "rate=2", "rate=3"]
+    assert (page["kind"], page["series"]) == ("runs", names)
+    assert page["metrics"] == ["loss", "rate", "bad"]
+    row = page["runs"][1]
+    assert (row["name"], row["step"], row["saved"], row["nbytes"]) == (
+        *("rate=2", "30", "1"),
+        16,
+    )
+    assert row["values"] == [[2 / 30, 2 / 30, 2 / 10], [2, 2, 2], None]
+    points = page["curves"][0][2]
+    assert points[2] == [2, [[10, 0.3], [20, 0.15], [30, 0.1]]]
+    assert page["curves"][2][1] == "9 not finite"
+    assert _ask(get, server, "page?run=rate%3D3")["newest"] == 30
+    assert _ask(get, server, "leaf?run=rate%3D3&n=0")["figures"][0]["max"] == "90"
+    for other in ("x", "..", "rate%3D1/30"):
+        assert get(f"{server.url}page?run={other}")[0] == 404
+    # A run that is new, and one that goes on, are seen.
+    assert _ask(get, server, f"page?known={page['mark']}") == {}
+    with ec.CheckpointManager(tmp_path / "sweep" / "rate=4") as manager:
+        manager.save(1, {"w": jnp.ones(2)}, {"loss": 1})
+    found = _ask(get, server, f"page?known={page['mark']}")
+    assert found["series"] == [*names, "rate=4"] and found["mark"] != page["mark"]
+    # Runs are given by their paths too.
+    some = [tmp_path / "sweep" / name for name in names[:2]]
+    assert _ask(get, serve(*some), "page")["series"] == [*map(str, some)]
+
+
+def test_a_run_that_went_back(serve, get, tmp_path):
+    """The line is what the newest attempt goes on from; what was left is beside it."""
+    tree = {"w": jnp.ones(2)}
+    with ec.CheckpointManager(tmp_path / "run") as manager:
+        for step in (1, 2, 3, 4):
+            manager.save(step, tree, {"loss": step})
+    with ec.CheckpointManager(tmp_path / "run") as manager:
+        with pytest.warns(UserWarning, match="earlier attempt"):
+            manager.restore(tree, step=2)
+            manager.save(3, tree, {"loss": 30}, force=True)
+    page = _ask(get, serve(tmp_path / "run"), "page")
+    assert page["series"] == ["newest attempt", "left by attempt 1"]
+    assert page["curves"][0][2] == [
+        [0, [[1, 1], [2, 2], [3, 30]]],
+        [1, [[3, 3], [4, 4]]],
+    ]
+    assert page["newest"] == 3
+
+
+def test_what_is_static_and_the_names_of_states(serve, get, save):
+    model, state = eqx.nn.make_with_state(_Normed)(jax.random.key(0))
+    page = _ask(get, serve(save("c", {"model": model, "state": state})), "page")
+    assert ["model", "heads = 8"] in page["static"]
+    (folded,) = [text for name, text in page["static"] if "{0..2}" in name]
+    assert "in_features = 3, out_features = 3" in folded
+    assert page["labels"]["state.1"] == "model.norm.ema_state_index"
+    assert "static" not in dict(page["facts"])
+
+
+class _Normed(eqx.Module):
+    norm: eqx.nn.BatchNorm
+    layers: list[eqx.nn.Linear]
+    heads: int = eqx.field(static=True)
+
+    def __init__(self, key):
+        self.norm = eqx.nn.BatchNorm(3, "batch", mode="ema")
+        self.layers = [eqx.nn.Linear(3, 3, key=key) for _ in range(3)]
+        self.heads = 8

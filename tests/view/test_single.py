@@ -90,6 +90,17 @@ def test_the_report_of_a_run(write, tmp_path, browser):
     browser.until("return document.body.innerText.includes('Norm over steps')")
 
 
+def test_the_report_of_runs(write, tmp_path, browser):
+    for name in "ab":
+        with ec.CheckpointManager(tmp_path / "runs" / name) as manager:
+            for step in (1, 2):
+                manager.save(step, {"w": jnp.ones(2)}, {"loss": step})
+    browser.open(write(tmp_path / "runs").as_uri())
+    browser.until("return document.querySelectorAll('tbody tr').length === 2")
+    assert browser.run("return document.querySelectorAll('path.line').length") == 2
+    assert browser.run("return document.querySelector('tbody a')") is None
+
+
 def test_no_file_is_replaced_unasked(save, tmp_path, capsys):
     path = save("ckpt", {"w": jnp.ones(3)})
     to = tmp_path / "report.html"

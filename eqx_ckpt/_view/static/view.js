@@ -5,6 +5,7 @@
 
 const embedded = document.getElementById("answers");
 const answers = embedded && JSON.parse(embedded.textContent);
+const PAUSE = 3000; // At least so many milliseconds between two looks at a run.
 const KEYS = "↑ ↓ move · ← → fold · Enter look · / search · Esc back";
 
 async function ask(what, query = {}) {
@@ -33,11 +34,12 @@ const s = (tag, attributes = {}, ...children) =>
 
 // ---- Numbers and sizes.
 
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
 function size(nbytes) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let i = 0;
-  while (nbytes >= 1023.95 && i < units.length - 1) { nbytes /= 1024; i++; }
-  return `${i ? nbytes.toFixed(1) : nbytes} ${units[i]}`;
+  while (nbytes >= 1023.95 && i < UNITS.length - 1) { nbytes /= 1024; i++; }
+  return `${i ? nbytes.toFixed(1) : nbytes} ${UNITS[i]}`;
 }
 
 function short(x, digits = 4) {
@@ -51,36 +53,51 @@ function short(x, digits = 4) {
 }
 const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 
-function ticks(lo, hi, wanted) {
-  const raw = (hi - lo) / Math.max(1, wanted);
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].find((x) => x * power >= raw * 0.999) * power;
-  const out = [];
-  for (let i = Math.ceil(lo / step - 1e-9); i * step <= hi + step * 1e-9; i++) out.push(i * step + 0);
+// Round numbers, at least three of them where there are so many.
+function ticks(lo, hi, wanted, whole = false) {
+  const power = 10 ** Math.floor(Math.log10((hi - lo) / wanted));
+  let out = [];
+  for (const x of [10, 5, 2, 1, 0.5]) {
+    const step = whole ? Math.max(1, x * power) : x * power;
+    out = [];
+    for (let i = Math.ceil(lo / step - 1e-9); i * step <= hi + step * 1e-9; i++) out.push(i * step + 0);
+    if (out.length >= Math.max(3, 0.6 * wanted)) break;
+  }
   return out;
+}
+
+function decades(lo, hi) {
+  for (const digits of [[1], [1, 3], [1, 2, 5]]) {
+    const out = [];
+    for (let e = Math.floor(Math.log10(lo)); 10 ** e <= hi; e++) out.push(...digits.map((x) => Number(`${x}e${e}`)).filter((y) => y >= lo && y <= hi));
+    if (out.length >= 3) return out.filter((_, i) => i % Math.ceil(out.length / 8) === 0);
+  }
+  return ticks(lo, hi, 5);
 }
 
 // ---- Charts: as wide as there is room; with a cross that the mouse or the arrows move.
 
 const HEIGHT = 200, LEFT = 58, RIGHT = 14, TOP = 10, BOTTOM = 38;
 
-// `plot` has `x` and `y` (the ends of each), `label`, `unit`, `draw(svg, at)`, and of
-// `steps` places where the cross may stand `place(i)` (0 to 1) and `said(i)`.
-function chart(title, plot, note = "", names = []) {
-  const readout = h("output", {}, note);
-  const body = h("div", { class: "plot", tabindex: 0, role: "img", "aria-label": `${title}. ${note}` });
-  let cross = null, at = null, width = 0;
+// A plot, made anew whenever it is drawn, has `x` and `y` (the ends of each), `label`,
+// `draw(svg, sx, sy)`, and of `steps` places where the cross may stand `place(i)` (0 to
+// 1) and `said(i)`.
+function chart(title, make) {
+  const readout = h("output"), under = h("p", { class: "legend" });
+  const body = h("div", { class: "plot", tabindex: 0, role: "img" });
+  let plot = make(), cross = null, at = null, width = 0;
   const draw = () => {
-    const right = width - RIGHT, bottom = HEIGHT - BOTTOM;
+    plot = make() ?? plot;
+    const { note = "", names = [], log } = plot, right = width - RIGHT, bottom = HEIGHT - BOTTOM;
+    const [lo, hi] = log ? plot.y.map(Math.log10) : plot.y;
     const sx = (x) => LEFT + ((x - plot.x[0]) / (plot.x[1] - plot.x[0] || 1)) * (right - LEFT);
-    const sy = (y) => bottom - ((y - plot.y[0]) / (plot.y[1] - plot.y[0] || 1)) * (bottom - TOP);
+    const sy = (y) => bottom - (((log ? Math.log10(Math.max(y, plot.y[0])) : y) - lo) / (hi - lo || 1)) * (bottom - TOP);
     const svg = s("svg", { width, height: HEIGHT, "aria-hidden": "true" });
-    for (const y of ticks(...plot.y, 5)) {
+    for (const y of log ? decades(...plot.y) : ticks(...plot.y, 5)) {
       svg.append(s("line", { class: "grid", x1: LEFT, x2: right, y1: sy(y), y2: sy(y) }),
         s("text", { class: "tick", x: LEFT - 8, y: sy(y) + 4, "text-anchor": "end" }, (plot.shown ?? short)(y)));
     }
-    for (const x of ticks(...plot.x, Math.max(3, Math.floor(width / 100)))) {
-      if (plot.whole && !Number.isInteger(x)) continue;
+    for (const x of ticks(...plot.x, Math.max(3, Math.floor(width / 100)), plot.whole)) {
       svg.append(s("line", { class: "mark", x1: sx(x), x2: sx(x), y1: bottom, y2: bottom + 4 }),
         s("text", { class: "tick", x: sx(x), y: bottom + 17, "text-anchor": "middle" }, short(x)));
     }
@@ -90,10 +107,13 @@ function chart(title, plot, note = "", names = []) {
     cross = s("line", { class: "cross", y1: TOP, y2: bottom, visibility: "hidden" });
     svg.append(cross);
     body.replaceChildren(svg);
+    body.setAttribute("aria-label", `${title}. ${note}`);
+    under.replaceChildren(...(names.length > 1 ? names : []).map(([name, colour]) => h("span", {}, h("i", { class: colour }), name)));
+    point(at);
   };
   const point = (i) => {
     at = i === null ? null : Math.max(0, Math.min(plot.steps - 1, i));
-    readout.textContent = at === null ? note : plot.said(at);
+    readout.textContent = at === null ? plot.note ?? "" : plot.said(at);
     if (!cross) return;
     cross.setAttribute("visibility", at === null ? "hidden" : "visible");
     if (at === null) return;
@@ -114,15 +134,14 @@ function chart(title, plot, note = "", names = []) {
     point(at === null ? (by > 0 ? 0 : plot.steps - 1) : at + by);
   });
   new ResizeObserver(([entry]) => { width = Math.floor(entry.contentRect.width); if (width > 0) draw(); }).observe(body);
-  return figure(title, readout, body, names.length > 1 ? legend(names) : null);
+  const made = figure(title, readout, body, under);
+  made.redraw = () => { if (width > 0) draw(); };
+  return made;
 }
 
 const figure = (title, beside, ...parts) =>
   h("figure", {}, h("figcaption", {}, h("b", {}, title), beside), ...parts);
-
-function legend(names) {
-  return h("p", { class: "legend" }, names.map((name, i) => h("span", {}, h("i", { class: `s${i}` }), name)));
-}
+const named = (names) => names.map((name, i) => [name, `s${i}`]);
 
 function histogram(data, names) {
   const { lo, hi, counts, outside } = data;
@@ -131,7 +150,7 @@ function histogram(data, names) {
   const left = outside.reduce((a, b) => a + b, 0);
   const note = left ? `${count(left, "element")} further out` : "";
   const plot = {
-    x: [lo, hi], y: [0, most], label: "value", shown: (y) => y.toLocaleString("en"), steps: bins, place: (i) => (i + 0.5) / bins,
+    x: [lo, hi], y: [0, most], label: "value", note, names: named(names.slice(0, counts.length)), shown: (y) => y.toLocaleString("en"), steps: bins, place: (i) => (i + 0.5) / bins,
     said: (i) => `${short(lo + i * step)} to ${short(lo + (i + 1) * step)}:  ${counts.map((row) => row[i].toLocaleString("en")).join(" | ")}`,
     draw: (svg, sx, sy) => counts.forEach((row, k) => row.forEach((n, i) => {
       if (!n) return;
@@ -140,33 +159,67 @@ function histogram(data, names) {
       svg.append(s("rect", { class: `bar s${k}`, x: x + gap / 2, width: Math.max(1, sx(lo + (i + 1) * step) - x - gap), y, height: sy(0) - y }));
     })),
   };
-  return chart("Histogram", plot, note, names.slice(0, counts.length));
+  return chart("Histogram", () => plot);
 }
 
-// Lines by points [x, y]; a null is a gap.
-function lines(title, series, label, { whole = false, zero = false, note = "" } = {}) {
-  const points = series.flatMap((x) => x.points).filter(([, y]) => typeof y === "number");
-  if (!points.length) return null;
-  const xs = [...new Set(points.map(([x]) => x))].sort((a, b) => a - b);
-  const ys = points.map(([, y]) => y);
-  let lo = Math.min(...ys), hi = Math.max(...ys);
-  if (zero) lo = Math.min(0, lo);
-  const pad = hi > lo ? (hi - lo) * 0.06 : Math.abs(hi) * 0.1 || 1;
-  if (!(zero && lo === 0)) lo -= pad;
-  hi += pad;
-  const ends = xs.length > 1 ? [xs[0], xs.at(-1)] : [xs[0] - 1, xs[0] + 1];
-  const found = series.map((x) => new Map(x.points));
-  const plot = {
-    x: ends, y: [lo, hi], label, whole, steps: xs.length, place: (i) => (xs[i] - ends[0]) / (ends[1] - ends[0]),
-    said: (i) => `${label} ${short(xs[i], 6)}:  ${found.map((x) => short(x.get(xs[i]), 5)).join(" | ")}`,
-    draw: (svg, sx, sy) => series.forEach((one, k) => {
-      const good = one.points.filter(([, y]) => typeof y === "number");
-      const path = good.map(([x, y], i) => `${i ? "L" : "M"}${sx(x).toFixed(1)},${sy(y).toFixed(1)}`).join("");
-      svg.append(s("path", { class: `line s${k}`, d: path }));
-      if (good.length <= 60) for (const [x, y] of good) svg.append(s("circle", { class: `dot s${k}`, cx: sx(x), cy: sy(y), r: 2.5 }));
-    }),
+// How curves are drawn: the scale, and how far back a mean looks: a share of the axis.
+const settings = { log: false, smooth: 0 };
+const SPANS = [0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2];
+
+// The mean of what came before, whose weights fall with the distance.
+function smoothed(points, span) {
+  let sum = 0, weight = 0, last = points[0]?.[0];
+  return points.map(([x, y]) => {
+    const kept = Math.exp((last - x) / span);
+    last = x; sum = sum * kept + y; weight = weight * kept + 1;
+    return [x, sum / weight];
+  });
+}
+
+// Lines by points [x, y], or [x, mean, least, greatest] of what is near; a null is a gap.
+// `series()` gives the `points` of each, its `name`, and its `colour`, if it has one.
+function lines(title, series, label, { whole = false, zero = false, note = () => "", scaled = false } = {}) {
+  const make = () => {
+    let all = series().map((one) => ({ ...one, points: one.points.filter(([, y]) => typeof y === "number") }));
+    const positive = all.map((one) => ({ ...one, points: one.points.filter(([, y]) => y > 0) }));
+    const log = scaled && settings.log && positive.some((one) => one.points.length > 0);
+    const left = log ? all.reduce((sum, one, i) => sum + one.points.length - positive[i].points.length, 0) : 0;
+    if (log) all = positive;
+    const points = all.flatMap((one) => one.points);
+    if (!points.length) return null;
+    let x = [Infinity, -Infinity], [lo, hi] = x;
+    for (const [at, ...ys] of points) {
+      x = [Math.min(x[0], at), Math.max(x[1], at)];
+      for (const y of ys) if (!log || y > 0) { lo = Math.min(lo, y); hi = Math.max(hi, y); }
+    }
+    if (x[0] === x[1]) x = [x[0] - 1, x[0] + 1];
+    if (log) { const by = Math.max(1.05, (hi / lo) ** 0.06); lo /= by; hi *= by; }
+    else {
+      if (zero) lo = Math.min(0, lo);
+      const pad = hi > lo ? (hi - lo) * 0.06 : Math.abs(hi) * 0.1 || 1;
+      if (!(zero && lo === 0)) lo -= pad;
+      hi += pad;
+    }
+    const span = scaled ? SPANS[settings.smooth] * (x[1] - x[0]) : 0;
+    for (const one of all) one.drawn = span ? smoothed(one.points, span) : one.points;
+    const coloured = all.filter((one) => one.colour), xs = [...new Set(coloured.flatMap((one) => one.points.map(([at]) => at)))].sort((a, b) => a - b);
+    const value = ({ drawn }, at) => (at > drawn.at(-1)?.[0] ? "" : short(drawn.findLast((p) => p[0] <= at)?.[1], 5));
+    const path = (some, k, sx, sy) => some.map((p, i) => `${i ? "L" : "M"}${sx(p[0]).toFixed(1)},${sy(p[k]).toFixed(1)}`).join("");
+    return {
+      x, y: [lo, hi], log, label, whole, note: [note(), left ? `${left} not above 0` : ""].filter(Boolean).join(" · "),
+      names: coloured.filter((one) => one.name).map(({ name, colour }) => [name, colour]),
+      steps: xs.length, place: (i) => (xs[i] - x[0]) / (x[1] - x[0]),
+      said: (i) => `${label} ${short(xs[i], 6)}:  ${coloured.map((one) => value(one, xs[i])).join(" | ")}`,
+      draw: (svg, sx, sy) => [...all].sort((a, b) => Boolean(a.colour) - Boolean(b.colour)).forEach(({ points: some, drawn, colour = "rest" }) => {
+        if (colour !== "rest" && some[0]?.length === 4) {
+          svg.append(s("path", { class: `band ${colour}`, d: `${path(some, 3, sx, sy)}${path([...some].reverse(), 2, sx, sy).replace("M", "L")}Z` }));
+        } else if (colour !== "rest" && span) svg.append(s("path", { class: `line raw ${colour}`, d: path(some, 1, sx, sy) }));
+        svg.append(s("path", { class: `line ${colour}`, d: path(drawn, 1, sx, sy) }));
+        if (some.length * coloured.length <= 120 && !span && (colour !== "rest" || some.length < 2)) for (const p of some) svg.append(s("circle", { class: `dot ${colour}`, cx: sx(p[0]), cy: sy(p[1]), r: 2.5 }));
+      }),
+    };
   };
-  return chart(title, plot, note, series.map((x) => x.name));
+  return make() && chart(title, make);
 }
 
 // ---- Pictures of slices.
@@ -252,7 +305,7 @@ async function picture(query) {
     if (data.curve) {
       const points = data.curve.map((row) => row.map((y, i) => [i * data.step, y]));
       const names = ["least", "greatest"];
-      const made = lines("", points.map((x, i) => ({ name: names[i], points: x })), "index", { whole: true });
+      const made = lines("", () => points.map((x, i) => ({ name: names[i], colour: `s${i}`, points: x })), "index", { whole: true });
       holder.replaceChildren(made ?? ""); beside.textContent = "";
       return true;
     }
@@ -362,11 +415,11 @@ class Tree {
     const folds = node.below.length > 0;
     const is = (on, name) => (on ? ` ${name}` : "");
     const made = h("div", {
-      class: `row${is(at === this.cursor, "cursor")}${is(node.leaf !== null && node.leaf === this.chosen, "chosen")}${is(folds, "node")}`,
+      class: `row${is(at === this.cursor, "cursor")}${is(node.leaf !== null && node.leaf === this.chosen, "chosen")}${is(folds, "node")}${is(isSmall(node), "small")}`,
       id: `row${at}`, role: "treeitem", "data-at": at, "aria-level": node.depth + 1,
       "aria-expanded": folds ? String(node.open) : null, "aria-selected": String(node.leaf !== null && node.leaf === this.chosen),
     }, h("span", { class: "twist", "aria-hidden": "true" }, folds ? (node.open ? "▾" : "▸") : ""),
-    h("span", { class: "part", title: node.label }, node.label), h("span", { class: "what" }, node.what), h("span", { class: "size" }, node.size));
+    h("span", { class: "part", title: node.label }, node.label, node.of ? h("span", { class: "quiet" }, `  ${node.of}`) : null), h("span", { class: "what" }, node.what), h("span", { class: "size" }, node.size));
     made.style.top = `${at * ROW}px`;
     made.style.setProperty("--depth", node.depth);
     made.style.setProperty("--share", node.share ?? 0);
@@ -396,14 +449,22 @@ class Tree {
   }
 }
 
+// Counts, keys and other scalars, which stand behind what is beside them.
+const isSmall = ({ leaf, what }) => leaf !== null && !/\[\d/.test(what);
+const ordered = (some) => [...some.filter((x) => !isSmall(x)), ...some.filter(isSmall)];
+
 // The tree that the page has: a leaf is its number, a node its name, text, bytes and what is below.
-function nodes({ rows, tree }) {
+function nodes({ rows, tree, labels }) {
   const whole = rows.reduce((sum, row) => sum + row[2], 0) || 1;
-  const sized = (nbytes) => ({ bytes: nbytes, size: size(nbytes), share: nbytes / whole });
-  const grow = (x) => (typeof x === "number"
-    ? { label: rows[x][0].slice(rows[x][0].lastIndexOf(".") + 1), what: rows[x][1], ...sized(rows[x][2]), leaf: x, below: [] }
-    : { label: x[0], what: x[1], ...sized(x[2]), leaf: null, below: x[3].map(grow) });
-  return tree.map(grow);
+  const of = new Map(Object.entries(labels));
+  const grown = (name, label, what, nbytes, leaf, below) => ({
+    label, of: of.get(name), what, bytes: nbytes, size: size(nbytes), share: nbytes / whole, leaf, below });
+  const grow = (start) => (x) => {
+    if (typeof x === "number") return grown(rows[x][0], rows[x][0].slice(rows[x][0].lastIndexOf(".") + 1), rows[x][1], rows[x][2], x, []);
+    const name = start ? `${start}.${x[0]}` : x[0];
+    return grown(name, x[0], x[1], x[2], null, ordered(x[3].map(grow(name))));
+  };
+  return ordered(tree.map(grow("")));
 }
 
 const flat = (rows, most, keep = () => true) => rows
@@ -419,6 +480,8 @@ const go = (to) => { location.hash = new URLSearchParams(to); };
 function facts(rows) {
   return h("dl", { class: "facts" }, rows.map(([title, text]) => h("div", {}, h("dt", {}, title), h("dd", {}, text))));
 }
+
+const fields = ({ static: rows }) => (rows.length ? [figure("Static fields", null, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Static fields" }, facts(rows)))] : []);
 
 function figures(sides, names) {
   const titles = [...new Set(sides.flatMap((x) => Object.keys(x ?? {})))];
@@ -438,7 +501,7 @@ function overview(page) {
       h("ul", { class: "bars" }, most.map((x) => bar(x.label, x.size, x.bytes / (most[0].bytes || 1))))));
   }
   if (page.metadata) out.push(figure("Metadata", null, h("pre", {}, page.metadata)));
-  return out;
+  return [...out, ...fields(page)];
 }
 
 function bar(label, text, share, to = null) {
@@ -450,10 +513,10 @@ function bar(label, text, share, to = null) {
 
 function spectra(found, names) {
   if (!found?.spectra?.length) return null;
-  const series = found.spectra.map((x, i) => ({ name: names[i], points: x.values.map((y, k) => [x.at[k] + 1, y]) }));
+  const series = found.spectra.map((x, i) => ({ name: names[i], colour: `s${i}`, points: x.values.map((y, k) => [x.at[k] + 1, y]) }));
   const [one] = found.spectra;
   const note = `${one.count}, the largest ${short(one.largest)}, effective rank ${short(one.effective, 3)}`;
-  return lines("Singular values", series, "number", { zero: true, whole: true, note });
+  return lines("Singular values", () => series, "number", { zero: true, whole: true, note: () => note });
 }
 
 // ---- Two checkpoints.
@@ -530,33 +593,121 @@ class Changes {
   }
 }
 
-// ---- A run.
+// ---- Runs: one, with its steps, or many.
 
-function stepTable({ steps, table }) {
-  const chosen = new Set(), compare = h("button", { disabled: "", onclick: () => go({ at: [...chosen].sort((a, b) => a - b).join(",") }) }, "Compare the two that are ticked");
-  const tick = (step) => (event) => {
-    if (event.target.checked) chosen.add(step); else chosen.delete(step);
-    compare.disabled = chosen.size !== 2;
+// A table sorts by the column that was pressed last. Rows have a key, and cells with a
+// text, a style, and what makes an element, if that is not the text. `begin` is told
+// the keys in their order.
+const orders = {};
+const number = (text) => {
+  const found = /^([\d.,e+−-]+)(?: (\w+))?$/.exec(text);
+  return found ? Number(found[1].replaceAll("−", "-").replaceAll(",", "")) * 1024 ** Math.max(0, UNITS.indexOf(found[2])) : NaN;
+};
+
+function table(title, beside, columns, rows, redraw, begin = () => {}) {
+  const by = orders[title], at = by ? columns.findIndex(([text]) => text === by.text) : -1;
+  const compare = ([, a], [, b]) => {
+    const [x, y] = [a[at][0], b[at][0]], [m, n] = [number(x), number(y)];
+    if (Number.isNaN(m) !== Number.isNaN(n)) return Number.isNaN(m) ? 1 : -1;
+    return (Number.isNaN(m) ? x.localeCompare(y) : m - n) * (by.falls ? -1 : 1);
   };
-  const [columns, rows] = table;
-  // The first cell has the step; it leads there, and is ticked.
-  const first = ([step, is], text) => (!is || answers ? text : h("label", {},
-    h("input", { type: "checkbox", "aria-label": `Compare step ${step}`, onchange: tick(step) }), " ", h("a", { href: link({ at: step }) }, text)));
-  const body = rows.map((cells, i) => h("tr", {}, cells.map(([text, style], k) => h("td", { class: style }, k ? text : first(steps[i], text)))));
-  const made = h("table", {}, h("thead", {}, h("tr", {}, columns.map(([title, , style]) => h("th", { scope: "col", class: style }, title)))), h("tbody", {}, body));
-  return figure("Steps", answers ? null : compare, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Steps" }, made));
+  const press = (text) => () => { orders[title] = { text, falls: by?.text === text && !by.falls }; redraw(); };
+  const head = columns.map(([text, style], i) => h("th", { scope: "col", class: style, "aria-sort": i === at ? (by.falls ? "descending" : "ascending") : null },
+    text ? h("button", { "data-key": `by ${text}`, onclick: press(text) }, text, i === at ? (by.falls ? " ↓" : " ↑") : "") : ""));
+  const sorted = at < 0 ? rows : [...rows].sort(compare);
+  begin(sorted.map(([key]) => key));
+  const body = sorted.map(([, cells]) => h("tr", {}, cells.map(([text, style, make]) => h("td", { class: style }, make?.() ?? text))));
+  const scroll = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title },
+    h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+  return figure(title, beside, scroll);
 }
 
-function runOverview(page) {
-  const curves = Object.entries(page.curves).slice(0, 40).map(([name, points]) =>
-    lines(name, [{ name, points }], "step", { whole: true, note: points.length ? `last ${short(points.at(-1)[1], 5)}` : "" }));
-  return [h("div", { class: "curves" }, curves.filter(Boolean)), stepTable(page), facts(page.facts)];
+// The curves and the table of a run, or of many. They stay, and what changes is put in.
+class Board {
+  constructor(base) {
+    this.base = base; this.charts = new Map(); this.chosen = new Map(); this.of = "last";
+    const log = h("input", { type: "checkbox", onchange: () => { settings.log = log.checked; this.redraw(); } });
+    const smooth = h("input", { type: "range", min: 0, max: SPANS.length - 1, oninput: () => { settings.smooth = Number(smooth.value); this.redraw(); } });
+    log.checked = settings.log; smooth.value = settings.smooth;
+    this.tools = h("p", { class: "tools" }, h("label", {}, log, " log scale"), h("label", {}, "smoothing ", smooth));
+    this.curves = h("div", { class: "curves" });
+    this.rows = h("div");
+    this.rest = h("div");
+    this.compare = h("button", { "data-key": "compare", onclick: () => go({ ...base, at: [...this.chosen.keys()].sort((a, b) => a - b).join(",") }) }, "Compare the two that are ticked");
+    const which = h("select", { onchange: () => { this.of = which.value; this.tabulate(); } }, ["last", "least", "greatest"].map((x) => h("option", {}, x)));
+    this.which = h("label", {}, "metrics: ", which);
+  }
+
+  redraw() { this.charts.forEach((one) => one.redraw()); }
+
+  show(page) {
+    const { kind, curves } = page;
+    this.parts = kind === "runs" ? [this.rows, this.tools, this.curves] : [this.tools, this.curves, this.rows, this.rest];
+    this.page = page;
+    const colour = (i, name) => (kind === "runs" ? this.chosen.get(name) : i < 6 ? `s${i}` : undefined);
+    for (const [name] of curves) {
+      const own = () => this.page.curves.find((x) => x[0] === name);
+      const points = () => (own()?.[2] ?? []).map(([i, some]) => ({ name: this.page.series[i], colour: colour(i, this.page.series[i]), points: some }));
+      if (this.charts.has(name)) this.charts.get(name).redraw();
+      else {
+        const made = lines(name, points, "step", { whole: true, scaled: true, note: () => own()?.[1] });
+        if (made) { this.charts.set(name, made); this.curves.append(made); }
+      }
+    }
+    this.tools.hidden = !this.charts.size;
+    this.rest.replaceChildren(...(kind === "run" ? [facts(page.facts), ...fields(page)] : []));
+    this.tabulate();
+  }
+
+  // The place in it stays, and so does what the keys are on.
+  tabulate() {
+    const top = this.rows.querySelector(".scroll")?.scrollTop, key = this.rows.contains(document.activeElement) && document.activeElement.dataset.key;
+    this.rows.replaceChildren(this.page.kind === "runs" ? this.runs() : this.steps());
+    if (top) this.rows.querySelector(".scroll").scrollTop = top;
+    if (key) [...this.rows.querySelectorAll("[data-key]")].find((x) => x.dataset.key === key)?.focus({ preventScroll: true });
+  }
+
+  tick(key, label, press) {
+    const box = h("input", { type: "checkbox", "data-key": key, "aria-label": label, onchange: () => press(box.checked) });
+    box.checked = this.chosen.has(key);
+    return box;
+  }
+
+  steps() {
+    const { steps, table: [columns, rows] } = this.page;
+    const press = (step) => (on) => { if (on) this.chosen.set(step, ""); else this.chosen.delete(step); this.compare.disabled = this.chosen.size !== 2; };
+    this.compare.disabled = this.chosen.size !== 2;
+    // The first cell has the step; it leads there, and is ticked.
+    const first = ([step, is], text, style) => [text, style, () => !is || answers ? null : h("label", {},
+      this.tick(`${step}`, `Compare step ${step}`, press(`${step}`)), " ", h("a", { href: link({ ...this.base, at: step }), "data-key": `to ${step}` }, text))];
+    return table("Steps", answers ? null : this.compare, columns.map(([text, , style]) => [text, style]),
+      rows.map((cells, i) => [`${steps[i][0]}`, cells.map(([text, style], k) => (k ? [text, style] : first(steps[i], text, style)))]), () => this.tabulate());
+  }
+
+  runs() {
+    const { runs, metrics } = this.page;
+    const free = () => [0, 1, 2, 3, 4, 5].map((i) => `s${i}`).find((x) => ![...this.chosen.values()].includes(x));
+    // Those at the top have colours, until somebody ticks others.
+    const begin = (names) => { if (!this.isTicked) { this.chosen = new Map(names.slice(0, 6).map((name, i) => [name, `s${i}`])); this.redraw(); } };
+    const press = (name) => (on) => {
+      this.isTicked = true;
+      if (!on) this.chosen.delete(name);
+      else { if (!free()) this.chosen.delete(this.chosen.keys().next().value); this.chosen.set(name, free()); }
+      this.redraw();
+      this.tabulate();
+    };
+    const first = (name) => [name, "name", () => h("label", {}, this.tick(name, `Colour ${name}`, press(name)), h("i", { class: this.chosen.get(name) ?? "none" }), answers ? name : h("a", { href: link({ run: name }), "data-key": `to ${name}` }, name))];
+    const k = ["last", "least", "greatest"].indexOf(this.of);
+    return table("Runs", this.which, [["run", "name"], ["step", ""], ...metrics.map((x) => [x, ""]), ["steps", ""], ["size", ""], ["time", "quiet"]],
+      runs.map(({ name, step, saved, nbytes, time, values }) => [name, [first(name), [step ?? "", ""], ...values.map((x) => [short(x?.[k], 5), ""]), [saved, ""], [size(nbytes), ""], [time ?? "", "quiet"]]]), () => this.tabulate(), begin);
+  }
 }
 
 class View {
   constructor() {
     this.norms = new Map();
     this.asked = 0;
+    this.query = {};
     this.tree = new Tree((leaf) => go({ ...state(), n: leaf }));
     this.search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search leaves", spellcheck: "false" });
     this.search.addEventListener("input", () => this.list());
@@ -575,30 +726,49 @@ class View {
       if (event.key === "/" && !typing) { event.preventDefault(); this.search.focus(); }
       if (event.key !== "Escape") return;
       // Back, a step at a time: from a leaf, a search, a step of a run.
-      const { n, ...rest } = state();
+      const { n, ...rest } = state(), { at, ...above } = rest;
       if (this.search.value && (typing || n === undefined)) { this.search.value = ""; this.list(); }
       else if (n !== undefined) go(rest);
-      else if (rest.at) go({});
+      else go(at ? above : {});
       this.tree.list.focus({ preventScroll: true });
     });
   }
 
   async show() {
-    const { at = "", n } = state(), mine = ++this.asked;
-    if (!this.page || at !== this.at) {
-      const page = await ask("page", at ? { at } : {});
+    const { n, ...query } = state(), mine = ++this.asked;
+    if (!this.page || JSON.stringify(query) !== JSON.stringify(this.query)) {
+      const page = await ask("page", query);
       if (mine !== this.asked) return;
-      this.at = at; this.page = page;
+      this.query = query; this.page = page;
       if (page.error) { this.title.textContent = "eqx_ckpt"; this.detail.replaceChildren(h("p", { class: "bad" }, page.error)); return; }
+      document.body.classList.remove("run", "runs", "pair", "checkpoint");
+      document.body.classList.add(page.kind);
+      this.board = new Board(query);
       const tell = () => { if (this.page === page) { this.list(true); if (!("n" in state())) this.put(this.overview()); } };
       this.norms = new Map();
-      this.changes = page.kind === "pair" ? new Changes(page, at ? { at } : {}, tell) : null;
+      this.changes = page.kind === "pair" ? new Changes(page, query, tell) : null;
       this.head(); this.list();
     }
     document.body.classList.toggle("has-leaf", n !== undefined);
     if (n === undefined) { this.tree.reveal(null); this.put(this.overview()); return; }
     this.tree.reveal(Number(n));
     await this.leaf(Number(n), () => mine === this.asked);
+  }
+
+  // Looks again while a run goes on, and takes a twentieth of the time for it.
+  async watch() {
+    const start = performance.now(), { page, query } = this;
+    if (page?.mark && !document.hidden) {
+      const found = await ask("page", { ...query, known: page.mark });
+      if (this.page === page && found.error) this.quiet.textContent = `${page.quiet} · ${found.error}`;
+      if (this.page === page && found.kind) {
+        this.page = found;
+        this.head();
+        if (JSON.stringify(page.rows) !== JSON.stringify(found.rows)) this.list(true);
+        if (!("n" in state())) this.overview();
+      }
+    }
+    setTimeout(() => this.watch(), Math.max(PAUSE, 20 * (performance.now() - start)));
   }
 
   // The keys go on to work where what was pressed is not there any more.
@@ -612,7 +782,9 @@ class View {
     const page = this.page;
     document.title = `${page.title.split("/").filter(Boolean).at(-1)} · eqx_ckpt`;
     this.title.replaceChildren(page.kind === "pair" ? `${page.title} → ${page.other}` : page.title);
-    if (this.at) this.title.prepend(h("a", { href: "#" }, "‹ run"), "  ");
+    const { at, run } = this.query;
+    if (at) this.title.prepend(h("a", { href: link(run ? { run } : {}) }, "‹ run"), "  ");
+    else if (run) this.title.prepend(h("a", { href: "#" }, "‹ runs"), "  ");
     this.quiet.textContent = page.quiet;
   }
 
@@ -620,7 +792,9 @@ class View {
     const { cursor } = this.tree, { scrollTop } = this.tree.list;
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const rows = this.page.rows;
-    const is = ([name, what]) => words.every((word) => `${name} ${what}`.toLowerCase().includes(word));
+    const labels = Object.entries(this.page.labels ?? {});
+    const of = (name) => labels.find(([x]) => name === x || name.startsWith(`${x}.`))?.[1] ?? "";
+    const is = ([name, what]) => words.every((word) => `${name} ${what} ${of(name)}`.toLowerCase().includes(word));
     this.found.textContent = words.length ? `${rows.filter(is).length.toLocaleString("en")} of ${count(rows.length, "leaf", "leaves")}` : "";
     this.tree.set(words.length ? flat(rows, Math.max(...rows.map((x) => x[2]), 1), is) : this.nodes());
     if (stays) { this.tree.list.scrollTop = scrollTop; this.tree.move(cursor); }
@@ -629,7 +803,7 @@ class View {
   nodes() { return this.page.kind === "pair" ? this.changes.nodes() : nodes(this.page); }
 
   overview() {
-    if (this.page.kind === "run") return runOverview(this.page);
+    if (this.board && ["run", "runs"].includes(this.page.kind)) { this.board.show(this.page); return this.board.parts; }
     return this.page.kind === "pair" ? this.changes.overview() : overview(this.page);
   }
 
@@ -647,12 +821,13 @@ class View {
     this.norms.set(n, { name: this.page.rows[n][0], points });
     while (this.norms.size > 6) this.norms.delete(this.norms.keys().next().value);
     const draw = () => {
-      const found = lines("Norm over steps", [...this.norms.values()].reverse(), "step", { whole: true, note: `${points.length} of ${count(wanted.length, "step")}` });
+      const series = [...this.norms.values()].reverse().map((x, i) => ({ ...x, colour: `s${i}` }));
+      const found = lines("Norm over steps", () => series, "step", { whole: true, note: () => `${points.length} of ${count(wanted.length, "step")}` });
       const forget = h("button", { onclick: () => { this.norms = new Map([[n, this.norms.get(n)]]); draw(); } }, "This leaf alone");
       put(3, [found, this.norms.size > 1 && !answers ? h("p", {}, forget) : null].filter(Boolean));
     };
     for (const step of wanted.slice(points.length)) {
-      const found = await ask("norm", { name: this.page.rows[n][0], step });
+      const found = await ask("norm", { ...this.query, name: this.page.rows[n][0], step });
       if (found) points.push([step, found.norm ?? null]);
       if (!current()) return;
       if (points.length % 5 === 0) draw();
@@ -666,7 +841,8 @@ class View {
     const back = h("button", { class: "back", onclick: () => { const { n: _, ...rest } = state(); go(rest); } }, "‹ all leaves");
     const head = h("div", { class: "head" }, back, h("h2", {}, row[0]), h("p", { class: "quiet" }, `${row[1]} · ${size(row[2])}`));
     if (this.page.kind === "run") head.append(h("p", { class: "quiet" }, `Of step ${this.page.newest}, the newest one.`));
-    const query = { ...(this.at ? { at: this.at } : {}), n };
+    // Of a run that goes on, the step that the page is of.
+    const query = { ...this.query, ...(this.page.kind === "run" && !answers ? { at: this.page.newest } : {}), n };
     const waiting = h("p", { class: "quiet waiting" }, "Reading …");
     this.put([head, waiting]);
     this.detail.scrollTop = 0;
@@ -695,4 +871,6 @@ class View {
   }
 }
 
-new View().show();
+const view = new View();
+view.show();
+if (!answers) view.watch();
