@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from .._edit import _sample
 from .._errors import DamagedError
 from .._format import _names, _text
 from .._load import _checkpoint, _nodes, _open
@@ -13,7 +14,6 @@ from .._load._checkpoint import Checkpoint
 from .._run import _run_path
 from .._run._steps import Steps
 from .._tree import _nearest
-from .._view import _charts
 
 
 def open_any(path: str) -> Checkpoint | Steps:
@@ -66,7 +66,7 @@ def split_slice(name: str) -> tuple[str, tuple[int | slice, ...] | None]:
         return name, None
     index = ()
     with contextlib.suppress(ValueError):
-        index = _charts.parse_index(match[2])
+        index = _sample.parse_index(match[2])
     if not index:
         raise click.BadParameter(
             f"`[{match[2]}]` is no index: integers and slices, as in `[0, :8]`."

@@ -1,4 +1,4 @@
-"""A leaf to look at: all of it, or of a large one a sample."""
+"""A leaf to look at: all of it, of a large one a sample, or a slice."""
 
 import math
 from typing import Any, NamedTuple
@@ -83,3 +83,17 @@ def floats(value: Any) -> np.ndarray | None:
         return array.astype(np.float32 if is_small else np.float64)
     except (TypeError, ValueError):
         return None
+
+
+def parse_index(text: str) -> tuple[int | slice, ...]:
+    """A slice, as NumPy writes it.
+
+    **Raises:** `ValueError` if it is not integers and slices.
+    """
+    out: list[int | slice] = []
+    for part in filter(None, (x.strip() for x in text.split(","))):
+        ends = [int(x) if x.strip() else None for x in part.split(":")]
+        if len(ends) > 3:
+            raise ValueError(f"`{part}` is no slice.")
+        out.append(ends[0] if len(ends) == 1 and ends[0] is not None else slice(*ends))
+    return tuple(out)

@@ -143,17 +143,6 @@ def default_index(shape: Sequence[int], nbytes: int = 0) -> str:
     return ", ".join(["0"] * (len(shape) - 2) + axes)
 
 
-def parse_index(text: str) -> tuple[int | slice, ...]:
-    """**Raises:** `ValueError` if it is not integers and slices."""
-    out: list[int | slice] = []
-    for part in filter(None, (x.strip() for x in text.split(","))):
-        ends = [int(x) if x.strip() else None for x in part.split(":")]
-        if len(ends) > 3:
-            raise ValueError(f"`{part}` is no slice.")
-        out.append(ends[0] if len(ends) == 1 and ends[0] is not None else slice(*ends))
-    return tuple(out)
-
-
 def picture(
     arrays: Sequence[np.ndarray], side: int = _SIDE, points: int = _POINTS
 ) -> dict[str, Any] | None:

@@ -227,7 +227,7 @@ class Site:
         (shape,) = shapes
         nbytes = max(x._template.nbytes for x in lazies if x is not None)
         text = query.get("index") or _charts.default_index(shape, nbytes)
-        index = _charts.parse_index(text)
+        index = _sample.parse_index(text)
         arrays = [self._slice(query, i, lazies, index) for i in here]
         sizes = [int(query.get(name) or 256) for name in ("side", "points")]
         found = _charts.picture(arrays, *sizes)
