@@ -376,7 +376,8 @@ class CheckpointManager:
 
     @_handlers.pass_through
     def plot(self, ax: Any = None) -> Any:
-        """Draws the metrics of all steps with matplotlib (`eqx_ckpt[plot]`).
+        """Draws the metrics of all steps that were saved, also of deleted ones, with
+        matplotlib (`eqx_ckpt[plot]`). Steps that an earlier attempt left are not drawn.
 
         **Arguments:**
 

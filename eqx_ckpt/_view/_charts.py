@@ -115,7 +115,7 @@ def thinned(points: Sequence[tuple[int, float]], most: int) -> list[list[float]]
         return [[x, short(y)] for x, y in finite]
     xs, ys = np.array([x for x, _ in finite]), np.array([y for _, y in finite])
     starts = np.arange(0, len(ys), math.ceil(len(ys) / most))
-    counts = np.diff([*starts, len(ys)])
+    counts = np.diff(starts, append=len(ys))
     columns = [xs[starts + counts - 1].tolist()]
     columns += [
         [short(y) for y in found.tolist()]

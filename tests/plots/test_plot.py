@@ -78,7 +78,7 @@ def test_a_difference(save):
 
 
 def test_a_run(tmp_path):
-    with ec.CheckpointManager(tmp_path / "run") as manager:
+    with ec.CheckpointManager(tmp_path / "run", keep=1) as manager:
         assert manager.plot() is plt.gca()
         for step in (1, 2):
             manager.save(step, {"w": jnp.ones(1)}, {"loss": 1 / step, "rate": step})

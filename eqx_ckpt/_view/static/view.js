@@ -215,7 +215,7 @@ function lines(title, series, label, { whole = false, zero = false, note = () =>
           svg.append(s("path", { class: `band ${colour}`, d: `${path(some, 3, sx, sy)}${path([...some].reverse(), 2, sx, sy).replace("M", "L")}Z` }));
         } else if (colour !== "rest" && span) svg.append(s("path", { class: `line raw ${colour}`, d: path(some, 1, sx, sy) }));
         svg.append(s("path", { class: `line ${colour}`, d: path(drawn, 1, sx, sy) }));
-        if (some.length * coloured.length <= 120 && !span && (colour !== "rest" || some.length < 2)) for (const p of some) svg.append(s("circle", { class: `dot ${colour}`, cx: sx(p[0]), cy: sy(p[1]), r: 2.5 }));
+        if (some.length < 2 || (colour !== "rest" && !span && some.length * coloured.length <= 120)) for (const p of some) svg.append(s("circle", { class: `dot ${colour}`, cx: sx(p[0]), cy: sy(p[1]), r: 2.5 }));
       }),
     };
   };
