@@ -188,12 +188,12 @@ def changes(
 ) -> list[Change | None]:
     """Per-pair changes of leaves, if there are any."""
     # Two arrays are compared once, whatever the names that they have.
-    pairs: dict[Any, _Pair] = {}
+    pairs: dict[Any, _LeafPair] = {}
     found = []
     for row in rows:
         key = tuple((leaf.identity, leaf.template) for leaf in row)
         if key not in pairs:
-            pairs[key] = _Pair(*row, values)
+            pairs[key] = _LeafPair(*row, values)
         found.append(pairs[key])
     todo = [pair for pair in pairs.values() if pair.is_wanted]
     sides = [(pair.a, pair.b) for pair in todo]
@@ -204,7 +204,7 @@ def changes(
     return [pair.change() for pair in found]
 
 
-class _Pair:
+class _LeafPair:
     """Two leaves of one name, and what is known of how they differ."""
 
     def __init__(self, a: Leaf, b: Leaf, values: bool):

@@ -16,7 +16,7 @@ from .._tree._compare import Comparison, Static
 from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
 from ._matching import Job, Matching
-from ._report import Difference
+from ._report import StaticDifference
 from ._sides import Model, StoredSide, target_of
 
 
@@ -32,7 +32,7 @@ def plan(
     cast: bool,
     can_init: bool,
     read_scalars: Callable[[Sequence[LazyArray]], list[Any]],
-) -> tuple[Matching, list[Placed], dict[int, int], list[Difference]]:
+) -> tuple[Matching, list[Placed], dict[int, int], list[StaticDifference]]:
     """The plan of a graft, of the arguments of that. `can_init`: it has an `init`.
 
     **Returns:** the matching, which says what is fresh and dropped; the leaves that are
@@ -95,7 +95,7 @@ def _find_abstract(matching: Matching) -> None:
 # ---- Static values of the nodes that stand for each other.
 
 
-def _compare_statics(matching: Matching, static: Static) -> list[Difference]:
+def _compare_statics(matching: Matching, static: Static) -> list[StaticDifference]:
     """The static values that differ between Modules that stand for each other, and need
     not be the same: the others are problems."""
     saved, here = matching.stored.saved.tree, matching.model.record
@@ -112,7 +112,7 @@ def _compare_statics(matching: Matching, static: Static) -> list[Difference]:
         new |= any(p in matching.dropped for p in matching.stored.below.get(source, []))
         for x in both.of_nodes(source, name, passes):
             if new or x.may_differ:
-                out.append(Difference(x.name, x.saved, x.here))
+                out.append(StaticDifference(x.name, x.saved, x.here))
             else:
                 text = f"saved {x.saved}, the model has {x.here}"
                 matching.problems.add("static", x.name, text)
@@ -173,7 +173,7 @@ def _load_scalars(matching: Matching) -> list[Placed]:
 
 def _compare_scalars(
     matching: Matching, what: str, read: Callable[[Sequence[LazyArray]], list[Any]]
-) -> list[Difference]:
+) -> list[StaticDifference]:
     """Python scalars that differ and that the model keeps. Others that differ are
     problems: of one that is loaded, several that were saved."""
     model, problems, scalars = matching.model, matching.problems, matching.scalars
@@ -196,7 +196,7 @@ def _compare_scalars(
         name = model.names[number]
         shown = repr(value) if x in values else _leaf.show(lazy._record.template)
         if what == "keep":
-            out.append(Difference(name, shown, repr(kept)))
+            out.append(StaticDifference(name, shown, repr(kept)))
         elif what == "load":
             problems.add("scalar", name, f"saved {kept!r} and {shown}")
         else:

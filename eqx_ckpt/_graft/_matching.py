@@ -15,7 +15,7 @@ from .._tree._folding import Problems
 from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested
-from ._pairs import Group, NodePair, Steps
+from ._pairs import NestedPair, NodePair, Steps
 from ._sides import Model, SideNode, StoredSide, target_of
 
 
@@ -141,7 +141,7 @@ class Matching:
     def _pair_up(
         self,
         pair: NodePair,
-        group: Group,
+        group: NestedPair,
         name: str,
         numbers: list[int | None],
         saved: list[LazyArray | None],
@@ -175,7 +175,7 @@ class Matching:
 
     def _incomplete(
         self,
-        group: Group,
+        group: NestedPair,
         name: str,
         numbers: list[int | None],
         saved: list[LazyArray | None],
@@ -192,7 +192,7 @@ class Matching:
                         text = "in another pair, in `fresh` or in `drop`"
                     self.problems.add("incomplete", full, text)
 
-    def _stored_names(self, group: Group) -> dict[int, str]:
+    def _stored_names(self, group: NestedPair) -> dict[int, str]:
         """The names, below the node, that leaves are stored under where these are not
         their own: of an eqx.nn.State those of the same StateIndex, and of a node whose
         children have no keys those of the same attribute."""

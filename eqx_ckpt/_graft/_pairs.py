@@ -14,7 +14,7 @@ from ._nested import Nested
 from ._sides import Model, said, SideNode, StoredSide
 
 
-class Group(NamedTuple):
+class NestedPair(NamedTuple):
     """Nodes whose leaves stand for each other, name by name: one and one, or lists of
     nodes where adapters make the one side of the other."""
 
@@ -38,7 +38,7 @@ Steps = tuple[Step, ...]
 
 class NodePair(NamedTuple):
     label: str
-    groups: list[Group]
+    groups: list[NestedPair]
     steps: Steps
     unused: list[str]  # Rules of the rename that find nothing.
     renamed: bool
@@ -120,7 +120,7 @@ def parse(given: Any, label: str, model: Model, stored: StoredSide) -> NodePair:
         nodes = [node for group in groups for node in group.rights]
         nodes, unused = renamed(how, nodes, label)
         rest = iter(nodes)
-        groups = [Group(g.left, _nested.filled(g.right, rest)) for g in groups]
+        groups = [NestedPair(g.left, _nested.filled(g.right, rest)) for g in groups]
     return NodePair(label, groups, steps, unused, how is not None)
 
 
@@ -156,12 +156,12 @@ def _fits_swapped(where: Any, source: Any, model: Model, stored: StoredSide) -> 
     return True
 
 
-def _groups(label: str, left: Nested, right: Nested, steps: Steps) -> list[Group]:
+def _groups(label: str, left: Nested, right: Nested, steps: Steps) -> list[NestedPair]:
     adapters = [x for x in steps if isinstance(x, Adapter)]
     listed = [x for x in adapters if x.many is not None]
     if listed:
         return _listed_groups(label, left, right, listed)
-    nested = Group(left, right)
+    nested = NestedPair(left, right)
     lefts, rights = nested.lefts, nested.rights
     if len(lefts) != len(rights):
         # A list on one side, and some of a list on the other, as a slice gives them.
@@ -169,7 +169,7 @@ def _groups(label: str, left: Nested, right: Nested, steps: Steps) -> list[Group
         if len(a) == len(b):
             lefts, rights = a, b
     if len(lefts) == len(rights):
-        return [Group(a, b) for a, b in zip(lefts, rights)]
+        return [NestedPair(a, b) for a, b in zip(lefts, rights)]
     if adapters and 1 in (len(lefts), len(rights)):
         return [nested]
     raise ValueError(
@@ -182,7 +182,7 @@ def _groups(label: str, left: Nested, right: Nested, steps: Steps) -> list[Group
 
 def _listed_groups(
     label: str, left: Nested, right: Nested, adapters: list[Adapter]
-) -> list[Group]:
+) -> list[NestedPair]:
     """Each of the adapters makes one of the lists of the checkpoint's side, or one of
     the model's: of the innermost of the first, and the outermost of the second."""
     of_saved = sum(x.many == "saved" for x in adapters)
@@ -206,13 +206,15 @@ def _listed_groups(
         ) from None
 
 
-def _zipped(left: Nested, right: Nested, of_model: int, of_saved: int) -> list[Group]:
+def _zipped(
+    left: Nested, right: Nested, of_model: int, of_saved: int
+) -> list[NestedPair]:
     left = deepened(left, of_model)
     around = _nested.depth(left) - of_model
     right = deepened(right, around + of_saved)
     if _nested.depth(right) != around + of_saved:
         raise ValueError(f"the checkpoint's side has {_nested.depth(right)} lists")
-    return [Group(*x) for x in _nested.zipped(left, right, around)]
+    return [NestedPair(*x) for x in _nested.zipped(left, right, around)]
 
 
 def deepened(nodes: Nested, depth: int) -> Nested:

@@ -31,7 +31,7 @@ class ReportRow(NamedTuple):
     nbytes: int
 
 
-class Difference(NamedTuple):
+class StaticDifference(NamedTuple):
     """A Python scalar or a static field of which the model has kept its own value,
     although another one was saved. Both are given as their `repr`."""
 
@@ -58,7 +58,7 @@ class Report:
 
     path: str
     rows: tuple[ReportRow, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[StaticDifference, ...]
     bytes_read: int | None
     nbytes: int
 

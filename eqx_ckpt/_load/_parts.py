@@ -21,7 +21,7 @@ from ._reader import Job, Reader, ReadResult, Results, StoredRead
 _LATER = object()
 
 
-class _Part(NamedTuple):
+class _DecodedPart(NamedTuple):
     """A run of chunks of a leaf, the region that they are, and the memory that it is
     read into; of an exact leaf, what its view picks. The `keeps` then take what is
     wanted, where that memory is not what was asked for."""
@@ -71,7 +71,7 @@ class _LargeLeaf:
             held = part.into.nbytes * (1 if codec is None else 2)
             yield held, ft.partial(self._start, part)
 
-    def _parts(self) -> Iterator[_Part]:
+    def _parts(self) -> Iterator[_DecodedPart]:
         t, conversion = self.template, self.read.conversion
         dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
         picks = [view.ranges for view in self.views]
@@ -105,17 +105,17 @@ class _LargeLeaf:
         shape: tuple[int, ...],
         wanted: list[tuple[np.ndarray, tuple[Places, ...], tuple[Places, ...]]],
         is_last: bool,
-    ) -> _Part:
+    ) -> _DecodedPart:
         """A part, of which some arrays get, at some places, these elements."""
         if self.read.conversion is None and len(wanted) == 1:
             array, to, fro = wanted[0]
             if all(isinstance(x, slice) and x.step in (None, 1) for x in (*to, *fro)):
                 into = array[(*to, ...)]
                 if into.shape == shape:
-                    return _Part(chunks, region, into, [], is_last)
+                    return _DecodedPart(chunks, region, into, [], is_last)
         into = _arrays.aligned(shape, _template.dtype_of(self.template.stored))
         keeps = [ft.partial(self._keep, into, *one) for one in wanted]
-        return _Part(chunks, region, into, keeps, is_last)
+        return _DecodedPart(chunks, region, into, keeps, is_last)
 
     def _keep(
         self,
@@ -131,10 +131,10 @@ class _LargeLeaf:
         except ValueError as e:
             self.lost.append(e)
 
-    def _start(self, part: _Part) -> Callable[[], "_LargeLeaf | None"]:
+    def _start(self, part: _DecodedPart) -> Callable[[], "_LargeLeaf | None"]:
         return ft.partial(self._finish, part, self._start_read(part))
 
-    def _start_read(self, part: _Part) -> Callable[[], None]:
+    def _start_read(self, part: _DecodedPart) -> Callable[[], None]:
         """Starts to read a part: what then waits until it has arrived."""
         source, record, array = self.reader.source, self.read.record, self.array
         wait = source.directory.wait
@@ -152,7 +152,7 @@ class _LargeLeaf:
             return ft.partial(wait, reading)
         return self._start_chunks(part)
 
-    def _start_chunks(self, part: _Part) -> Callable[[], None]:
+    def _start_chunks(self, part: _DecodedPart) -> Callable[[], None]:
         source, t = self.reader.source, self.read.record.template
         ranges = [source.where(self.read.record, number) for number in part.chunks]
         if source.root.is_far:
@@ -170,7 +170,9 @@ class _LargeLeaf:
 
         return arrived
 
-    def _finish(self, part: _Part, arrived: Callable[[], None]) -> "_LargeLeaf | None":
+    def _finish(
+        self, part: _DecodedPart, arrived: Callable[[], None]
+    ) -> "_LargeLeaf | None":
         reader, record, digests = self.reader, self.read.record, None
         if reader.digests is not None:
             digests = reader.source.digests_of(record, part.chunks)
@@ -185,7 +187,7 @@ class _LargeLeaf:
             reader.problems.setdefault(record.name, reader.explain(e))
         return self if part.is_last else None
 
-    def _digests(self, part: _Part) -> bytes:
+    def _digests(self, part: _DecodedPart) -> bytes:
         regions = _source.grid_of(self.read.record.template).regions
         found = []
         for number in part.chunks:

@@ -113,7 +113,7 @@ _OWN, _TOLD, _LONGEST = 0.2, 10, 1800
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
-class Lock:
+class FileLock:
     """The advisory lock of a directory, for a block. `with` gives whether it is held:
     not if another has it and we do not `wait`, nor if the file system has no locks.
     It ends with the process. `open_it` opens the directory, if it is to be made too.
@@ -177,7 +177,7 @@ class Lock:
 
 
 # Those of this process, by `id`, that are held or waited for.
-_locks: dict[int, weakref.ref[Lock]] = {}
+_locks: dict[int, weakref.ref[FileLock]] = {}
 
 
 def _let_go(fd: int) -> None:

@@ -327,7 +327,7 @@ class LocalDirectory(Backend):
         self.below(aside).rename(self.below(key))
 
     def lock(self, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
-        return _descriptor.Lock(self.path, wait)
+        return _descriptor.FileLock(self.path, wait)
 
     def is_locked(self) -> bool:
         return _descriptor.is_locked(self.path)
@@ -338,7 +338,7 @@ class LocalDirectory(Backend):
         by which `is_same` knows it. What `is_aside` nobody else may look into: its mode
         is then the one that it would have otherwise."""
         path = self.path
-        lock = _descriptor.Lock(path, True, self._make)
+        lock = _descriptor.FileLock(path, True, self._make)
         with lock:
             fd = lock.descriptor.fileno()
             found = os.fstat(fd)

@@ -48,7 +48,7 @@ class Server(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, site: Site, port: int = 0):
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__(("127.0.0.1", port), _PageHandler)
         self.site = site
         self.token = secrets.token_urlsafe(24)
 
@@ -60,7 +60,7 @@ class Server(ThreadingHTTPServer):
         """Prints nothing: whoever has closed the page has seen enough."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _PageHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "eqx_ckpt", ""
     timeout = 60

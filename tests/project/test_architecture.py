@@ -1,5 +1,7 @@
 """What ARCHITECTURE.md and CONTRIBUTING.md name is there."""
 
+import ast
+import collections
 import pathlib
 import re
 
@@ -46,3 +48,13 @@ def test_locks_and_threads_are_made_in_one_place():
 
 def test_the_format_is_short():
     assert len((ROOT / "FORMAT.md").read_bytes()) <= 24_000
+
+
+def test_no_two_classes_have_one_name():
+    """Whoever reads a name has to look in one place."""
+    found = collections.defaultdict(list)
+    for path in sorted((ROOT / "eqx_ckpt").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(str(path.relative_to(ROOT)))
+    assert not {name: paths for name, paths in found.items() if len(paths) > 1}

@@ -76,7 +76,7 @@ CALLS = {
     "make a lazy leaf": "_load._lazy.lazy_of",
     "read the head of an index": "_format._journal.summarise",
     "exchange": "_storage._local_files.exchange",
-    "lock": "_storage._descriptor.Lock",
+    "lock": "_storage._descriptor.FileLock",
     "sync a directory": "_storage._local_files.sync_directory",
     "sync a file system": "_storage._local_files.syncfs",
     "sync together": "_storage._local.LocalDirectory.synced_together",
