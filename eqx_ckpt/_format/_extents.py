@@ -173,7 +173,7 @@ def sizes_of(leaves: Leaves) -> tuple[np.ndarray, np.ndarray]:
     return chunks, full
 
 
-def is_coded(leaves: Leaves) -> np.ndarray:
+def is_compressed(leaves: Leaves) -> np.ndarray:
     """Per-leaf whether it is compressed."""
     codecs = np.asarray([t.codec is not None for t in leaves.templates], bool)
     return codecs[np.asarray(leaves.template, np.intp)]
@@ -248,7 +248,7 @@ def check_listed(extents: Extents, placement: Placement) -> None:
     first = extents.first.astype(np.int64)
     stop = stops_of(leaf, first, chunks)
     nbytes = (stop - first) * full[leaf]
-    compressed = np.flatnonzero(is_coded(leaves)[leaf] & (stop > first))
+    compressed = np.flatnonzero(is_compressed(leaves)[leaf] & (stop > first))
     _check_sizes(placement.sizes, leaves, leaf[compressed])
     if len(compressed):
         at, ends = extents.coded[compressed], extents.ends

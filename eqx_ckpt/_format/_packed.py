@@ -161,9 +161,9 @@ def lay(packed: Packed, files: int, leaves: Leaves) -> Extents:
     stop = _extents.stops_of(leaf, first, chunks)
     nbytes = (stop - first) * full[leaf]
     coded = ends = np.zeros(0, np.int64)
-    is_coded = _extents.is_coded(leaves)[leaf] & (stop > first)
-    if len(packed.sizes) or is_coded.any():
-        own = order[is_coded[order]]
+    is_compressed = _extents.is_compressed(leaves)[leaf] & (stop > first)
+    if len(packed.sizes) or is_compressed.any():
+        own = order[is_compressed[order]]
         coded = np.full(len(leaf), -1, np.int64)
         coded[own] = _first_sizes(packed.sizes, (stop - first)[own], full[leaf[own]])
         coded[own] -= first[own]

@@ -94,7 +94,7 @@ class ForeignSource(Source):
     def is_stored(self, record: Record) -> bool:
         return record.place in self.stored
 
-    def is_run(self, record: Record) -> bool:
+    def is_contiguous(self, record: Record) -> bool:
         return not self.is_stored(record)
 
     def is_apart(self, record: Record) -> bool:
@@ -140,7 +140,7 @@ class ForeignSource(Source):
         stored = self._origin(record, *at)
         if isinstance(stored, ForeignArray):
             stored.check(numbers)
-        elif isinstance(stored, PiecedArray) and not self.root.is_far:
+        elif isinstance(stored, PiecedArray) and not self.root.is_remote:
             for piece in stored.pieces:
                 self.directory.check_range(piece.key, stored.stop(piece))
 

@@ -60,7 +60,7 @@ def _check_steps(probe: Probe) -> None:
 def _has_array(probe: Probe) -> bool:
     """Whether an array is found soon, in the first directories of directories."""
     directory, key = probe.directory, ""
-    if directory.is_far:
+    if directory.is_remote:
         return False
     for _ in range(_DEEP):
         tops = directory.below(key).list_top() or {}

@@ -88,12 +88,12 @@ def _has_leaves(probe: Probe) -> bool:
 
 def _has_tree(directory: Backend, name: str) -> bool:
     """Whether there is a tree in a directory that may be there."""
-    if not (directory.is_far or directory.is_directory(name)):
+    if not (directory.is_remote or directory.is_directory(name)):
         return False
     if directory.has(f"{name}/{_METADATA}"):
         return True
     below = f"{name}/{_AGGREGATE}"
-    return not directory.is_far and _is_aggregate(directory, below)
+    return not directory.is_remote and _is_aggregate(directory, below)
 
 
 def _item(probe: Probe) -> str | None:
@@ -125,7 +125,7 @@ def _number(name: str) -> int:
 def _within(directory: Backend, name: str) -> str | None:
     """The path of a tree in what may be a step."""
     below = directory.below(name)
-    if directory.is_far or directory.is_directory(name):
+    if directory.is_remote or directory.is_directory(name):
         if _has_tree(directory, name) or directory.has(f"{name}/default/{_METADATA}"):
             return name
         items = sorted(_probe.names_in(below))[:_MANY]

@@ -112,7 +112,7 @@ class ZarrArrays(NamedTuple):
             if place is None or place[2] > _MAX_METADATA:
                 return None
             return self.database.read(directory, place, 0, place[2])
-        value = directory.read(key, None if directory.is_far else _MAX_METADATA + 1)
+        value = directory.read(key, None if directory.is_remote else _MAX_METADATA + 1)
         data = value and value.data
         return None if data is None or len(data) > _MAX_METADATA else data
 

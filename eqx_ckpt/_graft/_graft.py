@@ -137,7 +137,7 @@ def graft(
     leaves = list(ours.flat.leaves)
     processes = _deserialise.processes_of("graft", [place], leaves, given)
 
-    with processes.heard():
+    with processes.share_errors():
         stored = StoredSide(_checkpoint.open(ckpt))
         as_saved = lambda some: _lazy.fetch(some, given.verify, given.max_bytes)
         matching, placed, again, differences = _graft_plan.plan(
@@ -174,7 +174,7 @@ def graft(
         stored.ckpt.path,
         tuple(_rows(matching, placed)),
         tuple(dict.fromkeys(differences)),
-        None if stored.source.root.is_far else _store.bytes_read() - before,
+        None if stored.source.root.is_remote else _store.bytes_read() - before,
         stored.saved.nbytes,
     )
     return tree, report

@@ -111,21 +111,23 @@ def export_safetensors(
     """
     root = _root.resolve(path)
     root.check_writable()
-    room = _ROOM if max_bytes is None else max_bytes
+    max_bytes = _ROOM if max_bytes is None else max_bytes
     plan = ft.partial(_plan, pytree, filter_spec, skip, rename, metadata, verify)
     if shard_bytes is not None:
         run = _run_of(root, processes)
-        with run.heard():
+        with run.share_errors():
             tensors, metadata = plan()
             _shards.check(root, overwrite, _lazies.places(tensors))
             files = _shards.deal(tensors, shard_bytes)
             headers = {name: _header(some, metadata) for name, some in files.items()}
             if run.count > 1:
                 with _lazies.keeping(tensors):
-                    _shards.write_together(run, root, files, headers, room, durable)
+                    _shards.write_together(
+                        run, root, files, headers, max_bytes, durable
+                    )
                 return
             _check_here(tensors)
-            with _lines(tensors, room, progress) as lines:
+            with _lines(tensors, max_bytes, progress) as lines:
                 _shards.write(root, files, headers, lines, durable)
         return
     if isinstance(processes, Together):
@@ -147,7 +149,7 @@ def export_safetensors(
     tensors, metadata = plan()
     _check_here(tensors)
     header = _header(tensors, metadata)
-    with _lines(tensors, room, progress) as lines:
+    with _lines(tensors, max_bytes, progress) as lines:
         data = it.chain([header], lines(tensors))
         write = lambda file: file.writelines(data)
         _onefile.publish(root, write, overwrite, durable)
@@ -178,7 +180,7 @@ def _check_here(tensors: list[PlannedLeaf]) -> None:
 
 @contextlib.contextmanager
 def _lines(
-    tensors: list[PlannedLeaf], room: int, progress: bool
+    tensors: list[PlannedLeaf], max_bytes: int, progress: bool
 ) -> Iterator[Callable[[list[PlannedLeaf]], Iterator[Any]]]:
     """A function that gives the bytes of some tensors, which a bar counts."""
     nbytes = sum(leaf.template.nbytes for leaf in tensors)
@@ -186,7 +188,9 @@ def _lines(
     with bar as advance, _lazies.keeping(tensors):
 
         def lines(some: list[PlannedLeaf]) -> Iterator[Any]:
-            return _counted(_lazies.read_small(some, frozenset(), room), room, advance)
+            return _counted(
+                _lazies.read_small(some, frozenset(), max_bytes), max_bytes, advance
+            )
 
         yield lines
 
@@ -384,22 +388,24 @@ def _header(tensors: Sequence[PlannedLeaf], metadata: dict[str, str] | None) -> 
 _ROOM = 256 * 2**20
 
 
-def _buffers(leaf: PlannedLeaf, room: int) -> Iterator[Any]:
+def _buffers(leaf: PlannedLeaf, max_bytes: int) -> Iterator[Any]:
     """The bytes of a leaf, one part after the other."""
     t = leaf.template
-    if t.nbytes <= room // (4 * _host_copy.PREFETCH):
+    if t.nbytes <= max_bytes // (4 * _host_copy.PREFETCH):
         yield _digests.as_bytes(_host_copy.to_host(leaf.value, t))
         return
-    regions = _shards.slabs(t.shape, t.itemsize, room)
+    regions = _shards.slabs(t.shape, t.itemsize, max_bytes)
     yield from map(
         _digests.as_bytes, _host_copy.to_host_by_regions(leaf.value, t, regions)
     )
 
 
-def _counted(leaves: list[PlannedLeaf], room: int, advance: Advance) -> Iterator[Any]:
+def _counted(
+    leaves: list[PlannedLeaf], max_bytes: int, advance: Advance
+) -> Iterator[Any]:
     """The bytes of leaves, each part counted once it is written."""
     for leaf in leaves:
-        for buffer in _buffers(leaf, room):
+        for buffer in _buffers(leaf, max_bytes):
             nbytes = memoryview(buffer).nbytes
             yield buffer
             del buffer

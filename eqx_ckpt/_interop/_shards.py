@@ -162,7 +162,7 @@ def write_together(
     root: Backend,
     files: dict[str, list[PlannedLeaf]],
     headers: dict[str, bytes],
-    room: int,
+    max_bytes: int,
     durable: bool,
 ) -> None:
     """As `write`, by many processes into files that they share: each writes what lies
@@ -190,7 +190,7 @@ def write_together(
             with open(os.path.join(path, part(name)), "r+b", buffering=0) as file:
                 at = len(headers[name])
                 for tensor in tensors:
-                    _write_own(file, at, tensor, room, run.leads)
+                    _write_own(file, at, tensor, max_bytes, run.leads)
                     at += tensor.template.nbytes
                 if durable:
                     _local_files.fsync(file.fileno())
@@ -204,7 +204,7 @@ def write_together(
 
 
 def _write_own(
-    file: BinaryIO, at: int, leaf: PlannedLeaf, room: int, leads: bool
+    file: BinaryIO, at: int, leaf: PlannedLeaf, max_bytes: int, leads: bool
 ) -> None:
     """Writes what this process has of a tensor that begins at a byte of a file."""
     value, t = leaf.value, leaf.template
@@ -215,17 +215,19 @@ def _write_own(
     for outer, data in parts:
         shape = tuple(s.stop - s.start for s in outer)
         inner = t._replace(shape=shape, chunk=tuple(max(1, n) for n in shape))
-        regions = slabs(shape, t.itemsize, room)
+        regions = slabs(shape, t.itemsize, max_bytes)
         arrays = _host_copy.to_host_by_regions(data, inner, regions)
         for region, array in zip(regions, arrays):
             starts = [o.start + r.start for o, r in zip(outer, region)]
             _put(file, at, t.shape, starts, array)
 
 
-def slabs(shape: tuple[int, ...], itemsize: int, room: int) -> list[tuple[slice, ...]]:
+def slabs(
+    shape: tuple[int, ...], itemsize: int, max_bytes: int
+) -> list[tuple[slice, ...]]:
     """Regions whose elements follow each other, in order, of which some are in memory
     together."""
-    size = max(1, room // (4 * _host_copy.PREFETCH))
+    size = max(1, max_bytes // (4 * _host_copy.PREFETCH))
     chunk = _grid.choose(shape, itemsize, size)
     return [_grid.region(shape, chunk, i) for i in _grid.indices(shape, chunk)]
 

@@ -127,7 +127,7 @@ def load(
     """See `tree_deserialise_leaves`."""
     place = path.path if isinstance(path, Checkpoint) else path
     run = processes_of("load", [place], like, options)
-    with run.heard():
+    with run.share_errors():
         ckpt = _checkpoint.open(path, like=like if options.source is None else None)
         pinned = ckpt._source
         matched = _checkpoint.match(ckpt, like, options)
@@ -178,7 +178,7 @@ def in_step(
 ) -> list[Any]:
     """The result of `read`, which does these plans, once all processes have read the
     same saves, and made the same moves."""
-    with processes.heard():
+    with processes.share_errors():
         if processes.channel is not None:
             _check_same(processes, saves, " ".join(plan.digest for plan in plans))
         values = read()
@@ -257,7 +257,7 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
     sources = [source for lazy in todo for source in lazy._sources]
     paths = [source.root.url for source in sources]
     run = processes_of("read", paths, todo, given)
-    with run.heard():
+    with run.share_errors():
         planned = _lazy.plans(todo, given)
     saves = list(dict.fromkeys(source.index.save for source in sources))
     read = lambda: _lazy.read(todo, planned, given, run)

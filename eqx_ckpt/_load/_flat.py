@@ -83,7 +83,7 @@ class FlatLeaf:
             for number, view in enumerate(self.views)
             for one in _found(view.ranges, t.shape, axis)
         ]
-        gap = _FAR_GAP if reader.source.root.is_far else _GAP
+        gap = _FAR_GAP if reader.source.root.is_remote else _GAP
         gap //= self.row * self.step
         rows = [rows for *_, rows, _ in self.found if len(rows)]
         self.runs = _joined([run for x in rows for run in _runs(x, self.step, gap)])
@@ -263,10 +263,10 @@ def _is_mapped(leaf: FlatLeaf) -> bool:
     source, (view, *more) = leaf.reader.source, leaf.views
     return (
         leaf.template.full >= _MAPPED
-        and not (leaf.is_verified or more or view.arrays or source.root.is_far)
+        and not (leaf.is_verified or more or view.arrays or source.root.is_remote)
         and len(leaf.runs) == 1
         and _view.run(view.ranges, leaf.template.shape) is None
-        and not source.is_run(leaf.read.record)
+        and not source.is_contiguous(leaf.read.record)
         and source.directory.has_driver()
     )
 
@@ -371,7 +371,7 @@ def _joined(runs: list[Run]) -> list[Run]:
 def _start_into(root: Backend, ranges: Sequence[Range]) -> Callable[[np.ndarray], None]:
     """Starts to read ranges of files: requests to a store are sent now. What it returns
     waits until all is in some memory, one after the other."""
-    values = _reader.start_ranges(root, ranges) if root.is_far else None
+    values = _reader.start_ranges(root, ranges) if root.is_remote else None
 
     def arrived(into: np.ndarray) -> None:
         at = 0

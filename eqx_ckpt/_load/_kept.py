@@ -30,7 +30,9 @@ _BYTES = 64 * 2**20
 def is_by_chunks(source: Source, record: Record, verify: bool) -> bool:
     """Whether the chunks of a leaf are read whole, however little of them is wanted."""
     is_decoded = record.template.codec is not None or source.is_apart(record)
-    return verify and source.has_digests or is_decoded and not source.is_run(record)
+    return (
+        verify and source.has_digests or is_decoded and not source.is_contiguous(record)
+    )
 
 
 def touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:

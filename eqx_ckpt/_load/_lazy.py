@@ -230,8 +230,8 @@ class LazyArray(jax.ShapeDtypeStruct):
     @property
     def _chunk(self) -> tuple[int, ...]:
         """The shape of the chunks, or blocks, that are read whole; () for none."""
-        is_run = self._source.is_run(self._record)
-        return () if is_run else self._template.chunk
+        is_contiguous = self._source.is_contiguous(self._record)
+        return () if is_contiguous else self._template.chunk
 
     @property
     def _chunk_size(self) -> int:

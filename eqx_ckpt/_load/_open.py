@@ -100,10 +100,10 @@ def _whose(root: Backend) -> str:
     with contextlib.suppress(PermissionError):  # To list may not be allowed.
         if _published.are_files_of_ours(root):
             return f"{lacks}. A save may have been interrupted there"
-    names = [] if root.is_far else sorted(root.list_top() or ())
+    names = [] if root.is_remote else sorted(root.list_top() or ())
     if not names:
         where = f": it has no `{_files.INDEX}`, and the directory is empty"
-        return "" if root.is_far else where
+        return "" if root.is_remote else where
     some = _text.bounded(", ".join(f"`{name}`" for name in names[:3]), 200)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
@@ -128,7 +128,7 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
     except (FileNotFoundError, ValueError) as e:
         wrong = e
     # If it is not there any more, it was deleted while it was looked at.
-    ours = _at(root) if source is None or not root.is_far else None
+    ours = _at(root) if source is None or not root.is_remote else None
     if ours is None and isinstance(wrong, ValueError):
         raise wrong
     return ours or source

@@ -56,8 +56,8 @@ class _LargeLeaf:
             and len(self.views) == 1
             and not self.views[0].arrays
             and t.codec is None
-            and not source.is_run(record)
-            and not (source.root.is_far and source.has_digests)
+            and not source.is_contiguous(record)
+            and not (source.root.is_remote and source.has_digests)
             and source.directory.has_driver()
         )
         self.chunks = _kept.touched(t, read.views)
@@ -155,7 +155,7 @@ class _LargeLeaf:
     def _start_chunks(self, part: _DecodedPart) -> Callable[[], None]:
         source, t = self.reader.source, self.read.record.template
         ranges = [source.where(self.read.record, number) for number in part.chunks]
-        if source.root.is_far:
+        if source.root.is_remote:
             values = _reader.start_ranges(source.directory, ranges)
         else:
             most = _template.most_encoded(t.full)

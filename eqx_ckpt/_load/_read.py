@@ -51,7 +51,7 @@ def read(
     problems: dict[str, str] = {}
     left = {id(one): one for one in reads}
     # In a store, what is damaged or missing is what a second read finds so too.
-    for _ in range(1 + source.root.is_far):
+    for _ in range(1 + source.root.is_remote):
         problems.clear()
         for one, result in _read(source, [*left.values()], verify, budget, problems):
             del left[id(one)]
@@ -207,18 +207,18 @@ def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_
 
 
 def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
-    is_far = reader.source.root.is_far
-    most = min(_RUN if is_far else _NEAR_RUN, max(_SMALL, reader.budget // 4))
+    is_remote = reader.source.root.is_remote
+    most = min(_RUN if is_remote else _NEAR_RUN, max(_SMALL, reader.budget // 4))
     runs = _runs(reader.source, reads, most)
-    jobs = list(_jobs(runs, most, 1 if is_far else _FILES))
-    if len(jobs) == 1 or not is_far and len(runs) * _ALONE <= len(reads):
+    jobs = list(_jobs(runs, most, 1 if is_remote else _FILES))
+    if len(jobs) == 1 or not is_remote and len(runs) * _ALONE <= len(reads):
         # For so little no thread is started; and of small leaves most of the work is
         # that of Python, which threads would only take from each other.
         for _, job in jobs:
             yield from _start_job(reader, job)()
         return
     starts = ((size, ft.partial(_start_job, reader, job)) for size, job in jobs)
-    count = len(jobs) if is_far else _NEAR_JOBS
+    count = len(jobs) if is_remote else _NEAR_JOBS
     for some in _reader.in_order(reader.crew, starts, reader.budget, count):
         yield from some
 
@@ -226,7 +226,7 @@ def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
 def _start_job(
     reader: Reader, job: list[_Run]
 ) -> Callable[[], list[tuple[StoredRead, ReadResult]]]:
-    if reader.source.root.is_far:
+    if reader.source.root.is_remote:
         key, start, stop, _ = job[0]
         coming = [reader.source.directory.start_read(key, start, stop)]
     else:
@@ -260,7 +260,7 @@ def _read_run(source: Source, run: _Run, coming: Any) -> tuple[list[_Piece], int
     """The bytes of each leaf of a run, and where the file has ended. `coming`: the
     bytes, if they are in a store, else the memory for them."""
     root, start = source.directory, run.start
-    if source.root.is_far:
+    if source.root.is_remote:
         data = _store.read_answer(root, run.key, coming).value
         whole = np.frombuffer(data, np.uint8)
         return _parts_of(whole, start, run.members), start + whole.size

@@ -54,7 +54,7 @@ class Source:
         """Whether a leaf is an array that TensorStore has to read."""
         return False
 
-    def is_run(self, record: Record) -> bool:
+    def is_contiguous(self, record: Record) -> bool:
         """Whether a leaf is one run of bytes, in no chunks."""
         return False
 
@@ -205,7 +205,7 @@ class Source:
         is_decoded = t.codec is not None or self.files is None
         if is_decoded and t.full > _arrays.largest_chunk():
             raise ValueError(f"its chunks have {t.full} bytes, more than this machine")
-        if self.root.is_far:
+        if self.root.is_remote:
             return
         if self.files is not None:
             at, extents = 0, self.index.extents
@@ -356,7 +356,7 @@ class Digests:
         if len(self._reads) != 2:
             return
         source = self._source
-        if not (source.is_own and source.root.is_far):
+        if not (source.is_own and source.root.is_remote):
             self._load(0)
         elif not self._data:
             # What a read before has asked for, and not waited for, may never come.

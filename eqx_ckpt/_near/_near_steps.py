@@ -137,7 +137,7 @@ class Near(NearSteps):
             self._settle(step)
         processes = self._saves.processes("save a near step", what, step)
         with _noted(step):
-            with _log.timed("near") as timer, processes.heard():
+            with _log.timed("near") as timer, processes.share_errors():
                 plan = _async.stage(self._plan(offer), frozenset())
             going = NearSaving(step, SaveHandle(plan.root, is_apart=True))
             write = lambda: self._write(going, plan, processes)
@@ -194,7 +194,7 @@ class Near(NearSteps):
     def _write(self, going: NearSaving, plan: Plan, processes: Processes) -> None:
         """Writes the part of this process, from a thread of its own."""
         assert self._attempt is not None
-        with _log.timed("near") as timer, processes.heard():
+        with _log.timed("near") as timer, processes.share_errors():
             processes.gather()
             save = processes.broadcast(secrets.token_hex(8).encode()).decode()
             run, number, *_ = self._attempt
@@ -228,7 +228,7 @@ class Near(NearSteps):
             return
         step, what = going.step, f"Copying step {going.step} to near disks"
         processes = self._saves.processes("copy a near step", what, step)
-        with _log.timed("near") as timer, processes.heard():
+        with _log.timed("near") as timer, processes.share_errors():
             processes.gather()
             processes.broadcast()
             own = self._copy(going.part, going.rows, processes)

@@ -64,7 +64,7 @@ class Hole(NamedTuple):
     kind: str
 
 
-def holes(form: TreeSpec, record: TreeRecord, wholes: Sequence[str]) -> Iterator[Hole]:
+def holes(spec: TreeSpec, record: TreeRecord, wholes: Sequence[str]) -> Iterator[Hole]:
     """Places where `eqx.filter` of the tree has None, and empty nodes, in the nodes of
     these names. Orbax restores into a target only if it has an entry for each."""
     is_whole, has_holes = _names.within(wholes), _rows_with_holes(record)
@@ -82,12 +82,12 @@ def holes(form: TreeSpec, record: TreeRecord, wholes: Sequence[str]) -> Iterator
             depth, at, below = len(keys), before, []
             letter = "s" if kind.how in ("list", "tuple") else "k"
             if record.counts[row]:
-                letter = form.templates[form.numbers[before]].keys[depth]
+                letter = spec.templates[spec.numbers[before]].keys[depth]
             for place, child in enumerate(children):
                 if kind.parts:
                     part = kind.parts[place]
                 else:  # The names of leaves tell it, and each child has some.
-                    part = _names.parts(form.names[at])[depth]
+                    part = _names.parts(spec.names[at])[depth]
                     part = part if depth else _names.below(part, "")
                 below.append((_names.child(name, part), child, keys + letter))
                 at += record.counts[child]
@@ -200,7 +200,7 @@ class _Entries:
 
 @_tree_spec.remembered
 def files(
-    form: TreeSpec,
+    spec: TreeSpec,
     texts: tuple[tuple[int, str], ...],
     record: TreeRecord,
     wholes: tuple[str, ...],
@@ -209,11 +209,11 @@ def files(
     """The files at the root that Orbax needs, and that say the same in each save of a
     tree; none if it can hold no leaf. `texts` are those of leaves that are one, and
     `wholes` the names of the nodes that are stored."""
-    return _files_with(form, dict(texts), holes(form, record, wholes), layout)
+    return _files_with(spec, dict(texts), holes(spec, record, wholes), layout)
 
 
 def _files_with(
-    form: TreeSpec, text_of: Mapping[int, str], gaps: Iterator[Hole], layout: str
+    spec: TreeSpec, text_of: Mapping[int, str], gaps: Iterator[Hole], layout: str
 ) -> dict[str, bytes]:
     entries = _Entries()
     sharding: list[str] = []
@@ -221,7 +221,7 @@ def _files_with(
     keys: list[Any] = []
     rest = collections.deque(gaps)
     # The bytes that holes may take: what is stored, or little.
-    room = max(_HOLES, sum(form.templates[number].nbytes for number in form.numbers))
+    room = max(_HOLES, sum(spec.templates[number].nbytes for number in spec.numbers))
 
     def fill(place: int) -> None:
         """Adds the holes in front of a leaf."""
@@ -233,8 +233,8 @@ def _files_with(
         room -= sum(map(len, entries.text[before:]))
 
     held = 0
-    for place, (name, number) in enumerate(zip(form.names, form.numbers)):
-        template = form.templates[number]
+    for place, (name, number) in enumerate(zip(spec.names, spec.numbers)):
+        template = spec.templates[number]
         fill(place)
         kind = _orbax_type(name, template, text_of.get(place, ""), layout)
         if kind is None or not entries.add(name, template.keys, kind):
@@ -254,9 +254,9 @@ def _files_with(
                 "ext_metadata": {"random_key_impl": template.impl},
             }
             keys.append({"array_metadata": metadata})
-    fill(len(form.names))
+    fill(len(spec.names))
     if room < 0:
-        return _files_with(form, text_of, iter(()), layout)
+        return _files_with(spec, text_of, iter(()), layout)
     if not held:
         return {}
     is_ocdbt = "true" if layout == "ocdbt" else "false"

@@ -24,18 +24,18 @@ from . import _metadata
 def files_of_save(plan: Plan, save: str, manifest: bytes) -> dict[str, bytes]:
     """The files for Orbax of a save that is being written. `manifest` is that of its
     database, with `layout="ocdbt"`."""
-    form, layout = plan.form, plan.options.layout
-    if layout == "ocdbt" and not form.has_database:
+    spec, layout = plan.spec, plan.options.layout
+    if layout == "ocdbt" and not spec.has_database:
         return {}
     texts = []
-    if "str" in {template.kind for template in form.templates}:
+    if "str" in {template.kind for template in spec.templates}:
         texts = [
             (place, bytes(_payload.whole(leaf)).decode("utf-8", "surrogatepass"))
             for place, leaf in enumerate(plan.leaves)
             if leaf.template.kind == "str"
         ]
     facts = plan.facts
-    own = _metadata.files(form, tuple(texts), facts.record, facts.wholes, layout)
+    own = _metadata.files(spec, tuple(texts), facts.record, facts.wholes, layout)
     return own | _root_manifest(save, manifest)
 
 
@@ -129,13 +129,13 @@ def _files_of(ckpt: Checkpoint) -> dict[str, bytes]:
     # Whatever cannot be read cannot be told to others.
     names = tuple(x.name for x in leaves.records())
     number, aliases = tuple(map(int, leaves.template)), sorted(leaves.aliases.items())
-    form = TreeSpec(names, number, tuple(leaves.templates), tuple(aliases))
+    spec = TreeSpec(names, number, tuple(leaves.templates), tuple(aliases))
     texts = [
         (place, ckpt[name].read())
         for place, name in enumerate(names)
-        if form.templates[number[place]].kind == "str"
+        if spec.templates[number[place]].kind == "str"
     ]
-    files = _metadata.files(form, tuple(texts), record, ("",), index.layout)
+    files = _metadata.files(spec, tuple(texts), record, ("",), index.layout)
     if index.layout == "zarr":
         return files
     key = _manifest_key(source)

@@ -69,7 +69,7 @@ def _of_step(saves: Saves, step: int, request: LoadRequest) -> tuple[PyTree, Any
     ckpt = _checkpoint.open(path)
     tree = load(ckpt, request.like, **request.options)
     processes = saves.processes("restore own states", "Restoring own states")
-    with processes.heard():
+    with processes.share_errors():
         own = _own.load(ckpt, request.own)
         processes.gather()
         processes.broadcast()
@@ -142,7 +142,7 @@ def _try(search: _Search) -> tuple[PyTree, Any, int] | None:
     processes = saves.processes("restore", "Restoring")
     tree = own = error = None
     kind, why, copies = "", "", []
-    with processes.heard():
+    with processes.share_errors():
         words = processes.gather(near.held())
         word = _choice(search, words) if processes.leads else b""
         # What process 0 has skipped, the others have to know.

@@ -155,7 +155,7 @@ class Saves:
             functions=offer.functions,
         )
         saving = _serialise.processes_of(path, None, options)
-        with saving.heard():
+        with saving.share_errors():
             self.wait()
             own = _own.encode(offer.own)
         self._begun = step

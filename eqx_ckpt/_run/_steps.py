@@ -694,7 +694,7 @@ def _best_of(
     steps: Steps, policy: Policy, known: dict[int, dict[str, Any]]
 ) -> int | None:
     while (step := policy.best_of(known)) is not None:
-        if not steps.root.is_far:
+        if not steps.root.is_remote:
             return step
         # A list does not show whether its index is damaged.
         now = steps.survey(of=[step])[step]

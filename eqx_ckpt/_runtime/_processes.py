@@ -87,7 +87,7 @@ class Processes:
     """`count` processes, of which this is number `index`, in one call: `what` they do
     is for people, `mark` for the signs. Without a `channel` this is the only one.
 
-    All make the same sequence of `gather` and `broadcast`, inside `heard`.
+    All make the same sequence of `gather` and `broadcast`, inside `share_errors`.
     """
 
     index: int = 0
@@ -112,7 +112,7 @@ class Processes:
         return self.index == 0
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
+    def share_errors(self) -> Iterator[None]:
         """Errors inside are told to the other processes, which raise them too.
 
         **Raises:** what went wrong here; else `RuntimeError` for what went wrong in
@@ -205,12 +205,12 @@ class Processes:
         self, decide: Callable[[list[bytes]], bytes], say: Callable[[], bytes] = bytes
     ) -> bytes:
         """The decision of process 0, by what all `say`: a call of one round."""
-        with self.heard():
+        with self.share_errors():
             words = self.gather(say())
             return self.broadcast(decide(words) if self.leads else b"")
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process has given the call up, outside `heard`."""
+        """Tells the others, outside `share_errors`, that this process gives up."""
         if self.channel is not None:
             with contextlib.suppress(Exception):
                 self._tell(self.channel, error)

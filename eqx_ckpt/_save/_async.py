@@ -111,24 +111,24 @@ def begin(
     run: Processes,
 ) -> SaveHandle:
     """Begins a save that the processes of `run` make together."""
-    with _log.timed("stage"), run.heard():
+    with _log.timed("stage"), run.share_errors():
         root = _root.resolve(path)
         _background.raise_untold()
         planned = _plan.plan(root, tree, options)
         # In an object store this look would cost requests.
-        if not root.is_far and run.leads:
+        if not root.is_remote and run.leads:
             if _open_files.is_archive(root):
                 _rooms.check_file(root, options.overwrite)
             else:
                 _path_state.examine(root, options.overwrite)
         base = _reuse.find(planned, run)
-        written = _reuse.SavedArrays(planned.leaves, planned.form)
+        written = _reuse.SavedArrays(planned.leaves, planned.spec)
         held = _reuse.hold(base, planned.leaves)
         copied = _copied(planned, held)
         _background.make_room(copied)
         planned = stage(planned, held)
 
-    handle = SaveHandle(root, planned.form.nbytes, copied)
+    handle = SaveHandle(root, planned.spec.nbytes, copied)
     handle._written = written
 
     def write() -> None:
@@ -142,11 +142,11 @@ def start(
 ) -> SaveHandle:
     """Starts a thread that writes what was staged, once that has arrived: this
     process's part of what `processes` do together."""
-    leaves, is_far = planned.leaves, planned.root.is_far
+    leaves, is_remote = planned.leaves, planned.root.is_remote
 
     def run() -> None:
         # In an object store it is TensorStore's threads that write.
-        quietly = contextlib.nullcontext() if is_far else _threads.quietly()
+        quietly = contextlib.nullcontext() if is_remote else _threads.quietly()
         try:
             with quietly, _interval.changed():
                 write()
@@ -164,7 +164,7 @@ def start(
 def _copied(planned: Plan, held: Set[int]) -> int:
     """The bytes of the copies of leaves: of lazy ones there are none."""
     if not (held or planned.has_lazies):
-        return planned.form.nbytes
+        return planned.spec.nbytes
     return sum(
         leaf.template.nbytes
         for place, leaf in enumerate(planned.leaves)
@@ -178,8 +178,8 @@ def stage(planned: Plan, held: Set[int]) -> Plan:
     are started, except of leaves that are `held` elsewhere."""
     leaves = planned.leaves
     # The bytes of an alias are those of another leaf.
-    away = held | {place for place, _ in planned.form.aliases}
-    with _payload.casts(leaves, planned.form):
+    away = held | {place for place, _ in planned.spec.aliases}
+    with _payload.casts(leaves, planned.spec):
         copies = _payload.copied_together(leaves, away)
         for place in away:
             copies[place] = None

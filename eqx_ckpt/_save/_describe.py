@@ -42,24 +42,25 @@ def describe(
     kept: list[Any] = [] if key is None else flat.walk.once(key, None, list)
     parts: dict[int, Part] = {}
     if not kept:
-        values, form, parts = _described(flat, numbers, values, alike, options)
-        kept.append((form, _shardings(values, alike), _bare(form, values, alike)))
-    form, shardings, bare = kept[0]
+        values, spec, parts = _described(flat, numbers, values, alike, options)
+        kept.append((spec, _shardings(values, alike), _bare(spec, values, alike)))
+    spec, shardings, bare = kept[0]
     owners: Sequence[_assign.Owners | None] = [None] * len(values)
     if options.count > 1:
-        owners = _owners(form, values, options.count)
-    templates = map(form.templates.__getitem__, form.numbers)
-    rows = form.names, values, templates, form.numbers, form.origins, owners, bare
+        owners = _owners(spec, values, options.count)
+    templates = map(spec.templates.__getitem__, spec.numbers)
+    rows = spec.names, values, templates, spec.numbers, spec.origins, owners, bare
     leaves = list(_payload.planned(zip(*rows, strict=True)))
-    return leaves, form, dict(shardings), parts
+    return leaves, spec, dict(shardings), parts
 
 
-def _bare(form: TreeSpec, values: Sequence[Any], alike: LeafKinds) -> list[bool]:
+def _bare(spec: TreeSpec, values: Sequence[Any], alike: LeafKinds) -> list[bool]:
     """Per-leaf whether its memory is what is stored of it."""
     # Leaves of one template may lie elsewhere.
-    both = list(zip(form.numbers, alike[1]))
+    both = list(zip(spec.numbers, alike[1]))
     known = {
-        (number, kind): kind >= 0 and _host_copy.is_bare(value, form.templates[number])
+        (number, kind): kind >= 0
+        and _host_copy.is_zero_copy(value, spec.templates[number])
         for (number, kind), value in dict(zip(both, values)).items()
     }
     return list(map(known.__getitem__, both))
@@ -219,13 +220,13 @@ def _check_nodes(letters: Sequence[str], numbers: dict[str, int], flat: Flat) ->
 
 
 def _owners(
-    form: TreeSpec, values: Sequence[Any], processes: int
+    spec: TreeSpec, values: Sequence[Any], processes: int
 ) -> list[_assign.Owners | None]:
     """Processes that write the chunks of each leaf."""
     loads, known = [0] * processes, {}
     out: list[_assign.Owners | None] = []
-    templates = map(form.templates.__getitem__, form.numbers)
-    for name, value, t, alias in zip(form.names, values, templates, form.origins):
+    templates = map(spec.templates.__getitem__, spec.numbers)
+    for name, value, t, alias in zip(spec.names, values, templates, spec.origins):
         holders = None if alias is not None else _leaf.holders(value, t)
         if holders is None:
             out.append(None)

@@ -59,7 +59,7 @@ def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
     target = lazy._target
     if _is_as_stored(lazy):
         template = lazy._template._replace(codec=None)
-        if lazy._source.is_run(lazy._record):
+        if lazy._source.is_contiguous(lazy._record):
             template = template._replace(chunk=())
         return LazySource(lazy, template)
     if target.kind == "key" or target.dtype is None:
@@ -268,7 +268,7 @@ def _joined(a: Region, b: Region) -> Region | None:
 
 
 def read_small(
-    leaves: Sequence[PlannedLeaf], but: Set[int], room: int
+    leaves: Sequence[PlannedLeaf], but: Set[int], max_bytes: int
 ) -> list[PlannedLeaf]:
     """Leaves of which the small lazy ones have been read, together, but those at some
     places, and no more than there is room for."""
@@ -276,9 +276,13 @@ def read_small(
     places: list[int] = []
     for place, leaf in enumerate(leaves):
         is_lazy = leaf.alias is None and isinstance(leaf.value, LazySource)
-        if is_lazy and place not in but and leaf.template.nbytes <= min(_SMALL, room):
+        if (
+            is_lazy
+            and place not in but
+            and leaf.template.nbytes <= min(_SMALL, max_bytes)
+        ):
             places.append(place)
-            room -= leaf.template.nbytes
+            max_bytes -= leaf.template.nbytes
     if not places:
         return out
     for verify in (True, False):

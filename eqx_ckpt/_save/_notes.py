@@ -7,31 +7,33 @@ from typing import Any
 from .._format import _files, _index, _schema
 from .._format._schema import COUNT, DIGEST, optional
 from .._storage._backend import Backend
-from ._layout import Destination, Files, Save, Sink
+from ._writing import Destination, Files, LeafWriter, Sink
 
 
 # The report of a process: the digest of its note, and its own state, if it has one.
 _REPORT = str, optional((COUNT, DIGEST))
 
 
-def tell(save: Save, files: Files, into: Destination) -> str:
+def tell(writer: LeafWriter, files: Files, into: Destination) -> str:
     """Leaves a note on the files of this process. Returns its digest."""
-    note = save.account(files)
-    into.work.write(_note(save.index, into), [note])
+    note = writer.account(files)
+    into.work.write(_note(writer.index, into), [note])
     return _index.digest(note)
 
 
-def write_own(own: bytes, save: Save, into: Destination[Sink]) -> tuple[int, str]:
+def write_own(
+    own: bytes, writer: LeafWriter, into: Destination[Sink]
+) -> tuple[int, str]:
     """Writes the own state of this process."""
     if isinstance(into.work, Backend):
         into.work.make_directories([into.own])
-    key = f"{into.own}/{_files.own(save.index)}"
+    key = f"{into.own}/{_files.own(writer.index)}"
     into.work.write(key, [own], into.syncs)
     return len(own), _index.digest(own)
 
 
 def see(
-    save: Save,
+    writer: LeafWriter,
     layout: Any,
     files: Files,
     words: Sequence[bytes],
@@ -46,8 +48,8 @@ def see(
         with _seen(process, into):
             if note is None or _index.digest(note.data) != digest:
                 raise ValueError(f"`{key}` is not there")
-            ends = save.take(process, note.data)
-            files = files + layout.see(save, process, ends, into)
+            ends = writer.take(process, note.data)
+            files = files + layout.see(writer, process, ends, into)
         into.work.delete(key)
     states = [tuple(state) for _, state in reports if state is not None]
     for process, (nbytes, _) in enumerate(states):

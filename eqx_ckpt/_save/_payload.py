@@ -33,8 +33,8 @@ class PlannedLeaf(NamedTuple):
     """A leaf to be written. `value` is the caller's, a copy of it, or a `Payload`;
     `number` is that of its template among those of the save, and `alias` the place of
     the leaf whose bytes it shares. `owners` are the processes that write its chunks;
-    without them it is process 0. `is_bare`: the memory of the array that was described
-    is what is stored."""
+    without them it is process 0. `is_zero_copy`: the memory of the array that was
+    described is stored as it is."""
 
     name: str
     value: Any
@@ -42,7 +42,7 @@ class PlannedLeaf(NamedTuple):
     number: int
     alias: int | None
     owners: Owners | None = None
-    is_bare: bool = False
+    is_zero_copy: bool = False
 
 
 # Leaves of tuples of all their fields. Their own constructor takes three times as long.
@@ -101,7 +101,7 @@ def _copies(leaves: Sequence[PlannedLeaf]) -> np.ndarray | None:
     """The bytes of small leaves of one template, a row for each, if they can be copied
     together."""
     values = [leaf.value for leaf in leaves]
-    if all(map(operator.attrgetter("is_bare"), leaves)):
+    if all(map(operator.attrgetter("is_zero_copy"), leaves)):
         if all(map(is_array_type, {*map(type, values)})):
             # Their memory is what is stored, unless its axes are in another order.
             with contextlib.suppress(TypeError):
@@ -139,11 +139,11 @@ SmallBatch = tuple[Sequence[int], list[slice], list[bytes]]
 
 
 def small_batch(
-    places: Sequence[int], starts: Sequence[int], form: TreeSpec
+    places: Sequence[int], starts: Sequence[int], spec: TreeSpec
 ) -> SmallBatch:
     """Leaves at these places, each of which begins in a file where this says."""
-    sizes = [grid.full for grid in form.template_grids]
-    stops = [a + sizes[form.numbers[place]] for a, place in zip(starts, places)]
+    sizes = [grid.full for grid in spec.template_grids]
+    stops = [a + sizes[spec.numbers[place]] for a, place in zip(starts, places)]
     own = [slice(a - starts[0], b - starts[0]) for a, b in zip(starts, stops)]
     gaps = [bytes(b - a) for a, b in zip(stops, [*starts[1:], stops[-1]])]
     return places, own, gaps
@@ -154,16 +154,16 @@ def is_array_type(cls: type) -> bool:
     return issubclass(cls, jax.Array)
 
 
-class Data:
+class LeafBytes:
     """The bytes of the leaves of a save, chunk by chunk; it digests all that it gives.
 
     Chunks may be asked for in any order, and by several threads.
     """
 
-    def __init__(self, leaves: Sequence[PlannedLeaf], form: TreeSpec, advance: Advance):
-        self.leaves, self.form, self.advance = leaves, form, advance
-        self.grids = form.grids
-        self._first = form.first_digests
+    def __init__(self, leaves: Sequence[PlannedLeaf], spec: TreeSpec, advance: Advance):
+        self.leaves, self.spec, self.advance = leaves, spec, advance
+        self.grids = spec.grids
+        self._first = spec.first_digests
         self.digests = bytearray(_digests.SIZE * self._first[-1])
 
     def rows(self, place: int, numbers: range) -> bytes:
@@ -211,7 +211,7 @@ class Data:
         others: dict[int, list[int]] = {}
         arrays = {*filter(is_array_type, {*map(type, pieces)})}
         for i, leaf in enumerate(leaves):
-            if not (leaf.is_bare and type(leaf.value) in arrays):
+            if not (leaf.is_zero_copy and type(leaf.value) in arrays):
                 others.setdefault(leaf.number, []).append(i)
         for some in others.values():
             for i, row in zip(some, small_bytes([leaves[i] for i in some])):
@@ -300,7 +300,7 @@ def _may_change(value: Any, part: np.ndarray) -> bool:
 
 
 @contextlib.contextmanager
-def casts(leaves: Sequence[PlannedLeaf], form: TreeSpec) -> Iterator[None]:
+def casts(leaves: Sequence[PlannedLeaf], spec: TreeSpec) -> Iterator[None]:
     """Around what casts leaves to the `dtype` of a save.
 
     **Raises:** one `ValueError` for all leaves with numbers that it does not hold.
@@ -310,7 +310,7 @@ def casts(leaves: Sequence[PlannedLeaf], form: TreeSpec) -> Iterator[None]:
     except UnheldError:
         lines = [
             f"  {leaf.name}: {_leaf.told(errors, math.prod(leaf.template.shape))}"
-            for leaf, grid in zip(leaves, form.grids)
+            for leaf, grid in zip(leaves, spec.grids)
             if (errors := list(_unheld(leaf, grid.regions)))
         ]
         raise ValueError(

@@ -30,10 +30,10 @@ from . import (
     _to_zarr,
     _tree_spec,
 )
-from ._layout import DataFiles, Written
 from ._options import SaveOptions
 from ._payload import PlannedFunctions, PlannedLeaf
 from ._tree_spec import TreeSpec
+from ._writing import DataFiles, Written
 
 
 LAYOUTS: dict[str, Any] = {"ocdbt": _to_ocdbt, "zarr": _to_zarr}
@@ -51,14 +51,14 @@ class TreeFacts:
 
 
 class Plan(NamedTuple):
-    """All of a save but the bytes. `root` is where it goes, or an open file, and `room`
-    the bytes of host memory that it may take beyond the tree."""
+    """All of a save but the bytes. `root` is where it goes, or an open file, and
+    `max_bytes` the host memory that it may take beyond the tree."""
 
     root: Any
     options: SaveOptions
-    room: int
+    max_bytes: int
     leaves: list[PlannedLeaf]
-    form: TreeSpec
+    spec: TreeSpec
     shardings: dict[str, int]
     parts: dict[int, Part]
     facts: TreeFacts
@@ -88,9 +88,9 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
         numbers = [number for number in numbers if number in places]
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
-    leaves, form, shardings, parts = _describe.describe(flat, numbers, options)
+    leaves, spec, shardings, parts = _describe.describe(flat, numbers, options)
     if options.layout == "zarr":
-        _to_zarr.check_case(form.names, root)
+        _to_zarr.check_case(spec.names, root)
     facts = _facts(flat, numbers, wholes)
     values = map(operator.attrgetter("value"), leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
@@ -100,9 +100,9 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     if is_wanted and given != "drop" and _processes.leads():
         stored = dict(zip(numbers, leaves))
         functions = _rooms.plan_functions(given, flat, stored)
-    room = _MAX_BYTES if options.max_bytes is None else options.max_bytes
-    own = leaves, form, shardings, parts
-    made = Plan(root, options, room, *own, facts, functions, has_lazies)
+    max_bytes = _MAX_BYTES if options.max_bytes is None else options.max_bytes
+    own = leaves, spec, shardings, parts
+    made = Plan(root, options, max_bytes, *own, facts, functions, has_lazies)
     check_index(made)
     return made
 
@@ -142,8 +142,8 @@ def _check_state(flat: Flat, record: TreeRecord) -> None:
 
 def check_index(plan: Plan) -> None:
     """**Raises:** `ValueError` for what would have a larger index than is read."""
-    form = plan.form
-    names, chunks = sum(map(len, form.names)), form.chunk_count
+    spec = plan.spec
+    names, chunks = sum(map(len, spec.names)), spec.chunk_count
     metadata = len(json.dumps(plan.options.metadata))
     if plan.functions:
         metadata += len(json.dumps(_index.encode_functions(_stored(plan.functions))))
@@ -151,7 +151,7 @@ def check_index(plan: Plan) -> None:
         return  # It is far from that.
     layout = LAYOUTS[plan.options.layout]
     try:
-        longest = layout.longest(plan.leaves, form, plan.options.count)
+        longest = layout.longest(plan.leaves, spec, plan.options.count)
         side: dict[str, bytes] = dict.fromkeys(_files.OTHERS, b"")
         _index.encode(index_of(plan, "0" * 16, longest, side))
     except ValueError as e:
@@ -184,10 +184,10 @@ def index_of(
     own: Sequence[tuple[int, str]] = (),
 ) -> Index:
     """The index of a save, which has these files for other readers at its root."""
-    options, form, facts = plan.options, plan.form, plan.facts
+    options, spec, facts = plan.options, plan.spec, plan.facts
     others = dict(zip(side, map(_index.digest, side.values())))
-    table = form, facts, tuple(plan.parts.items()), written.placed
-    leaves, columns = (_make_table if form.is_coded else _table)(*table)
+    table = spec, facts, tuple(plan.parts.items()), written.placed
+    leaves, columns = (_make_table if spec.is_compressed else _table)(*table)
     return Index(
         save,
         options.layout,
@@ -207,17 +207,17 @@ def index_of(
 
 
 def _make_table(
-    form: TreeSpec,
+    spec: TreeSpec,
     facts: TreeFacts,
     parts: tuple[tuple[int, Part], ...],
     placed: DataFiles,
 ) -> tuple[Leaves, bytes]:
     """The leaves of an index, and its columns as JSON."""
     leaves = Leaves(
-        list(form.names),
-        list(form.templates),
-        list(form.numbers),
-        dict(form.aliases),
+        list(spec.names),
+        list(spec.templates),
+        list(spec.numbers),
+        dict(spec.aliases),
         dict(parts),
         facts.record,
     )

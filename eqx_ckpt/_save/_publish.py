@@ -75,7 +75,7 @@ def await_location(
     end = time.monotonic() + _SHOWN
 
     def is_shown() -> bool:
-        is_there = work.is_far or work.is_directory(own)
+        is_there = work.is_remote or work.is_directory(own)
         if not is_there and time.monotonic() > end:
             raise RuntimeError(
                 f"`{work.url}/{own}`, which process 0 has made, is not there. The path "

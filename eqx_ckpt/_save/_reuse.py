@@ -35,13 +35,13 @@ from .._storage._descriptor import Descriptor
 from .._storage._local import LocalDirectory, SavedFile
 from .._tree import _host_copy
 from .._tree._host_copy import Payload
-from . import _layout, _payload
+from . import _payload, _writing
 from ._background import SaveHandle
-from ._layout import Destination, Files, Kept, Stretch
 from ._lazies import LazySource
 from ._payload import PlannedLeaf, StagedBytes
 from ._plan import Plan
 from ._tree_spec import TreeSpec
+from ._writing import ChunkRun, Destination, Files, LinkedFiles
 
 
 # More files than this are not kept: what is in the smallest is written anew.
@@ -54,9 +54,9 @@ class SavedArrays:
     `save`: its id, once all of it is written, and the arrays are what is in its files.
     """
 
-    def __init__(self, leaves: Sequence[PlannedLeaf], form: TreeSpec):
+    def __init__(self, leaves: Sequence[PlannedLeaf], spec: TreeSpec):
         self.save = ""
-        self._form = form
+        self._form = spec
         values = [leaf.value for leaf in leaves]
         both = zip(values, map(_payload.is_array_type, map(type, values)))
         self._refs = [weakref.ref(x) if is_array else None for x, is_array in both]
@@ -162,10 +162,10 @@ def _near(leaf: PlannedLeaf) -> PlannedLeaf:
 _WORTH = 64
 
 
-def keep(base: Base, plan: Plan, into: Destination) -> Kept:
+def keep(base: Base, plan: Plan, into: Destination) -> LinkedFiles:
     """Links the files of `base` that go into a save as they are, and says what is in
     them."""
-    leaves, form = plan.leaves, plan.form
+    leaves, spec = plan.leaves, plan.spec
     try:
         source = base.source()
         stretches, rows, same = _compare(source, leaves, base.known)
@@ -178,15 +178,15 @@ def keep(base: Base, plan: Plan, into: Destination) -> Kept:
             f"Nothing of `{base.root}` can be used again, and all is written: {e}",
             path=base.root.url,
         )
-        return _layout.NOTHING
-    sizes = [template.nbytes for template in form.templates]
+        return _writing.NOTHING
+    sizes = [template.nbytes for template in spec.templates]
     kept = sum(sizes[leaves[place].number] for place in same)
-    if not base.held and kept * _WORTH < form.nbytes:
-        return _layout.NOTHING
+    if not base.held and kept * _WORTH < spec.nbytes:
+        return _writing.NOTHING
     linked = _link(base, source, _sizes(leaves, stretches), into)
     files: Files = [stretches[number] for number in linked]
     digests = [(p.place, p.numbers, rows[p.place, p.numbers]) for f in files for p in f]
-    return Kept(files, digests, frozenset(same))
+    return LinkedFiles(files, digests, frozenset(same))
 
 
 def functions(base: Base) -> dict[str, SavedFile]:
@@ -204,7 +204,7 @@ def functions(base: Base) -> dict[str, SavedFile]:
 
 
 def _sizes(
-    leaves: Sequence[PlannedLeaf], files: dict[int, list[Stretch]]
+    leaves: Sequence[PlannedLeaf], files: dict[int, list[ChunkRun]]
 ) -> dict[int, int]:
     """Lengths of files in which these stretches are, and no more."""
     return {
@@ -222,13 +222,13 @@ _Rows = dict[tuple[int, range], bytes]
 
 def _compare(
     source: Source, leaves: Sequence[PlannedLeaf], known: Set[int]
-) -> tuple[dict[int, list[Stretch]], _Rows, set[int]]:
+) -> tuple[dict[int, list[ChunkRun]], _Rows, set[int]]:
     """The files in which nothing has changed, with the runs in each; the digests of all
     runs that have not changed; and the leaves that have not."""
     saved, extents = source.index.leaves, source.index.extents
     found = _found(source, leaves)
     digests = _small_digests(leaves, {p for _, p in found if p is not None} - known)
-    files: dict[int, list[Stretch]] = {}
+    files: dict[int, list[ChunkRun]] = {}
     changed: set[int] = set()
     same: set[int] = set()
     rows: _Rows = {}
@@ -239,7 +239,7 @@ def _compare(
             changed.add(file)
             return False
         rows[place, run] = own
-        files.setdefault(file, []).append(Stretch(place, run, *where))
+        files.setdefault(file, []).append(ChunkRun(place, run, *where))
         return True
 
     # Leaves of one chunk, which many are, go through no more than they need.
@@ -320,8 +320,8 @@ def _small_digests(leaves: Sequence[PlannedLeaf], places: Set[int]) -> dict[int,
     groups: dict[int, list[int]] = {}
     for place in sorted(places):
         leaf = leaves[place]
-        is_bare = leaf.value is None or isinstance(leaf.value, Payload)
-        if not leaf.owners and (not is_bare or type(leaf.value) is StagedBytes):
+        is_zero_copy = leaf.value is None or isinstance(leaf.value, Payload)
+        if not leaf.owners and (not is_zero_copy or type(leaf.value) is StagedBytes):
             groups.setdefault(leaf.number, []).append(place)
     out: dict[int, bytes] = {}
     for some in groups.values():

@@ -26,7 +26,6 @@ from . import (
     _agree,
     _assign,
     _background,
-    _layout,
     _lazies,
     _notes,
     _options,
@@ -35,13 +34,14 @@ from . import (
     _publish,
     _reuse,
     _to_zarr,
+    _writing,
 )
-from ._layout import Destination, Save, Sink
 from ._options import SaveKeywords, SaveOptions
-from ._payload import Data
+from ._payload import LeafBytes
 from ._plan import Plan
 from ._sending import UploadQueue
 from ._transaction import unpublished
+from ._writing import Destination, LeafWriter, Sink
 
 
 @_arguments.checked(_options.DEFAULTS)
@@ -156,7 +156,7 @@ def tree_serialise_leaves(
     """
     given = SaveOptions(filter_spec, is_leaf, **options)
     run = processes_of(path, pytree, given)
-    with run.heard():
+    with run.share_errors():
         root: Any = path
         if not _open_files.is_file(path):
             root = _root.resolve(path)
@@ -189,22 +189,22 @@ def write(
     Returns the id of the save, if that has a directory.
     """
     count = count or Count()
-    form, options = plan.form, plan.options
+    spec, options = plan.spec, plan.options
     with _log.timed("save") as timer, contextlib.ExitStack() as held:
         if plan.has_lazies:
             held.enter_context(_background.reading(_lazies.places(plan.leaves)))
             held.enter_context(_lazies.keeping(plan.leaves))
         if options.progress:
-            bar = _progress.bar("save", form.nbytes, sum(form.counts), True)
+            bar = _progress.bar("save", spec.nbytes, sum(spec.counts), True)
             count.bar = held.enter_context(bar)
         save = ""
         if not _open_files.is_archive(plan.root):
-            with processes.heard(), _payload.casts(plan.leaves, form):
+            with processes.share_errors(), _payload.casts(plan.leaves, spec):
                 save = _write_directory(plan, processes, base, count.advance, held)
         elif processes.count > 1:
             raise ValueError("Several processes cannot write one file: save to a path.")
         else:
-            with _payload.casts(plan.leaves, form):
+            with _payload.casts(plan.leaves, spec):
                 _rooms.save_file(plan, count.advance)
     if _log.is_on(_log.INFO):
         metadata = options.metadata
@@ -212,10 +212,10 @@ def write(
         what = f"step {step}, " if isinstance(step, int) else ""
         _log.say(
             _log.INFO,
-            f"Saved {what}`{plan.root}`: {_text.rate(form.nbytes, timer.seconds)}",
+            f"Saved {what}`{plan.root}`: {_text.rate(spec.nbytes, timer.seconds)}",
             path=str(plan.root),
             step=step,
-            nbytes=form.nbytes,
+            nbytes=spec.nbytes,
             seconds=timer.seconds,
         )
     return save
@@ -229,7 +229,7 @@ def _write_directory(
     held: contextlib.ExitStack,
 ) -> str:
     """Returns the id of the save, whose writer is seen to live while it is `held`."""
-    root, options, form, room = plan.root, plan.options, plan.form, plan.room
+    root, options, spec, max_bytes = plan.root, plan.options, plan.spec, plan.max_bytes
     layout = _plan.LAYOUTS[options.layout]
     own = b"" if processes.count == 1 else _agree.account(plan)
     accounts = processes.gather(own, alike=True)
@@ -237,7 +237,7 @@ def _write_directory(
     side = {}
     leads = processes.leads
     if leads and len(set(accounts)) == 1:
-        with unpublished(root, form.nbytes):
+        with unpublished(root, spec.nbytes):
             txn = _publish.begin(root, options, held)
             if processes.count > 1:
                 txn.work.make_directories([txn.own])
@@ -249,28 +249,28 @@ def _write_directory(
         at = at or _publish.await_location(root, word, processes)
     assert at is not None
     into = _destination(plan, *at, held)
-    kept = _layout.NOTHING if base is None else _reuse.keep(base, plan, into)
+    linked = _writing.NOTHING if base is None else _reuse.keep(base, plan, into)
     leaves = plan.leaves
     if leads and plan.has_lazies:
-        linked = set(map(operator.itemgetter(0), kept.digests))
-        leaves = _lazies.read_small(leaves, linked, room)
-    data = Data(leaves, form, advance)
-    most = _layout.largest_sent(room) if root.is_far else _assign.MAX_FILE
-    save = Save(data, processes, room, most, kept)
-    with unpublished(root, form.nbytes):
-        files = layout.write(save, into)
+        skipped = set(map(operator.itemgetter(0), linked.digests))
+        leaves = _lazies.read_small(leaves, skipped, max_bytes)
+    leaf_bytes = LeafBytes(leaves, spec, advance)
+    most = _writing.largest_sent(max_bytes) if root.is_remote else _assign.MAX_FILE
+    writer = LeafWriter(leaf_bytes, processes, max_bytes, most, linked)
+    with unpublished(root, spec.nbytes):
+        files = layout.write(writer, into)
         if processes.count > 1:
             into.settle()
-        note = "" if leads else _notes.tell(save, files, into)
+        note = "" if leads else _notes.tell(writer, files, into)
         state = None
         if options.own is not None:
-            state = _notes.write_own(options.own, save, into)
+            state = _notes.write_own(options.own, writer, into)
         states = [state] if state else []
         words = processes.gather(json.dumps([note, state]).encode())
         if txn is not None:
             if processes.count > 1:
-                files, states = _notes.see(save, layout, files, words, into)
-            written = layout.finish(save, files, into)
+                files, states = _notes.see(writer, layout, files, words, into)
+            written = layout.finish(writer, files, into)
             side = _plan.side_files(plan, txn.save_id, written)
             index = _plan.index_of(plan, txn.save_id, written, side, states)
             if plan.functions:
@@ -290,11 +290,11 @@ def _destination(
     """Where this process writes, until the end of `stack`."""
     outbox = sync_all = None
     if isinstance(work, ObjectStore):
-        outbox = stack.enter_context(UploadQueue(work, plan.room // 2).open())
+        outbox = stack.enter_context(UploadQueue(work, plan.max_bytes // 2).open())
     durable = plan.options.durable
     is_zarr = plan.options.layout == "zarr"
     if durable and is_zarr and isinstance(work, LocalDirectory):
-        if _to_zarr.has_many(plan.form):
+        if _to_zarr.has_many(plan.spec):
             sync_all = stack.enter_context(work.synced_together())
     return Destination(work, own, durable and sync_all is None, sync_all, outbox)
 

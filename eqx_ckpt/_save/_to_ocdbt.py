@@ -17,88 +17,88 @@ from .._format._packed import Packed
 from .._runtime import _log, _threads
 from .._storage import _arrays
 from .._storage._backend import Backend
-from . import _assign, _layout, _payload, _tree_spec
-from ._layout import (
+from . import _assign, _payload, _tree_spec, _writing
+from ._payload import PlannedLeaf, SmallBatch
+from ._tree_spec import TreeSpec
+from ._writing import (
+    ChunkRun,
     DataFiles,
     Destination,
     Ends,
     Files,
-    Save,
+    LeafWriter,
     Sink,
-    Stretch,
     Written,
 )
-from ._payload import PlannedLeaf, SmallBatch
-from ._tree_spec import TreeSpec
 
 
 # Small leaves that follow each other are written together, up to so many bytes.
 _TOGETHER = 2**18
 
 
-def write(save: Save, into: Destination[Sink]) -> Files:
+def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
     """Writes the data files of this process."""
-    form = save.form
+    spec = writer.spec
     files: Iterable[tuple[int, Iterable[_Batch]]]
-    if save.is_plain:
-        files = enumerate(_laid(form, save.most))
+    if writer.is_single_writer:
+        files = enumerate(_laid(spec, writer.max_file_bytes))
     else:
-        files = [(i, _batches(form, runs)) for i, runs in save.own(save.index)]
-    write_file = ft.partial(ft.partial, _write_file, save, into)
+        files = [(i, _batches(spec, runs)) for i, runs in writer.own(writer.index)]
+    write_file = ft.partial(ft.partial, _write_file, writer, into)
     return _threads.gather(
         list(itertools.starmap(write_file, files)),
         # What is sent is held in memory.
-        save.threads(save.most if into.outbox is not None else 0),
+        writer.threads(writer.max_file_bytes if into.outbox is not None else 0),
         # Chunks are encoded by threads of TensorStore, for which these wait.
-        waiting=into.work.is_far or form.is_coded,
+        waiting=into.work.is_remote or spec.is_compressed,
     )
 
 
 # Stretches that follow each other in a file: small ones together, or another.
-_Batch = tuple[list[Stretch], SmallBatch | None]
+_Batch = tuple[list[ChunkRun], SmallBatch | None]
 
 
 @_tree_spec.remembered
-def _laid(form: TreeSpec, most: int) -> list[list[_Batch]]:
+def _laid(spec: TreeSpec, most: int) -> list[list[_Batch]]:
     """The batches of the files of a save that one process writes alone, as it was
     dealt. Nothing is compressed, so they are known before anything is written."""
-    deal = _layout.deal_alone(form, most)
-    return [list(_batches(form, runs)) for _, runs in deal]
+    deal = _writing.deal_alone(spec, most)
+    return [list(_batches(spec, runs)) for _, runs in deal]
 
 
-def _batches(form: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
+def _batches(spec: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
     """The stretches of a file. The ends of one that is not small may come only after it
     was taken, and before the next batch is."""
     # Bytes of small leaves, by template.
     small = [
         t.full if t.codec is None and _payload.is_small(t) else 0
-        for t in form.templates
+        for t in spec.templates
     ]
-    batch: list[Stretch] = []
+    batch: list[ChunkRun] = []
 
     def together() -> _Batch:
         places, _, starts, _ = zip(*batch)
-        return batch, _payload.small_batch(places, starts, form)
+        return batch, _payload.small_batch(places, starts, spec)
 
-    for stretch in lay(form, runs):
-        size = small[form.numbers[stretch.place]]
-        is_full = batch and stretch.offset + size - batch[0].offset > _TOGETHER
+    for run_ in lay(spec, runs):
+        size = small[spec.numbers[run_.place]]
+        is_full = batch and run_.offset + size - batch[0].offset > _TOGETHER
         if batch and (is_full or not size):
             yield together()
             batch = []
         if size:
-            batch.append(stretch)
+            batch.append(run_)
         else:
-            yield [stretch], None
+            yield [run_], None
     if batch:
         yield together()
 
 
 def _write_file(
-    save: Save, into: Destination[Sink], number: int, batches: Iterable[_Batch]
-) -> list[Stretch]:
-    data = save.data
-    written: list[Stretch] = []
+    writer: LeafWriter, into: Destination[Sink], number: int, batches: Iterable[_Batch]
+) -> list[ChunkRun]:
+    data = writer.data
+    written: list[ChunkRun] = []
 
     def buffers() -> Iterator[Any]:
         at = 0
@@ -124,23 +124,23 @@ def _write_file(
 
 
 def lay(
-    form: TreeSpec, runs: _assign.Runs, ends: Ends | None = None
-) -> Iterator[Stretch]:
+    spec: TreeSpec, runs: _assign.Runs, ends: Ends | None = None
+) -> Iterator[ChunkRun]:
     """Where the runs of a file lie in it. Those of encoded chunks may be given their
     `ends` only after their stretch was taken, and before the next one is."""
-    templates = [(t.full, t.codec is None) for t in form.templates]
+    templates = [(t.full, t.codec is None) for t in spec.templates]
     at = 0
     for i, (place, numbers) in enumerate(runs):
-        full, is_plain = templates[form.numbers[place]]
+        full, is_alone = templates[spec.numbers[place]]
         # What has no bytes needs no padding, which nothing might follow.
         offset = -(-at // _packed.ALIGN) * _packed.ALIGN if numbers else at
-        if is_plain:
-            yield Stretch(place, numbers, offset, None)
+        if is_alone:
+            yield ChunkRun(place, numbers, offset, None)
             at = offset + len(numbers) * full
         else:
             own = [] if ends is None else ends[i]
-            yield (stretch := Stretch(place, numbers, offset, own))
-            at = stretch.stop(full)
+            yield (run_ := ChunkRun(place, numbers, offset, own))
+            at = run_.stop(full)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,56 +148,60 @@ class PlainStretches:
     """The stretches of a file in which nothing is compressed. There may be millions of
     them, so they are worked out anew whenever they are looked at."""
 
-    form: TreeSpec
+    spec: TreeSpec
     runs: _assign.Runs
 
     def __len__(self) -> int:
         return len(self.runs)
 
-    def __iter__(self) -> Iterator[Stretch]:
-        return lay(self.form, self.runs)
+    def __iter__(self) -> Iterator[ChunkRun]:
+        return lay(self.spec, self.runs)
 
-    def __contains__(self, stretch: object) -> bool:
-        return any(stretch == other for other in self)
+    def __contains__(self, run_: object) -> bool:
+        return any(run_ == other for other in self)
 
 
-def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Files:
+def see(
+    writer: LeafWriter, process: int, ends: Ends, into: Destination[Backend]
+) -> Files:
     """The files that another process has written.
 
     **Raises:** `ValueError` unless they are there, and whole.
     """
     files: Files = []
     rest = iter(ends)
-    for number, runs in save.own(process):
+    for number, runs in writer.own(process):
         own = list(itertools.islice(rest, len(runs)))
         if len(own) < len(runs):
             raise ValueError("it has written something else than was planned")
-        stretches = PlainStretches(save.form, runs)
+        stretches = PlainStretches(writer.spec, runs)
         files.append(
-            list(lay(save.form, runs, own)) if save.form.is_coded else stretches
+            list(lay(writer.spec, runs, own))
+            if writer.spec.is_compressed
+            else stretches
         )
         (last,) = collections.deque(files[-1], maxlen=1)
-        stop = last.stop(save.data.grids[last.place].full)
+        stop = last.stop(writer.data.grids[last.place].full)
         into.work.check_range(f"{into.own}/{number}", stop)
     return files
 
 
-def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
+def finish(writer: LeafWriter, files: Files, into: Destination[Sink]) -> Written:
     """Writes the rest of a save whose data files are all there: the database, if it is
     to have one, and the digests."""
-    form, base = save.form, into.own
-    how = form.has_columns, form.has_database
-    if save.is_plain:
-        files, placed, database = _plain(form, save.most, *how)
+    spec, base = writer.spec, into.own
+    how = spec.has_columns, spec.has_database
+    if writer.is_single_writer:
+        files, placed, database = _plain(spec, writer.max_file_bytes, *how)
     else:
-        files = [*save.kept.files, *files]
-        placed, database = _place(form, files, *how)
+        files = [*writer.linked.files, *files]
+        placed, database = _place(spec, files, *how)
     others: dict[str, bytes] = {}
     manifest = b""
     if database is None:
         _log.say(
             _log.WARNING,
-            f"A save has {form.chunk_count} chunks, and so none of the files with "
+            f"A save has {spec.chunk_count} chunks, and so none of the files with "
             "which other libraries read it: it is read by this one",
         )
     else:
@@ -206,9 +210,9 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
         others[f"{base}/manifest.ocdbt"] = manifest
     for key, value in others.items():
         into.write(key, [value])
-    pages = [bytes(save.data.digests)]
-    if form.has_columns:
-        pages = [b"".join(save.data.rows(*run[:2]) for run in runs) for runs in files]
+    pages = [bytes(writer.data.digests)]
+    if spec.has_columns:
+        pages = [b"".join(writer.data.rows(*run[:2]) for run in runs) for runs in files]
     into.write(f"{base}/digests", pages)
     digests = "".join(map(_index.digest, pages))
     own = dict(zip(others, map(_index.digest, others.values())))
@@ -220,43 +224,43 @@ _Database = tuple[bytes, _ocdbt.Subtree] | None
 
 
 def _place(
-    form: TreeSpec, files: Files, has_columns: bool, has_database: bool
+    spec: TreeSpec, files: Files, has_columns: bool, has_database: bool
 ) -> tuple[DataFiles, _Database]:
     """Where the leaves lie in the files of a save, and the database that says so."""
     names = list(map(str, range(len(files))))
-    placed = DataFiles(names, (packed if has_columns else listed)(form, files))
+    placed = DataFiles(names, (packed if has_columns else listed)(spec, files))
     if not has_database:
         return placed, None
-    entries, blobs = _entries(form, files)
+    entries, blobs = _entries(spec, files)
     nodes, top = _ocdbt.tree(entries, [*names, "tree"], "tree", len(blobs))
     return placed, (blobs + nodes, top)
 
 
 @_tree_spec.remembered
 def _plain(
-    form: TreeSpec, most: int, has_columns: bool, has_database: bool
+    spec: TreeSpec, most: int, has_columns: bool, has_database: bool
 ) -> tuple[Files, DataFiles, _Database]:
     """The same, and the files, of a save as of `_laid`."""
     files: Files = [
-        [x for some, _ in batches for x in some] for batches in _laid(form, most)
+        [x for some, _ in batches for x in some] for batches in _laid(spec, most)
     ]
-    placed, database = _place(form, files, has_columns, has_database)
+    placed, database = _place(spec, files, has_columns, has_database)
     return files, placed, database
 
 
-def _starts(form: TreeSpec, files: Files) -> list[tuple[int, int]]:
+def _starts(spec: TreeSpec, files: Files) -> list[tuple[int, int]]:
     """The file and the offset of the first chunk of each leaf."""
-    starts = [(0, 0)] * len(form.names)
+    starts = [(0, 0)] * len(spec.names)
     for number, stretches in enumerate(files):
         for place, numbers, offset, _ in stretches:
             if numbers.start == 0:
                 starts[place] = number, offset
-    for place, alias in form.aliases:
+    for place, alias in spec.aliases:
         starts[place] = starts[alias]
     return starts
 
 
-def listed(form: TreeSpec, files: Files) -> Placement:
+def listed(spec: TreeSpec, files: Files) -> Placement:
     """Where the chunks lie, one by one."""
     splits = [
         (place, numbers.start, number, offset)
@@ -265,53 +269,53 @@ def listed(form: TreeSpec, files: Files) -> Placement:
         if numbers.start
     ]
     sizes: dict[int, list[int]] = {}
-    if form.is_coded:
-        by_chunk = lambda stretch: (stretch.place, stretch.numbers.start)
-        for stretch in sorted(itertools.chain(*files), key=by_chunk):
-            if stretch.ends:
-                sizes.setdefault(stretch.place, []).extend(_steps(stretch))
-    file, offset = map(list, zip(*_starts(form, files)))
+    if spec.is_compressed:
+        by_chunk = lambda run_: (run_.place, run_.numbers.start)
+        for run_ in sorted(itertools.chain(*files), key=by_chunk):
+            if run_.ends:
+                sizes.setdefault(run_.place, []).extend(_steps(run_))
+    file, offset = map(list, zip(*_starts(spec, files)))
     return Placement(file, offset, splits, sizes)
 
 
-def packed(form: TreeSpec, files: Files) -> Packed:
+def packed(spec: TreeSpec, files: Files) -> Packed:
     """Where the chunks lie, by a rule."""
-    grids = form.grids
+    grids = spec.grids
     rows = (
         (place, numbers.start, numbers.stop, offset, s.stop(grids[place].full) - offset)
         for s in itertools.chain(*files)
         for place, numbers, offset, _ in [s]
     )
     counts = np.asarray(list(map(len, files)), np.int64)
-    sizes = [n for stretch in itertools.chain(*files) for n in _steps(stretch)]
+    sizes = [n for run_ in itertools.chain(*files) for n in _steps(run_)]
     return _packed.pack(
         np.fromiter(rows, np.dtype((np.int64, 5)), counts.sum()),
         counts,
-        len(form.names),
+        len(spec.names),
         np.asarray(sizes, np.int64),
     )
 
 
-def _steps(stretch: Stretch) -> Iterator[int]:
+def _steps(run_: ChunkRun) -> Iterator[int]:
     """The sizes of the chunks of a stretch, if they are compressed."""
-    ends = stretch.ends or []
+    ends = run_.ends or []
     return (stop - start for stop, start in zip(ends, [0, *ends]))
 
 
-def _entries(form: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
+def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     """The keys of the database, and the zarr.json files."""
-    blobs = [_arrays.zarr_json(t._replace(keys="")) for t in form.templates]
+    blobs = [_arrays.zarr_json(t._replace(keys="")) for t in spec.templates]
     ends = list(itertools.accumulate(map(len, blobs), initial=0))
     sizes = list(map(len, blobs))
-    kinds, grids = form.numbers, form.template_grids
-    names = [name.encode() + b"/" for name in form.names]
+    kinds, grids = spec.numbers, spec.template_grids
+    names = [name.encode() + b"/" for name in spec.names]
     chunks = [[key.encode() for key in grid.keys] for grid in grids]
     # Nearly all leaves are one chunk, stored as it is.
     is_one = [
-        len(own) == 1 and t.codec is None for own, t in zip(chunks, form.templates)
+        len(own) == 1 and t.codec is None for own, t in zip(chunks, spec.templates)
     ]
     ones = [place for place, kind in enumerate(kinds) if is_one[kind]]
-    starts = _starts(form, files)
+    starts = _starts(spec, files)
     keys = [name + b"zarr.json" for name in names]
     keys += [names[place] + chunks[kinds[place]][0] for place in ones]
     numbers = [len(files)] * len(names) + [starts[place][0] for place in ones]
@@ -319,14 +323,14 @@ def _entries(form: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     lengths = [sizes[kind] for kind in kinds]
     lengths += [grids[kinds[place]].full for place in ones]
     places: dict[int, list[int]] = {}
-    for place, origin in enumerate(form.origins) if len(ones) < len(names) else ():
+    for place, origin in enumerate(spec.origins) if len(ones) < len(names) else ():
         places.setdefault(place if origin is None else origin, []).append(place)
     for number, stretches in enumerate(files) if places else ():
-        for stretch in stretches:
-            if is_one[kinds[stretch.place]]:
+        for run_ in stretches:
+            if is_one[kinds[run_.place]]:
                 continue
-            for place, i in itertools.product(places[stretch.place], stretch.numbers):
-                start, length = stretch.find(i, grids[kinds[place]].full)
+            for place, i in itertools.product(places[run_.place], run_.numbers):
+                start, length = run_.find(i, grids[kinds[place]].full)
                 keys.append(names[place] + chunks[kinds[place]][i])
                 numbers.append(number)
                 offsets.append(start)
@@ -337,18 +341,18 @@ def _entries(form: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     return entries, b"".join(blobs)
 
 
-def longest(leaves: Sequence[PlannedLeaf], form: TreeSpec, processes: int) -> Written:
+def longest(leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int) -> Written:
     """**Raises:** `ValueError` for more runs of chunks than are read."""
-    own = zip(form.templates, form.counts)
+    own = zip(spec.templates, spec.counts)
     total = sum((t.chunk_count * t.full + _packed.ALIGN) * n for t, n in own)
-    files = _assign.most_files(total, processes, _layout.FAR_FILE)
-    names = [str(n) for n in range(min(files, form.chunk_count + len(leaves)))]
+    files = _assign.most_files(total, processes, _writing.FAR_FILE)
+    names = [str(n) for n in range(min(files, spec.chunk_count + len(leaves)))]
     base = f"d/{'0' * 16}"
-    keys = (f"{base}/tree", f"{base}/manifest.ocdbt") if form.has_database else ()
-    make = _most_packed if form.has_columns else _most_listed
+    keys = (f"{base}/tree", f"{base}/manifest.ocdbt") if spec.has_database else ()
+    make = _most_packed if spec.has_columns else _most_listed
     return Written(
         placed=DataFiles(names, make(leaves, len(names), total)),
-        digests="0" * 32 * (len(names) if form.has_columns else 1),
+        digests="0" * 32 * (len(names) if spec.has_columns else 1),
         others=dict.fromkeys(keys, "0" * 32),
     )
 

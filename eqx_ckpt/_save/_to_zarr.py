@@ -11,9 +11,9 @@ from .._runtime import _threads
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
 from . import _tree_spec
-from ._layout import DataFiles, Destination, Ends, Files, Save, Written
 from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
+from ._writing import DataFiles, Destination, Ends, Files, LeafWriter, Written
 
 
 # More files than these take longer to sync one by one than all that others may have
@@ -21,12 +21,12 @@ from ._tree_spec import TreeSpec
 _MANY = 256
 
 
-def write(save: Save, into: Destination[Backend]) -> Files:
+def write(writer: LeafWriter, into: Destination[Backend]) -> Files:
     """Writes the chunks of this process."""
-    data, root, syncs = save.data, into.work, into.syncs
+    data, root, syncs = writer.data, into.work, into.syncs
 
     def write(place: int, numbers: range) -> None:
-        parent = _files.directory(save.leaves[place].name)
+        parent = _files.directory(writer.leaves[place].name)
         keys = [f"{parent}/{key}" for key in data.grids[place].keys]
         keys = keys[numbers.start : numbers.stop]
         parents = {key.rpartition("/")[0] for key in keys}
@@ -38,27 +38,29 @@ def write(save: Save, into: Destination[Backend]) -> Files:
             below = {p[:at] for p in parents for at in _cuts(p)} - {parent}
             root.sync_directories(below)
 
-    runs = [run for _, runs in save.own(save.index) for run in runs]
+    runs = [run for _, runs in writer.own(writer.index) for run in runs]
     jobs = [ft.partial(write, *run) for run in runs]
     # A system that syncs several files at a time writes its journal once for them.
-    _threads.gather(jobs, save.threads(), waiting=root.is_far or syncs)
+    _threads.gather(jobs, writer.threads(), waiting=root.is_remote or syncs)
     return []
 
 
-def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Files:
+def see(
+    writer: LeafWriter, process: int, ends: Ends, into: Destination[Backend]
+) -> Files:
     """**Raises:** `ValueError` unless the chunks of another process are there."""
-    for _, runs in save.own(process):
+    for _, runs in writer.own(process):
         for place, numbers in runs:
-            parent = _files.directory(save.leaves[place].name)
-            for key in save.data.grids[place].keys[numbers.start : numbers.stop]:
+            parent = _files.directory(writer.leaves[place].name)
+            for key in writer.data.grids[place].keys[numbers.start : numbers.stop]:
                 into.work.check_range(f"{parent}/{key}", 1)
     return []
 
 
-def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
+def finish(writer: LeafWriter, files: Files, into: Destination[Backend]) -> Written:
     """Writes the rest of a save whose chunks are all there."""
     root, syncs = into.work, into.syncs
-    if save.count > 1:
+    if writer.count > 1:
         root.delete("d")  # It had the notes of what processes have written.
 
     def write(leaf: PlannedLeaf) -> None:
@@ -68,8 +70,8 @@ def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
         root.write(f"{parent}/zarr.json", [blob], syncs)
         parents = set()
         if leaf.alias is not None:
-            origin = _files.directory(save.leaves[leaf.alias].name)
-            keys = save.data.grids[leaf.alias].keys
+            origin = _files.directory(writer.leaves[leaf.alias].name)
+            keys = writer.data.grids[leaf.alias].keys
             parents = {f"{parent}/{key}".rpartition("/")[0] for key in keys}
             root.make_directories(parents)
             for key in keys:
@@ -78,11 +80,11 @@ def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
             below = {p[:at] for p in parents for at in _cuts(p)} | {parent}
             root.sync_directories(below)
 
-    jobs = [ft.partial(write, leaf) for leaf in save.leaves]
-    _threads.gather(jobs, waiting=root.is_far or syncs)
-    digests = bytes(save.data.digests)
+    jobs = [ft.partial(write, leaf) for leaf in writer.leaves]
+    _threads.gather(jobs, waiting=root.is_remote or syncs)
+    digests = bytes(writer.data.digests)
     root.write(_files.DIGESTS, [digests], syncs)
-    side = {"zarr.json": _group(save.form)}
+    side = {"zarr.json": _group(writer.spec)}
     return Written(_NOWHERE, _index.digest(digests), {}, side=side)
 
 
@@ -94,17 +96,17 @@ _zarr_dtypes = frozenset(
 
 
 @_tree_spec.remembered
-def _group(form: TreeSpec) -> bytes:
+def _group(spec: TreeSpec) -> bytes:
     """The JSON of the root group, whose consolidated metadata lists what zarr-python
     can decode."""
     blobs = {
         number: _arrays.zarr_json(template._replace(keys="")).rstrip()
-        for number, template in enumerate(form.templates)
+        for number, template in enumerate(spec.templates)
         if template.stored in _zarr_dtypes
     }
     members = [
         b'"%b":%b' % (_files.directory(name).encode(), blobs[number])
-        for name, number in zip(form.names, form.numbers)
+        for name, number in zip(spec.names, spec.numbers)
         if number in blobs
     ]
     return (
@@ -114,11 +116,11 @@ def _group(form: TreeSpec) -> bytes:
     )
 
 
-def has_many(form: TreeSpec) -> bool:
-    return form.chunk_count + len(form.names) > _MANY
+def has_many(spec: TreeSpec) -> bool:
+    return spec.chunk_count + len(spec.names) > _MANY
 
 
-def longest(leaves: Sequence[PlannedLeaf], form: TreeSpec, processes: int) -> Written:
+def longest(leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int) -> Written:
     return Written(_NOWHERE, "0" * 32, {})
 
 

@@ -72,7 +72,7 @@ class Transaction(abc.ABC):
 
     def is_saved(self, index: bytes) -> bool | None:
         """Whether the save is what is at the root. None: nobody knows."""
-        if self.root.is_far:
+        if self.root.is_remote:
             return None  # What has failed may yet be done.
         return _store.is_still(self.root, _files.INDEX, Value(index))
 
@@ -93,7 +93,7 @@ class Transaction(abc.ABC):
         )
 
     def _noted(self, error: Exception, note: str) -> Exception:
-        if isinstance(error, OSError) and error.errno and not self.root.is_far:
+        if isinstance(error, OSError) and error.errno and not self.root.is_remote:
             error = OSError(
                 error.errno,
                 f"{_text_of(error)}, while a save was being put in place at "
@@ -172,7 +172,7 @@ def unpublished(root: Backend, nbytes: int = 0) -> Iterator[None]:
     except OSError as e:
         # What is not there was deleted by another writer. A store says itself what it
         # refuses.
-        if e.errno is None or e.errno == errno.ENOENT or root.is_far:
+        if e.errno is None or e.errno == errno.ENOENT or root.is_remote:
             raise
         of = f" of {_text.size(nbytes)}" if nbytes else ""
         raise OSError(

@@ -36,7 +36,7 @@ class TreeSpec:
         return {}
 
     @ft.cached_property
-    def is_coded(self) -> bool:
+    def is_compressed(self) -> bool:
         """Whether there are chunks that are encoded."""
         return any(template.codec is not None for template in self.templates)
 
@@ -114,13 +114,13 @@ def remembered(function: F) -> F:
     nothing else than compute a result, which nobody changes."""
 
     @ft.wraps(function)
-    def call(form: TreeSpec, *args: Any) -> Any:
+    def call(spec: TreeSpec, *args: Any) -> Any:
         key = function, args
-        if key not in form.results:
-            made = function(form, *args)
-            if len(form.results) >= _MAX_RESULTS:
-                form.results.clear()
-            form.results[key] = made
-        return form.results[key]
+        if key not in spec.results:
+            made = function(spec, *args)
+            if len(spec.results) >= _MAX_RESULTS:
+                spec.results.clear()
+            spec.results[key] = made
+        return spec.results[key]
 
     return call  # pyright: ignore[reportReturnType]

@@ -77,7 +77,7 @@ _MOST = 20
 def _run(x: _manager.CheckpointManager) -> str:
     steps = x._steps
     title = f"CheckpointManager {steps.root}"
-    if steps.root.is_far:
+    if steps.root.is_remote:
         # It would take requests to know.
         return _html.card(title, "see .steps()")
     found = _summary.summaries(steps, _MOST)

@@ -178,7 +178,7 @@ def databases(
 
 
 def array_url(root: Backend, database: str | None, key: str) -> str:
-    base = root.url if root.is_far else "file://" + urllib.parse.quote(root.url)
+    base = root.url if root.is_remote else "file://" + urllib.parse.quote(root.url)
     if database is None:
         return f"{base}/{urllib.parse.quote(key)}/|zarr3:"
     return f"{base}/{database}/|ocdbt:{urllib.parse.quote(key)}/|zarr3:"

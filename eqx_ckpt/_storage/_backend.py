@@ -48,9 +48,9 @@ class Usage(NamedTuple):
 class Backend(abc.ABC):
     """A directory in some kind of store. The keys of files are relative to it.
 
-    `url` is absolute: a URL, or a path of the local file system. `is_far`: each access
-    is a request, which costs more than what it transfers. So some are made at a time,
-    large ones rather than small ones, and none only to look before a read.
+    `url` is absolute: a URL, or a path of the local file system. `is_remote`: each
+    access is a request, which costs more than what it transfers. So some are made at a
+    time, large ones rather than small ones, and none only to look before a read.
 
     What is not there is a `MissingError` or a `FileNotFoundError`. What is there and
     must not be read is a `ValueError`: a link leads out of a checkpoint, and to read
@@ -58,7 +58,7 @@ class Backend(abc.ABC):
     """
 
     url: str
-    is_far: bool
+    is_remote: bool
 
     def __str__(self) -> str:
         """For messages: a path or URL may have any characters."""

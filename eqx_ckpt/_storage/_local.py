@@ -63,7 +63,7 @@ class LocalDirectory(Backend):
     depth: int = dataclasses.field(default=0, compare=False, kw_only=True)
     pin: tuple[str, Descriptor] | None = dataclasses.field(default=None, kw_only=True)
 
-    is_far = False
+    is_remote = False
 
     @property
     def name(self) -> str:

@@ -32,7 +32,7 @@ class ObjectStore(Backend):
     url: str
     options: str = dataclasses.field(default="{}", repr=False)
 
-    is_far = True
+    is_remote = True
 
     def target(self) -> str:
         return self.url

@@ -48,7 +48,7 @@ def answer(root: Any, key: str, future: Any, soon: bool = False) -> Any:
     except DamagedError:
         raise
     except ValueError as e:
-        if not root.is_far:
+        if not root.is_remote:
             raise  # A file here is what it is: a link, or no regular file.
         raise odd(root, key, str(e).splitlines()[0]) from e
 
@@ -76,7 +76,7 @@ def look_twice(
 ) -> T:
     """The result of a look at files. In a store, what is damaged or missing is what a
     second look finds so too: one answer may be wrong."""
-    if root.is_far:
+    if root.is_remote:
         with contextlib.suppress(ValueError, FileNotFoundError):
             found = look()
             if is_good(found):
@@ -87,7 +87,7 @@ def look_twice(
 def gather(root: Backend, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
     """The results of jobs that look at files below a root: in turn, or some at a time
     in an object store, where each is a request."""
-    if root.is_far:
+    if root.is_remote:
         return _threads.gather_requests(jobs, _REQUESTS)
     return _threads.gather(jobs, 1)
 
@@ -115,7 +115,7 @@ def ahead(
 ) -> Sequence[Callable[[], Any]]:
     """Jobs that look at files below a root, of which not all may be needed. Each is
     done when it is called, and raises then; in a store all are done now, together."""
-    if not root.is_far:
+    if not root.is_remote:
         return jobs
     done = gather(root, [ft.partial(_outcome, job) for job in jobs])
     return [outcome.result for outcome in done]

@@ -146,7 +146,7 @@ def to_host(leaf: Any, template: Template) -> np.ndarray:
     return _stored(_on_host(leaf, template), template)
 
 
-def is_bare(leaf: Any, template: Template) -> bool:
+def is_zero_copy(leaf: Any, template: Template) -> bool:
     """Whether a leaf gives memory in which its elements are as they are stored."""
     if not isinstance(leaf, jax.Array) or template.kind != "jax":
         return False

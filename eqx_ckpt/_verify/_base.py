@@ -65,8 +65,8 @@ def digest(source: Source) -> str:
             f"`{source.root}` cannot be a base: it has no leaf whose values could be "
             "compared."
         )
-    runs = _spread([r for r in some if source.is_run(r)], _LEAVES)
-    others = _spread([r for r in some if not source.is_run(r)], _CHUNKED)
+    runs = _spread([r for r in some if source.is_contiguous(r)], _LEAVES)
+    others = _spread([r for r in some if not source.is_contiguous(r)], _CHUNKED)
 
     def first(directory: Backend, record: Record) -> bytes:
         key, start, _ = source.where(record, 0)

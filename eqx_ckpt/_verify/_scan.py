@@ -124,7 +124,7 @@ def scan(
 ) -> list[Problem]:
     """Reads all data files, and says what in them is not as it was saved. With
     `is_verified` their digests are known, and compared."""
-    threads = FAR_THREADS if source.root.is_far else _THREADS
+    threads = FAR_THREADS if source.root.is_remote else _THREADS
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * threads))
     buffers: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
@@ -196,7 +196,7 @@ def _check(
         window = Window(source.directory, key, buffer, chunks[-1].stop or 0)
         for chunk in chunks:
             found = list(_check_chunk(source, chunk, window, is_verified, step))
-            if found and source.root.is_far:
+            if found and source.root.is_remote:
                 # It is what a second read says, too.
                 window.forget()
                 found = list(_check_chunk(source, chunk, window, is_verified, step))

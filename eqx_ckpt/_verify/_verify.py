@@ -228,10 +228,10 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
             return Problem(record.name, None, key, unreadable(source.root, e))
         return None
 
-    is_far = source.root.is_far
+    is_remote = source.root.is_remote
     look = lambda record: _store.look_twice(
         source.root, ft.partial(check, record), lambda problem: problem is None
     )
     jobs = [ft.partial(look, record) for record in records]
-    threads = _scan.FAR_THREADS if is_far else 1
-    yield from filter(None, _threads.gather(jobs, threads, waiting=is_far))
+    threads = _scan.FAR_THREADS if is_remote else 1
+    yield from filter(None, _threads.gather(jobs, threads, waiting=is_remote))

@@ -17,9 +17,9 @@ from .._runtime import _threads
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._save import _lazies, _notes, _plan, _publish, _serialise, _to_ocdbt
-from .._save._layout import Destination, Save
-from .._save._payload import Data
+from .._save._payload import LeafBytes
 from .._save._plan import Plan
+from .._save._writing import Destination, LeafWriter
 from .._storage._backend import Backend
 from . import _onefile, _probe
 
@@ -50,7 +50,7 @@ class _Zip(zipfile.ZipFile):
 class Archive:
     """A zip that is being written, to anything that has a `write`."""
 
-    is_far = True
+    is_remote = True
 
     def __init__(self, file: Any):
         # What has no buffer may write a part of what it is given.
@@ -140,21 +140,23 @@ def save(plan: Plan, advance: Advance) -> None:
         pack(root)
         return
     check(root, options.overwrite)
-    _onefile.publish(root, pack, options.overwrite, options.durable, plan.form.nbytes)
+    _onefile.publish(root, pack, options.overwrite, options.durable, plan.spec.nbytes)
 
 
 def _pack(plan: Plan, advance: Advance, file: Any) -> None:
     """Writes a checkpoint as one file. The index comes last, as ever."""
-    leaves = _lazies.read_small(plan.leaves, frozenset(), plan.room)
-    save = Save(Data(leaves, plan.form, advance), Processes(), plan.room)
+    leaves = _lazies.read_small(plan.leaves, frozenset(), plan.max_bytes)
+    writer = LeafWriter(
+        LeafBytes(leaves, plan.spec, advance), Processes(), plan.max_bytes
+    )
     number = secrets.token_hex(8)
     with Archive(file) as archive:
         into = Destination(archive, f"d/{number}", False)
-        files = _to_ocdbt.write(save, into)
-        written = _to_ocdbt.finish(save, files, into)
+        files = _to_ocdbt.write(writer, into)
+        written = _to_ocdbt.finish(writer, files, into)
         _serialise.write_functions(plan, into, {})
         states = []
         if plan.options.own is not None:
-            states.append(_notes.write_own(plan.options.own, save, into))
+            states.append(_notes.write_own(plan.options.own, writer, into))
         index = _plan.index_of(plan, number, written, own=states)
         archive.write(_files.INDEX, [_publish.encoded(index)])

@@ -86,7 +86,7 @@ def look(root: Backend) -> Probe | None:
 
 def names_in(root: Backend) -> frozenset[str]:
     """The names in a directory; in an object store those that tell its format."""
-    if not root.is_far:
+    if not root.is_remote:
         try:
             return frozenset(root.list_top() or ())
         except NotADirectoryError:

@@ -134,7 +134,7 @@ def places(archive: Zip, names: list[str]) -> list[tuple[int, int]]:
     So if the first one lies right before what comes next, the others are taken to.
     """
     found: list[tuple[int, int] | None] = [None] * len(names)
-    if archive.directory.is_far and names:
+    if archive.directory.is_remote and names:
         guesses = _guesses(archive, names)
         if guesses[0] == place(archive, names[0]):
             found = guesses

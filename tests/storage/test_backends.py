@@ -99,9 +99,9 @@ def test_reads(store):
     assert root.read("a/file", 4).data == _FILE[:4]
     assert root.read("a/file", limit=10).data == _FILE
     assert root.size("a/file") in (10, None)
-    assert (root.read("a/file").time is None) == root.is_far
+    assert (root.read("a/file").time is None) == root.is_remote
     usage = root.usage(["a/file"])
-    assert usage is None if root.is_far else usage.files == 1
+    assert usage is None if root.is_remote else usage.files == 1
     assert root.check_range("a/file", 10) in (10, None)
     if store.kind != "gs":  # The emulator knows no ranges from the end.
         assert root.wait(root.start_read("a/file", -3, None)).value == _FILE[-3:]
@@ -120,7 +120,7 @@ def test_a_file_that_is_not_there(store, none):
     assert not root.has(none) and root.stamp(none) == ""
     assert root.read(none) is None and root.read(none, limit=3) is None
     assert root.size(none) is None
-    if root.is_far:  # There a directory is none.
+    if root.is_remote:  # There a directory is none.
         assert root.read("a") is None and not root.has("a")
     for read in (
         lambda: root.check_range(none, 1),
@@ -383,8 +383,8 @@ def test_who_can_do_what(store):
     is_local = store.kind in ("local", "open")
     assert isinstance(store.read, LocalDirectory) == is_local
     assert isinstance(store.read, ObjectStore) != is_local
-    assert store.read.is_far != is_local
-    assert (store.read.entry() is None) == store.read.is_far
+    assert store.read.is_remote != is_local
+    assert (store.read.entry() is None) == store.read.is_remote
 
 
 def test_locks(tmp_path):

@@ -193,10 +193,10 @@ class Play:
         mark = f"{number}-{call.tree}" if self.how == "mark" else ""
         processes = self.world.processes(line, mark, self.how == "tag", self.timeout)
         account = f"{number if self.how in ('mark', 'account') else ''}-{call.tree}"
-        with processes.heard():
+        with processes.share_errors():
             if call.what == "plan":
                 raise OSError("bad tree")
-        with processes.heard():
+        with processes.share_errors():
             accounts = processes.gather(account.encode(), alike=True)
             if not processes.broadcast(b"+" if len(set(accounts)) == 1 else b""):
                 processes.gather()

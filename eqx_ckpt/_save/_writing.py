@@ -16,7 +16,7 @@ from .._format._extents import Placement
 from .._format._packed import Packed
 from .._runtime._processes import Processes
 from . import _assign, _payload, _tree_spec
-from ._payload import Data
+from ._payload import LeafBytes
 from ._sending import UploadQueue
 from ._tree_spec import TreeSpec
 
@@ -29,7 +29,7 @@ FAR_FILE, _FAR_COPIES = 64 * 2**20, 2
 class Sink(Protocol):
     """A place to write files to, each of them once and whole: a store, or a zip."""
 
-    is_far: bool
+    is_remote: bool
 
     def write(
         self, key: str, buffers: Iterable[Any], sync: bool = False, /
@@ -67,7 +67,7 @@ class Destination(Generic[S]):
             self.sync_all()
 
 
-class Stretch(NamedTuple):
+class ChunkRun(NamedTuple):
     """A run of chunks of a leaf, one after the other in a file from `offset` on. Where
     they are compressed, `ends` are their ends, as offsets from there."""
 
@@ -92,73 +92,75 @@ class Stretch(NamedTuple):
 
 
 # The stretches of each of some files.
-Files = list[Collection[Stretch]]
+Files = list[Collection[ChunkRun]]
 # For each run of chunks that a process has written, the ends of compressed ones.
 Ends = list[list[int] | None]
 
 
-class Kept(NamedTuple):
+class LinkedFiles(NamedTuple):
     """Data files of another save that are in this one too, as its first; the digests of
     their runs; and leaves that have not changed since that save."""
 
-    files: Sequence[Collection[Stretch]]
+    files: Sequence[Collection[ChunkRun]]
     digests: list[tuple[int, range, bytes]]
     same: frozenset[int]
 
 
-NOTHING = Kept([], [], frozenset())
+NOTHING = LinkedFiles([], [], frozenset())
 
 
-def largest_sent(room: int) -> int:
+def largest_sent(max_bytes: int) -> int:
     """The most bytes of a file that is sent from memory."""
-    return min(FAR_FILE, room // (2 * _FAR_COPIES))
+    return min(FAR_FILE, max_bytes // (2 * _FAR_COPIES))
 
 
-class Save:
-    """The writing of the leaves of one save: each process its own part of it.
+class LeafWriter:
+    """Writes the leaves of one save: each process its own part of them.
 
-    It may take `room` bytes of memory. A file has at most `most` bytes, unless a chunk
-    has more.
+    It takes at most `max_bytes` of memory. A file has at most `max_file_bytes`, unless
+    one chunk has more.
     """
 
     def __init__(
         self,
-        data: Data,
+        data: LeafBytes,
         processes: Processes,
-        room: int,
-        most: int = _assign.MAX_FILE,
-        kept: Kept = NOTHING,
+        max_bytes: int,
+        max_file_bytes: int = _assign.MAX_FILE,
+        linked: LinkedFiles = NOTHING,
     ):
-        self.data, self.leaves, self.form = data, data.leaves, data.form
-        self.kept = kept
+        self.data, self.leaves, self.spec = data, data.leaves, data.spec
+        self.linked = linked
         self.index, self.count = processes.index, processes.count
-        self.room, self.most = room, most
+        self.max_bytes, self.max_file_bytes = max_bytes, max_file_bytes
         there: dict[int, list[range]] = {}
-        for place, run, digests in kept.digests:
+        for place, run, digests in linked.digests:
             there.setdefault(place, []).append(run)
             self.data.put_rows(place, run, digests)
             grid = self.data.grids[place]
             data.advance(len(run) * grid.full, run.stop == len(grid.keys))
-        if there or kept.same or processes.count > 1:
-            works = _works(self.form, [leaf.owners for leaf in data.leaves], there)
-            self.deal = _assign.deal(works, processes.count, most, kept.same)
-            self.is_plain = False
+        if there or linked.same or processes.count > 1:
+            works = _works(self.spec, [leaf.owners for leaf in data.leaves], there)
+            self.deal = _assign.deal(
+                works, processes.count, max_file_bytes, linked.same
+            )
+            self.is_single_writer = False
         else:
-            self.deal = deal_alone(self.form, most)
+            self.deal = deal_alone(self.spec, max_file_bytes)
             # Where its chunks lie follows from its form.
-            self.is_plain = not self.form.is_coded
+            self.is_single_writer = not self.spec.is_compressed
 
     def threads(self, file: int = 0) -> int:
         """Number of threads that may write, each of which holds a file of so many
         bytes."""
-        copies = _payload.COPIES * self.form.largest_chunk + _FAR_COPIES * file
+        copies = _payload.COPIES * self.spec.largest_chunk + _FAR_COPIES * file
         # The other half is for files that are on their way.
-        room = self.room // 2 if file else self.room
-        return min(8, max(1, room // copies))
+        max_bytes = self.max_bytes // 2 if file else self.max_bytes
+        return min(8, max(1, max_bytes // copies))
 
     def own(self, process: int) -> list[tuple[int, _assign.Runs]]:
         """The files that a process writes: their numbers, and the runs in each."""
-        files = enumerate(self.deal, len(self.kept.files))
+        files = enumerate(self.deal, len(self.linked.files))
         return [(number, runs) for number, (who, runs) in files if who == process]
 
     def account(self, files: Files) -> bytes:
@@ -184,13 +186,13 @@ class Save:
 
 
 @_tree_spec.remembered
-def deal_alone(form: TreeSpec, most: int) -> _assign.Assignment:
+def deal_alone(spec: TreeSpec, max_file_bytes: int) -> _assign.Assignment:
     """The files of a process that saves all leaves alone."""
-    return _assign.deal(_works(form, (), {}), 1, most)
+    return _assign.deal(_works(spec, (), {}), 1, max_file_bytes)
 
 
 def _works(
-    form: TreeSpec,
+    spec: TreeSpec,
     owners: Iterable[_assign.Owners | None],
     there: Mapping[int, list[range]],
 ) -> list[_assign.WriteJob]:
@@ -198,13 +200,13 @@ def _works(
     # Those of most leaves are of their template.
     kinds = [
         (len(grid.keys), grid.full, [(range(len(grid.keys)), 0)])
-        for grid in form.template_grids
+        for grid in spec.template_grids
     ]
-    works = list(map(kinds.__getitem__, form.numbers))
+    works = list(map(kinds.__getitem__, spec.numbers))
     rest: dict[int, _assign.Owners] = {p: own for p, own in enumerate(owners) if own}
     for place, runs in there.items():
         rest[place] = [(run, 0) for run in _between(runs, works[place][0])]
-    rest |= dict.fromkeys(dict(form.aliases), [])
+    rest |= dict.fromkeys(dict(spec.aliases), [])
     for place, own in rest.items():
         works[place] = (*works[place][:2], own)
     return works
