@@ -32,7 +32,9 @@ def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
         # When this returns it has been encoded, so that it need not be copied before.
         writing = store.write(chunk, can_reference_source_data_indefinitely=True)
         _context.result(writing)
-        return _context.result(values.read(key)).value
+        encoded = _context.result(values.read(key)).value
+        _context.result(values.write(key, None))  # It would stay there.
+        return encoded
 
     return encode
 
