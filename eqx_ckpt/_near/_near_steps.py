@@ -154,6 +154,7 @@ class Near(NearSteps):
         root, start = saves.steps.root, saves.start
 
         def decide(words: list[bytes]) -> bytes:
+            saves.check_begin()
             if start.attempt is None and not start.has_restored:
                 chosen = _near_search.choose(root, words)
                 if chosen.step is not None:
@@ -188,8 +189,9 @@ class Near(NearSteps):
         file = self._disk.place(self._attempt.run, "0" * 16, 0)
         root = _root.resolve(str(file))
         root.check_writable()
+        plan = _plan.plan(root, offer.tree, options)
         self._disk.make_room(file.parent)
-        return _plan.plan(root, offer.tree, options)
+        return plan
 
     def _write(self, going: NearSaving, plan: Plan, processes: Processes) -> None:
         """Writes the part of this process, from a thread of its own."""

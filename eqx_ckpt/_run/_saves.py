@@ -129,7 +129,6 @@ class Saves:
     def _save(self, offer: PendingState, retain: bool = True) -> bool:
         """Saves a step if it is due, and deletes older ones then (`retain`)."""
         step = offer.step
-        _options.check_name(self.steps.root)
         given = offer.given()
         processes = self.processes("save a step", f"Saving step {step}", step)
         try:
@@ -195,11 +194,7 @@ class Saves:
         if not (force or offer.is_last or self.policy.is_due(step, self.last)):
             return b""
         self.wait()
-        if self.base is None:
-            self.steps.root.check_writable()
-            self.steps.check_root()
-            if self.steps.latest() is None:
-                self.steps.check_readable()
+        self.check_begin()
         self.steps.check_own(step)
         self._check_metrics(offer)
         if step in self.damaged:
@@ -219,6 +214,16 @@ class Saves:
         how = "replace" if force else "new"
         why = "" if wrong is None else str(wrong) or type(wrong).__name__
         return json.dumps([how, metrics, why]).encode()
+
+    def check_begin(self) -> None:
+        """Before the first save, also to near disks. **Raises:** where a run cannot
+        be."""
+        if self.base is None:
+            _options.check_name(self.steps.root)
+            self.steps.root.check_writable()
+            self.steps.check_root()
+            if self.steps.latest() is None:
+                self.steps.check_readable()
 
     def _of_orbax(self, step: int) -> FileExistsError:
         return FileExistsError(

@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from support import near, near_kills, near_worlds
 from support.helpers import tree_at
@@ -519,3 +520,25 @@ def test_other_counts_and_shardings(tmp_path, counts, copies, spec):
     last = near.run(tmp_path, counts[-1], until=step + 1, own='"all"')
     assert begun(last) == [(step, counts[-1])] * counts[-1]
     assert results(last) == near.never_stopped(counts[-1], until=step + 1)
+
+
+@pytest.mark.parametrize("what", ["a checkpoint", "steps of Orbax", "a name"])
+def test_nothing_is_written_for_a_run_that_cannot_be(tmp_path, what):
+    """Neither to the root nor to the near disk."""
+    root, tree, says = tmp_path / "run", tree_at(2), "Choose another directory"
+    if what == "a checkpoint":
+        ec.tree_serialise_leaves(root, tree_at(1))
+    elif what == "steps of Orbax":
+        root, says = tmp_path / "orbax", "steps of Orbax that a manager does not read"
+        two = {"one": ocp.args.StandardSave(tree), "two": ocp.args.StandardSave(tree)}
+        with ocp.CheckpointManager(root) as theirs:
+            theirs.save(1, args=ocp.args.Composite(**two))
+    else:
+        root, says = tmp_path / "run.safetensors", "a file that a save does not write"
+    before = sorted(tmp_path.rglob("*"))
+    how = {"near": tmp_path / "disk", "near_every": 2, "every": 100}
+    manager = ec.CheckpointManager(root, **how)
+    with pytest.raises(ValueError, match=says):
+        manager.save(2, tree)
+    assert sorted(tmp_path.rglob("*")) == before
+    manager._saves.offered = None
