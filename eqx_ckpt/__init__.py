@@ -4,6 +4,8 @@ from . import _platform as _platform
 
 
 # isort: split
+from typing import Any as _Any, TYPE_CHECKING as _TYPE_CHECKING
+
 from . import (
     _formats as _formats,
     _near as _near,
@@ -49,7 +51,11 @@ from ._rename._rename import rename as rename
 from ._run._clean import clean as clean
 from ._run._manager import CheckpointManager as CheckpointManager
 from ._run._records import history as history, Run as Run, runs as runs, Step as Step
-from ._runtime._arguments import Together as Together
+from ._runtime._arguments import (
+    no_attribute as _no_attribute,
+    public as _public,
+    Together as Together,
+)
 from ._save._async import async_tree_serialise_leaves as async_tree_serialise_leaves
 from ._save._background import SaveHandle as SaveHandle
 from ._save._delete import delete as delete, exists as exists
@@ -62,3 +68,14 @@ from ._tree._register import register_leaf as register_leaf
 from ._verify._scan import Problem as Problem
 from ._verify._verify import verify as verify
 from ._version import __version__ as __version__
+
+
+# Python itself suggests names that are near: not those of the rooms.
+def __dir__() -> list[str]:
+    return [*_public(globals()), "__version__"]
+
+
+if not _TYPE_CHECKING:
+
+    def __getattr__(name: str) -> _Any:
+        raise _no_attribute(globals(), name)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._format import _files, _text
-from .._format._leaves import Record, Unreadable
+from .._format._leaves import Leaves, Record, Unreadable
 from .._load import _published, _wording
 from .._load._source import Source
 from .._show import _lines, _model, _terminal
@@ -57,7 +57,7 @@ def ls(
         records.sort(key=lambda r: -r.template.nbytes)
         lines = _flat(records)
     else:
-        rows = _rows(records, depth, leaves.aliases)
+        rows = _rows(leaves, records, depth)
         if static and not pattern:
             nodes = [x for x in leaves.node_names if not name or is_wanted(x)]
             texts = [(x, leaves.fields_text(x)) for x in nodes]
@@ -105,16 +105,14 @@ def _distinct(records: list[Record], aliases: Mapping[int, int]) -> Iterator[int
         seen.add(origin)
 
 
-def _rows(
-    records: list[Record], depth: int | None, aliases: Mapping[int, int]
-) -> list[TreeLine]:
+def _rows(leaves: Leaves, records: list[Record], depth: int | None) -> list[TreeLine]:
     """The lines of leaves. What lies deeper is added up."""
     rows: dict[str, TreeLine] = {}
     counts: collections.Counter[str] = collections.Counter()
     sizes: collections.Counter[str] = collections.Counter()
-    for record, nbytes in zip(records, _distinct(records, aliases)):
+    for record, nbytes in zip(records, _distinct(records, leaves.aliases)):
         name = ".".join(record.name.split(".")[:depth])
-        rows[name] = _lines.of_record(record)
+        rows[name] = _lines.of_record(leaves, record)
         if name != record.name:
             counts[name] += 1
             sizes[name] += nbytes

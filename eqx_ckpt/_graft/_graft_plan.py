@@ -198,7 +198,7 @@ def _compare_scalars(
         if what == "keep":
             out.append(StaticDifference(name, shown, repr(kept)))
         elif what == "load":
-            problems.add("scalar", name, f"saved {kept!r} and {shown}")
+            problems.add("several", name, f"saved {kept!r} and {shown}")
         else:
             problems.add("scalar", name, f"saved {shown}, the model has {kept!r}")
     return out
@@ -231,6 +231,8 @@ _titles = {
     "dtype": "of another dtype",
     "adapter": "what an adapter cannot do",
     "scalar": "Python scalars that were saved with another value",
+    "several": "Python scalars of which a pair makes one of several that differ "
+    '(`scalars="keep"` takes those of the model)',
     "tied": "one array in the model, and would be two (`eqx.nn.Shared` ties for good)",
     "static": "static fields that have changed ({static}; a pair of the arrays "
     "themselves, `lambda m: m.linear.weight`, lets all pass)",

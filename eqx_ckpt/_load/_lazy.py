@@ -280,11 +280,18 @@ class LazyArray(jax.ShapeDtypeStruct):
     def _refuse(self, *_: Any) -> NoReturn:
         raise TypeError(
             f"The leaf `{self.name}` has not been read. Use `.read()` or "
-            "`ec.materialise`."
+            "`ec.materialise`; or `ec.lazy`, which computes with it as it is read."
         )
 
     __bool__ = __int__ = __float__ = __complex__ = __index__ = _refuse
     __contains__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refuse
+    __mod__ = __rmod__ = __divmod__ = __rdivmod__ = __pow__ = __rpow__ = _refuse
+    __matmul__ = __rmatmul__ = __neg__ = __pos__ = __abs__ = __round__ = _refuse
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __invert__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     def __len__(self) -> int:
         if not self.shape:

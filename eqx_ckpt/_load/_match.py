@@ -362,7 +362,8 @@ class _Matcher:
 
 
 _titles = {
-    "missing": "missing: in `like`, not in the {}",
+    "missing": 'missing: in `like`, not in the {} (`missing="keep"` takes those of '
+    "`like`, and `where` leaves leaves out)",
     "abstract": 'missing and abstract: `missing="keep"` would keep a leaf that has no '
     "value. Initialise it (`load_or_init`), or pass a `like` with values",
     "unexpected": "unexpected: in the {}, not in `like`",

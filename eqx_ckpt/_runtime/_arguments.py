@@ -185,6 +185,7 @@ _HERE = {
     "`processes=ec.Together(tag=...)`": "tag",
     "`processes=ec.Together(timeout=...)`": "timeout async_options",
     "`processes`": "multiprocessing_options",
+    '`unexpected="ignore"`, with `missing="keep"` for what is not there': "strict",
     "`root`": "ckpt_dir directory dirpath",
     "`where=lambda tree: tree.model`": "save_weights_only",
     "`keep`": "max_to_keep preservation_policy save_top_k",
@@ -276,3 +277,40 @@ def unknown(name: str, call: str, names: Iterable[str]) -> TypeError:
     hint = f" Is it {' or '.join(f'`{x}`' for x in near)}?" if near else ""
     some = ", ".join(names)
     return TypeError(f"`{call}` has no argument `{name}`.{hint} It has {some}.")
+
+
+# ---- Modules.
+
+# What other libraries call the calls of this one.
+_CALLS = {
+    "save": "tree_serialise_leaves",
+    "save_file": "export_safetensors",
+    "save_checkpoint": "CheckpointManager",
+    "save_pytree": "tree_serialise_leaves",
+    "load": "tree_deserialise_leaves",
+    "load_checkpoint": "CheckpointManager",
+    "load_file": "open",
+    "load_pytree": "tree_deserialise_leaves",
+    "restore": "CheckpointManager",
+    "restore_checkpoint": "CheckpointManager",
+    "tree_serialize_leaves": "tree_serialise_leaves",
+    "tree_deserialize_leaves": "tree_deserialise_leaves",
+    "materialize": "materialise",
+}
+
+
+def public(module: Mapping[str, Any]) -> list[str]:
+    """The names that a module has for its users: its own, and what it gives on from
+    modules below it."""
+    own = module["__name__"]
+    home = lambda x: f"{getattr(x, '__module__', getattr(x, '__name__', ''))}."
+    names = (name for name, x in module.items() if home(x).startswith(f"{own}."))
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def no_attribute(module: Mapping[str, Any], name: str) -> AttributeError:
+    """The error for a name that a module does not have."""
+    text = f"module `{module['__name__']}` has no attribute `{name}`"
+    near = [_CALLS[name]] if name in _CALLS else []
+    near = near or difflib.get_close_matches(name, public(module), 1, 0.6)
+    return AttributeError(text + "".join(f": here it is `{x}`" for x in near) + ".")

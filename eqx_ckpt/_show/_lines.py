@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .._format import _names, _values
-from .._format._leaves import Record
+from .._format._leaves import Leaves, Record
 from .._load import _wording
 
 
@@ -17,8 +17,13 @@ class TreeLine(NamedTuple):
     nbytes: int | None = None
 
 
-def of_record(record: Record) -> TreeLine:
-    return TreeLine(record.name, _wording.show(record), record.template.nbytes)
+def of_record(leaves: Leaves, record: Record) -> TreeLine:
+    """The line of a leaf. An entry of an eqx.nn.State, which has a number, is told by
+    the fields that have its StateIndex."""
+    label, text = leaves.labels.get(record.place), _wording.show(record)
+    if label is not None and label.names:
+        text += f"  of {', '.join(sorted(label.names))}"
+    return TreeLine(record.name, text, record.template.nbytes)
 
 
 # So many static fields of a tree are printed one by one.

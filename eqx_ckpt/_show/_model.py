@@ -134,7 +134,8 @@ def rows(some: Iterable[Branch], indent: str = "") -> Iterator[TreeLine]:
 def leaf_lines(source: Source) -> Iterator[TreeLine]:
     """A line for each leaf. A shared leaf has its bytes at its first name only."""
     leaves = source.index.leaves
-    for number, line in enumerate(map(_lines.of_record, leaves.records())):
+    for number, record in enumerate(leaves.records()):
+        line = _lines.of_record(leaves, record)
         if number in leaves.aliases:
             line = TreeLine(line.name, f"{line.text}, shared", 0)
         yield line

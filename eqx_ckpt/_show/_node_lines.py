@@ -40,7 +40,7 @@ def _of_stored(body: StoredBody) -> Iterator[TreeLine]:
     modules: list[tuple[str, str]] = []
     for member in body.members:
         if isinstance(member, int):
-            line = _lines.of_record(leaves.record(member))
+            line = _lines.of_record(leaves, leaves.record(member))
             yield line._replace(name=line.name[cut:])
         else:
             fields = leaves.fields_text(member)

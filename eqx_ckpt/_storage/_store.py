@@ -167,7 +167,8 @@ def counting() -> Iterator[Callable[[], int]]:
 
     It shows what a load costs: arrays, digests and the index together. Reads by this
     library and by TensorStore count, memory-mapped ones too, in all threads of the
-    process. Requests to object stores and servers do not count.
+    process. Requests to object stores and servers do not count, nor what is in
+    `memory://`.
 
     **Returns:** a context manager. Its value is a function that returns the number of
     bytes so far; after the block it returns the number of the whole block.

@@ -681,3 +681,7 @@ def _shown(x: Any) -> str:
     if callable(x):
         return getattr(x, "__name__", "...")
     return repr(x) if isinstance(x, (bool, int, float, complex)) else "..."
+
+
+def __dir__() -> list[str]:
+    return _arguments.public(globals())

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from .._runtime import _arguments
 from . import _methods
 from ._methods import MergedLeaf as MergedLeaf, Method as Method
 
@@ -457,3 +458,7 @@ def _each(name: str, x: Any) -> Any:
     """The same, of which any sequence has one for each tree."""
     is_one = isinstance(x, (numbers.Real, Mapping, str))
     return _numbers(name, x if is_one else tuple(x))
+
+
+def __dir__() -> list[str]:
+    return _arguments.public(globals())

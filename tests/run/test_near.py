@@ -536,7 +536,7 @@ def test_nothing_is_written_for_a_run_that_cannot_be(tmp_path, what):
     else:
         root, says = tmp_path / "run.safetensors", "a file that a save does not write"
     before = sorted(tmp_path.rglob("*"))
-    how = {"near": tmp_path / "disk", "near_every": 2, "every": 100}
+    how: dict[str, Any] = {"near": tmp_path / "disk", "near_every": 2, "every": 100}
     manager = ec.CheckpointManager(root, **how)
     with pytest.raises(ValueError, match=says):
         manager.save(2, tree)
