@@ -71,7 +71,9 @@ class PiecedArray(NamedTuple):
     def start_read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> Any:
         """The read of `self[picks]` into an array of its shape: it is done when its
         result is asked for."""
-        return types.SimpleNamespace(result=ft.partial(_read_pieces, self, into, picks))
+        # Read by whoever waits for it.
+        read = ft.partial(_read_pieces, self, into, picks)
+        return types.SimpleNamespace(done=lambda: True, result=read)
 
 
 # What an array of another format is read from.

@@ -151,10 +151,11 @@ def write(fd: int, buffers: Iterable[Any], sync: bool) -> None:
 def fsync(fd: int) -> None:
     """Makes an open file or directory durable. On macOS the system's `fsync` leaves it
     in the cache of the drive, which may write later files first."""
-    if hasattr(fcntl, "F_FULLFSYNC"):
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
         # Not all file systems have it.
         with contextlib.suppress(OSError):
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            fcntl.fcntl(fd, full)
             return
     os.fsync(fd)
 

@@ -41,7 +41,7 @@ class _Blobs:
 
 def _done(result=None, **fields):
     result = types.SimpleNamespace(**fields) if fields else result
-    return types.SimpleNamespace(result=lambda: result)
+    return types.SimpleNamespace(done=lambda: True, result=lambda: result)
 
 
 class StoredFiles(MutableMapping[str, bytes]):
