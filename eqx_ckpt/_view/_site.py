@@ -378,7 +378,13 @@ def of_run(steps: Steps) -> Shown:
 def of_runs(folder: Folder) -> Shown:
     """Its `runs` have `values`: of each of `metrics` the last, the least, the
     greatest."""
-    histories = {name: _records.steps_of(x) for name, x in folder.runs().items()}
+    histories: dict[str, list[Step]] = {}
+    unread = ""
+    for name, run in folder.runs().items():
+        try:
+            histories[name] = _records.steps_of(run)
+        except ERRORS:
+            unread += f" · not read: {_text.bounded(name, 200)}"
     lines = {name: _curves_of.lines(found)[0] for name, found in histories.items()}
     curves = _curves(lines)
     metrics = [name for name, *_ in curves["curves"]]
@@ -391,7 +397,7 @@ def of_runs(folder: Folder) -> Shown:
             row |= {"step": f"{last.number}", "time": _model.moment(last.time)[:19]}
         rows.append(row)
     page = {**curves, "kind": "runs", "title": folder.title, "runs": rows}
-    page |= {"metrics": metrics, "quiet": _model.counted(len(rows), "run")}
+    page |= {"metrics": metrics, "quiet": _model.counted(len(rows), "run") + unread}
     return {**page, "rows": [], "tree": [], "labels": {}}, lambda n: []
 
 

@@ -318,6 +318,12 @@ def test_runs(serve, get, tmp_path):
         manager.save(1, {"w": jnp.ones(2)}, {"loss": 1})
     found = _ask(get, server, f"page?known={page['mark']}")
     assert found["series"] == [*names, "rate=4"] and found["mark"] != page["mark"]
+    # One that cannot be read hides no other.
+    (tmp_path / "sweep" / "rate=2" / "eqx_ckpt.run").write_text("no directory")
+    found = _ask(get, server, "page")
+    assert found["quiet"] == "3 runs · not read: rate=2"
+    assert "rate=2" not in found["series"]
+    (tmp_path / "sweep" / "rate=2" / "eqx_ckpt.run").unlink()
     # Runs are given by their paths too.
     some = [tmp_path / "sweep" / name for name in names[:2]]
     assert _ask(get, serve(*some), "page")["series"] == [*map(str, some)]

@@ -148,9 +148,8 @@ function histogram(data, names) {
   const bins = counts[0].length, step = (hi - lo) / bins;
   const most = Math.max(1, ...counts.flat());
   const left = outside.reduce((a, b) => a + b, 0);
-  const note = left ? `${count(left, "element")} further out` : "";
   const plot = {
-    x: [lo, hi], y: [0, most], label: "value", note, names: named(names.slice(0, counts.length)), shown: (y) => y.toLocaleString("en"), steps: bins, place: (i) => (i + 0.5) / bins,
+    x: [lo, hi], y: [0, most], label: "value", note: left ? `${count(left, "element")} further out` : "", names: named(names.slice(0, counts.length)), shown: (y) => y.toLocaleString("en"), steps: bins, place: (i) => (i + 0.5) / bins,
     said: (i) => `${short(lo + i * step)} to ${short(lo + (i + 1) * step)}:  ${counts.map((row) => row[i].toLocaleString("en")).join(" | ")}`,
     draw: (svg, sx, sy) => counts.forEach((row, k) => row.forEach((n, i) => {
       if (!n) return;
@@ -631,8 +630,7 @@ class Board {
     log.checked = settings.log; smooth.value = settings.smooth;
     this.tools = h("p", { class: "tools" }, h("label", {}, log, " log scale"), h("label", {}, "smoothing ", smooth));
     this.curves = h("div", { class: "curves" });
-    this.rows = h("div");
-    this.rest = h("div");
+    [this.rows, this.rest] = [h("div"), h("div")];
     this.compare = h("button", { "data-key": "compare", onclick: () => go({ ...base, at: [...this.chosen.keys()].sort((a, b) => a - b).join(",") }) }, "Compare the two that are ticked");
     const which = h("select", { onchange: () => { this.of = which.value; this.tabulate(); } }, ["last", "least", "greatest"].map((x) => h("option", {}, x)));
     this.which = h("label", {}, "metrics: ", which);
@@ -762,8 +760,7 @@ class View {
       const found = await ask("page", { ...query, known: page.mark });
       if (this.page === page && found.error) this.quiet.textContent = `${page.quiet} · ${found.error}`;
       if (this.page === page && found.kind) {
-        this.page = found;
-        this.head();
+        this.page = found; this.head();
         if (JSON.stringify(page.rows) !== JSON.stringify(found.rows)) this.list(true);
         if (!("n" in state())) this.overview();
       }
