@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .._limits import limits
 from . import _json, _names, _values
 from ._schema import fields, fits, optional
 
@@ -339,8 +340,8 @@ def _encode_kind(kind: Kind, width: int | None) -> list[Any]:
     return own
 
 
-# The children of all rows, and the cost of a tree, as `check` counts it.
-_MOST_CHILDREN, _BASE, _PART = 2**22, 2**26, 3 * 128
+# The children of all rows, and the cost of a part, as `check` counts it.
+_MOST_CHILDREN, _PART = 2**22, 3 * 128
 _NODE, _VALUE = 128, 4
 # The characters of one value, and how deep its JSON is: more than those of any that
 # `_tree/_codec.py` makes.
@@ -528,6 +529,6 @@ def _check_costs(
         costs.append(cost)
         if stored > most:
             raise ValueError("the tree has not as many leaves as there are")
-        if cost > _BASE + _PART * _names.MAX_DEPTH * stored:
+        if cost > limits.tree_cost + _PART * _names.MAX_DEPTH * stored:
             raise ValueError("the tree has more nodes and static values than are read")
     return leaves[-1]

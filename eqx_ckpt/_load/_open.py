@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from .. import _rooms
 from .._errors import DamagedError, ReplacedError
 from .._format import _files, _index, _text
+from .._limits import limits
 from .._runtime import _log, _processes
 from .._storage import _context, _open_files, _root
 from .._storage._backend import Backend
@@ -138,9 +139,6 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
 _TRIES = 3
 
 
-_SECONDS = 30
-
-
 def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Makes a call again if the path that it is given, as argument number `place` or as
     `name`, is replaced while it is read. A call with an open checkpoint is made once.
@@ -155,7 +153,7 @@ def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             # One of many processes cannot try again alone.
             if not isinstance(path, (str, os.PathLike)) or _processes.count() > 1:
                 return call(*args, **kwargs)
-            end = time.monotonic() + _SECONDS
+            end = time.monotonic() + limits.reopen_seconds
             count = 0
             while True:
                 count += 1

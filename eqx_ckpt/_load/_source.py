@@ -13,14 +13,13 @@ from .._format._grid import Grid
 from .._format._index import Index, StoredFunction
 from .._format._leaves import Record
 from .._format._template import Template
+from .._limits import limits
 from .._runtime import _threads
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
 from . import _wording
 
 
-# Pages of digests that follow each other are read together, if they have no more bytes.
-_TOGETHER = 2**20
 _DAMAGED = "its file of digests is damaged"
 
 # A range of the bytes of a file: its key, from, to.
@@ -317,7 +316,8 @@ class Digests:
         # The first page of each read, and the last one's end.
         self._reads = [0]
         for page in range(1, len(pages) - 1):
-            if _digests.SIZE * (pages[page + 1] - pages[self._reads[-1]]) > _TOGETHER:
+            nbytes = _digests.SIZE * (pages[page + 1] - pages[self._reads[-1]])
+            if nbytes > limits.joint_digest_bytes:
                 self._reads.append(page)
         self._reads.append(len(pages) - 1)
         self._starts = [pages[page] for page in self._reads]

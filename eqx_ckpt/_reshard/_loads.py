@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from .._format import _template, _text
+from .._limits import limits
 from .._load import _fetch
 from .._load._fetch import LeafRead, ReadPlan
 from .._load._load_options import LoadOptions
@@ -26,10 +27,10 @@ from ._moves import ArrayMove
 
 # A move may be worth it if processes would otherwise read the array so often.
 _MORE = 1.1
-# Assumed for "auto": bytes a second that a process reads and verifies; that a device
-# sends and receives, on a CPU and elsewhere; seconds to compile the programs of arrays
-# of one shape, and seconds that each array takes, whatever its size.
-_READS, _MOVES_ON_CPU, _MOVES = 0.5e9, 0.4e9, 5e9
+# Assumed for "auto": bytes a second that a device sends and receives, on a CPU and
+# elsewhere; seconds to compile the programs of arrays of one shape, and seconds that
+# each array takes, whatever its size.
+_MOVES_ON_CPU, _MOVES = 0.4e9, 5e9
 _COMPILES, _STARTS = 0.3, 2e-4
 # So many small arrays of one kind are moved by one program.
 _TOGETHER = 32
@@ -111,7 +112,8 @@ def _keep_worthy(wants: list[LeafRead], stay: dict[str, str]) -> None:
     for (move, shape, itemsize), numbers in alike.items():
         route, size = move.route, math.prod(shape)
         devices, count = move.mesh.devices.flat, route.processes
-        saved = (route.wanted - route.read) / count * itemsize * len(numbers) / _READS
+        nbytes = (route.wanted - route.read) / count * itemsize * len(numbers)
+        saved = nbytes / limits.read_bytes_per_second
         rate = _MOVES_ON_CPU if devices[0].platform == "cpu" else _MOVES
         parts = [route.digits.count(sum(x, ())) for x in (route.first, route.target)]
         local = len(devices) / count

@@ -14,14 +14,15 @@ from typing import NamedTuple
 
 from .._format import _files, _index
 from .._format._history import PLACE
+from .._limits import limits
 from .._runtime import _threads
 from .._storage._objects import ObjectStore
 from . import _attempts, _numbered
 
 
-# A store lists so many keys by a request, and most steps have no more than so many. So
-# many requests one after the other are no worse than many that are nearly empty.
-_PAGE, _KEYS, _PAGES = 1000, 10, 4
+# Most steps have no more keys than this. So many requests one after the other are no
+# worse than many that are nearly empty.
+_KEYS, _PAGES = 10, 4
 # Lists that are asked for at a time.
 _LISTS = 64
 _key = re.compile(
@@ -72,7 +73,7 @@ def read(root: ObjectStore, known: Collection[int]) -> Listing:
 
 def _parts(known: Collection[int]) -> list[str]:
     """Starts of the keys of steps, each in one part."""
-    if len(known) * _KEYS <= _PAGE:
+    if len(known) * _KEYS <= limits.listed_keys:
         return [""]
     steps = _split("", [str(step) for step in known])
     return [*steps, f"{_attempts.PLACE}/", f"{PLACE}/"]
@@ -80,7 +81,7 @@ def _parts(known: Collection[int]) -> list[str]:
 
 def _split(start: str, names: Iterable[str]) -> list[str]:
     inside = [name for name in names if name.startswith(start)]
-    if start and len(inside) * _KEYS <= _PAGES * _PAGE:
+    if start and len(inside) * _KEYS <= _PAGES * limits.listed_keys:
         return [start]
     digits = [start + digit for digit in "0123456789"]
     parts = [part for digit in digits for part in _split(digit, inside)]

@@ -13,16 +13,13 @@ from typing import Any
 
 from .._format import _files, _journal, _json
 from .._format._journal import StepRow, Summary
+from .._limits import limits
 from .._storage import _store
 from .._storage._backend import Backend, Value
 
 
-# Steps that are not in the journal, before it is written anew: so many, or one for so
-# many that are. And the most that are read for that after one save.
-_FEW, _SHARE, _MOST = 64, 16, 1024
-# Seconds after which another index has another stamp, however coarse the clock of the
-# file system: sooner one may be taken for the other.
-_SETTLED = 3
+# Steps that a save reads at most for the journal.
+_MAX_STEPS = 1024
 
 
 def index_of(step: int) -> str:
@@ -101,9 +98,11 @@ class Journal:
                 self._list(rows)
             self._missing[step] = now = time.monotonic()
             missing = list(self._missing.items())
-            settled = sorted(s for s, since in missing if now - since > _SETTLED)
-            if len(settled) >= max(_FEW, len(rows) // _SHARE):
-                self._record(settled[:_MOST], rows)
+            old = now - limits.stamp_seconds
+            settled = sorted(step for step, since in missing if since < old)
+            share = len(rows) // limits.unlisted_step_share
+            if len(settled) >= max(limits.unlisted_steps, share):
+                self._record(settled[:_MAX_STEPS], rows)
 
     def deleted(self, step: int) -> None:
         self._missing.pop(step, None)
@@ -135,7 +134,8 @@ class Journal:
         with contextlib.suppress(OSError, ValueError):
             stamp = self._root.stamp(index_of(step))
             row = self._look(step, stamp) if stamp else None
-            if row and (row.time is None or time.time() - row.time > _SETTLED):
+            old = time.time() - limits.stamp_seconds
+            if row and (row.time is None or row.time < old):
                 return row
         return None
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._format import _grid
+from .._limits import limits
 from .._tree._sharding import Holders
 
 
-# Files are written side by side; more of them than this helps nobody.
-_MIN_FILE, MAX_FILE, _FILES = 64 * 2**20, 2 * 2**30, 32
+MAX_FILE = 2 * 2**30
 
 # Runs of the chunks of a leaf, each with the process that writes it.
 Owners = list[tuple[range, int]]
@@ -56,7 +56,7 @@ def deal(
 
 
 def _target(total: int, most: int) -> int:
-    return min(max(total // _FILES, _MIN_FILE), most)
+    return min(max(total // limits.max_files, limits.min_file_bytes), most)
 
 
 def most_files(total: int, processes: int, most: int) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import _rooms
+from .._limits import limits
 from .._runtime import _cleanup, _handlers, _log, _threads
 from .._runtime._progress import Count
 from .._storage import _context
@@ -200,15 +201,12 @@ def start(
     return handle
 
 
-# The most bytes of copies that saves have which are not over, but for the last one.
-_ROOM = 2 * 2**30
-
-
 def make_room(nbytes: int) -> None:
     """Waits until the saves that are under way leave room for the copies of another."""
     together = lambda: [handle for handle in _pending.copy() if not handle._is_apart]
     for handle in together():
-        if sum(other._copied for other in together()) + nbytes <= _ROOM:
+        copied = sum(other._copied for other in together())
+        if copied + nbytes <= limits.queued_copy_bytes:
             return
         _wait([handle])
 

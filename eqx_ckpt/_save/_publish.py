@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from .._format import _files, _index, _schema
 from .._format._index import Index
+from .._limits import limits
 from .._runtime._processes import Processes
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
@@ -55,8 +56,6 @@ def announce(txn: Transaction) -> bytes:
 
 
 _TOLD = _schema.ID, bool
-# Seconds that a file system of the network may take to show what another host has made.
-_SHOWN = 30
 
 
 def await_location(
@@ -72,7 +71,7 @@ def await_location(
     if is_beside and isinstance(work, LocalDirectory):
         work = _leftovers.directory_of(work, save)
     own = f"d/{save}"
-    end = time.monotonic() + _SHOWN
+    end = time.monotonic() + limits.directory_seconds
 
     def is_shown() -> bool:
         is_there = work.is_remote or work.is_directory(own)

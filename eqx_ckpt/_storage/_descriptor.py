@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable
 
 from .._format import _text
+from .._limits import limits
 from .._runtime import _log
 
 
@@ -107,9 +108,8 @@ class Descriptor(_Closed):
 
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-# Seconds of waiting for a lock: until we look whether a call of our own has left it,
-# until the log says so, and at most.
-_OWN, _TOLD, _LONGEST = 0.2, 10, 1800
+# Seconds of waiting for a lock until we look whether a call of our own has left it.
+_OWN = 0.2
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
@@ -205,17 +205,17 @@ def _is_over(call: types.FrameType | None) -> bool:
 def _await(fd: int, directory: str) -> bool:
     """Locks an open directory that another has locked, once it can. Returns whether it
     has."""
-    start, pause, told = time.monotonic(), 0.001, _TOLD
+    start, pause, told = time.monotonic(), 0.001, limits.lock_log_seconds
     since, looked = time.strftime("%H:%M:%S"), _OWN
     while True:
         waited = time.monotonic() - start
         if waited > looked:
             looked *= 4
             _let_go(fd)
-        if waited > min(told, _LONGEST):
+        if waited > min(told, limits.lock_seconds):
             told *= 4
             who = f"{_holder(fd)} holds the lock of `{_text.escape(directory)}`"
-            if waited > _LONGEST:
+            if waited > limits.lock_seconds:
                 raise TimeoutError(
                     errno.ETIMEDOUT, f"{who}, which this has waited for since {since}"
                 )

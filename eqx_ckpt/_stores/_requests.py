@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from .._limits import limits
 from .._runtime import _log
 from .._runtime._threads import Outcome, Worker
 from .._storage import _context
@@ -21,11 +22,8 @@ from . import _remote
 
 # Whether it is encrypted, its host and its port.
 Server = tuple[bool, str, int]
-# Seconds until it is looked whether the server of a request is there at all; that it is
-# then given to answer; and that it may be away if it has answered before.
-_LOOK, _ANSWER, _AWAY = 2, 10, 30
-# Seconds after which it is logged that there is no answer yet, and how often at most.
-_SAY, _AGAIN = 5, 60
+# Seconds between two lines of the log about a server.
+_AGAIN = 60
 _answering: set[Server] = set()
 _said: dict[str, float] = {}
 
@@ -46,8 +44,9 @@ def result(url: str, options: str, future: Any, answers: bool = False) -> Any:
     is_known = server in _answering
     start = time.monotonic()
     timeout = given.get("timeout", _remote.TIMEOUT) if answers else math.inf
-    end, say = start + timeout, start + _SAY if answers else math.inf
-    pause = 5 * _LOOK if is_known else _LOOK
+    end = start + timeout
+    say = start + limits.server_log_seconds if answers else math.inf
+    pause = limits.server_look_seconds * (5 if is_known else 1)
     look = math.inf if server is None else start + pause
     failing, why = None, None
     while True:
@@ -65,19 +64,19 @@ def result(url: str, options: str, future: Any, answers: bool = False) -> Any:
             future.cancel()
             raise _silent(url, timeout, why)
         if now >= say:
-            _say(url, f"has not answered for {_SAY} s")
+            _say(url, f"has not answered for {limits.server_log_seconds} s")
             say = math.inf
         if server is None or now < look:
             continue
         # What is to be said is not to come late.
-        seconds = max(0.1, min(_ANSWER, end - now, say - now))
+        seconds = max(0.1, min(limits.server_answer_seconds, end - now, say - now))
         why = _failure(server, seconds)
         if why is None:
             failing, pause = None, min(2 * pause, 60)
         elif failing is None:
-            failing, pause = now, _LOOK
+            failing, pause = now, limits.server_look_seconds
             _say(url, f"does not answer: {why}. It is tried again")
-        elif not is_known or time.monotonic() > failing + _AWAY:
+        elif not is_known or time.monotonic() > failing + limits.server_away_seconds:
             future.cancel()
             raise ConnectionError(f"The store of `{url}` does not answer: {why}.")
         look = time.monotonic() + pause

@@ -33,12 +33,12 @@ import numpy as np
 import xxhash
 
 from .._format import _json, _names, _template, _values
+from .._limits import limits
 from . import _named
 
 
-# Parts of one value, how deep they may be nested, and the characters of their JSON.
-MAX_DEPTH = 50
-_MAX_PARTS, _MAX_CHARACTERS = 2**14, 2**14
+# The depth of one value, and the characters of its JSON.
+MAX_DEPTH, _MAX_CHARACTERS = 50, 2**14
 BUILTINS = {
     x.__name__: x
     for x in (bool, int, float, complex, str, bytes, list, tuple, dict, set, object)
@@ -95,7 +95,7 @@ class _Encoder:
 
     def encode(self, x: Any, depth: int) -> Any:
         self._count += 1
-        if self._count > _MAX_PARTS or depth > MAX_DEPTH:
+        if self._count > limits.value_parts or depth > MAX_DEPTH:
             return {"unknown": ["builtins", "object"]}
         try:
             return _encode(x, lambda part: self.encode(part, depth + 1))

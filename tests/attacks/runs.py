@@ -31,6 +31,7 @@ from support import command
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _index, _journal
+from eqx_ckpt._limits import limits
 from eqx_ckpt._run import _attempts
 from eqx_ckpt._run._step_journal import Journal
 from eqx_ckpt._run._steps import Steps
@@ -155,7 +156,7 @@ def make(path: pathlib.Path) -> None:
         own.save(16, tree(16), own={"at": 16})
         own._saves.offered = None
     root = _root.resolve(path / "run")
-    with mock.patch("eqx_ckpt._run._step_journal._SETTLED", -1):
+    with mock.patch.object(limits, "stamp_seconds", -1):
         Journal(root, lambda: [5, 10, 15])._record([5, 10, 15], {})
     assert _attempts.last(root) and (path / "run" / _journal.KEY).exists()
 

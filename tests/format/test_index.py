@@ -30,7 +30,8 @@ from eqx_ckpt._format._extents import Placement
 from eqx_ckpt._format._index import BaseFacts, Index, SaveFacts
 from eqx_ckpt._format._leaves import Leaves
 from eqx_ckpt._format._template import Template
-from eqx_ckpt._save import _assign, _plan
+from eqx_ckpt._limits import limits
+from eqx_ckpt._save import _plan
 from eqx_ckpt._save._options import SaveOptions
 from eqx_ckpt._storage import _root
 from eqx_ckpt._storage._local import LocalDirectory
@@ -714,7 +715,7 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch, limit):
         "chunks": {"w": np.arange(8_000.0), "v": np.arange(300.0), "e": np.ones(0)},
         "shared": {"a": x, "b": x, "c": [x, 3, jnp.ones(5)]},
     }
-    monkeypatch.setattr(_assign, "_MIN_FILE", 9_000)
+    monkeypatch.setattr(limits, "min_file_bytes", 9_000)
     for layout in ("ocdbt", "zarr"):
         for compression in (None, "zstd"):
             for tree in trees.values():

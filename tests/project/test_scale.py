@@ -6,7 +6,7 @@ import pytest
 
 from eqx_ckpt._format import _columns, _index, _json
 from eqx_ckpt._format._packed import Packed
-from eqx_ckpt._save import _assign
+from eqx_ckpt._limits import limits
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def scale(monkeypatch):
 def test_the_index_that_is_planned_is_read(scale, monkeypatch, has_columns):
     if has_columns:
         monkeypatch.setattr(_columns, "MOST_LEAVES", 0)
-    monkeypatch.setattr(_assign, "_MIN_FILE", 2**22)
+    monkeypatch.setattr(limits, "min_file_bytes", 2**22)
     kept = {}
     index_of = scale.index_of
     keep = lambda *args: kept.setdefault("index", index_of(*args))

@@ -165,7 +165,7 @@ def _layers(key: Any) -> Any:
 
 def test_a_tree_of_more_nodes_than_are_read_is_not_saved(tmp_path, monkeypatch):
     model = eqx.nn.MLP(2, 2, 3, 2, key=jr.key(0))
-    inside.limit(monkeypatch, cost_of_a_tree=-(2**40))
+    inside.limit(monkeypatch, tree_cost=-(2**40))
     with pytest.raises(ValueError, match="Nothing was saved: .*nodes.*several check"):
         ec.tree_serialise_leaves(tmp_path / "a", model)
     assert not (tmp_path / "a").exists()

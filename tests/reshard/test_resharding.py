@@ -206,7 +206,7 @@ def test_the_way_is_chosen(tmp_path):
     like = {"w": jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=copies)}
     for rate in (None, 1):
         if rate:
-            inside.limit(patch, bytes_read_in_a_second=rate)
+            inside.limit(patch, read_bytes_per_second=rate)
         out = ec.tree_deserialise_leaves(path / "c", like)
         assert same(out["w"], np.arange(2**18, dtype=np.float32).reshape(512, 512))
         print("next")

@@ -28,8 +28,8 @@ BEST = dict(best=("loss", "min"))
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
     """Each save writes the journal."""
-    inside.limit(monkeypatch, steps_without_a_journal=1, share_of_a_journal=10**9)
-    inside.limit(monkeypatch, seconds_until_settled=0)
+    inside.limit(monkeypatch, unlisted_steps=1, unlisted_step_share=10**9)
+    inside.limit(monkeypatch, stamp_seconds=0)
 
 
 def save(root, step, loss):
@@ -206,7 +206,7 @@ def test_only_what_the_journal_does_not_say_is_read(kind, tmp_path, reads, capsy
 
 def test_an_index_that_is_just_written_is_not_in_the_journal(tmp_path, monkeypatch):
     # Another one, written at the same tick of a coarse clock, might have its stamp.
-    inside.limit(monkeypatch, seconds_until_settled=50)
+    inside.limit(monkeypatch, stamp_seconds=50)
     ec.tree_serialise_leaves(tmp_path / "1" / "default", {"x": np.zeros(1)})
     inside.write_journal(tmp_path, 1)
     assert not steps_in_journal(tmp_path)

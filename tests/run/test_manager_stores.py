@@ -372,7 +372,7 @@ def test_a_run_is_listed_in_parts(far, monkeypatch):
     """And what the journal says of a step is not read again: a list shows that it is
     the same save."""
     proxy, root = far
-    inside.limit(monkeypatch, steps_without_a_journal=5, steps_of_a_listing=10)
+    inside.limit(monkeypatch, unlisted_steps=5, listed_keys=10)
     steps = [1, 2, 9, 10, 11, 12, 19, 100]
     with ec.CheckpointManager(root) as manager:
         fill_run(manager, steps, loss=[1 / (1 + step % 10) for step in steps])
@@ -422,7 +422,7 @@ _seeds = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6
 def test_any_history_in_a_store(seed, monkeypatch):
     """Steps that are saved, again, by whomever, or killed or deleted, after they came
     into the journal, which may be lost or an older one."""
-    inside.limit(monkeypatch, steps_without_a_journal=2, steps_of_a_listing=5)
+    inside.limit(monkeypatch, unlisted_steps=2, listed_keys=5)
     rng = random.Random(seed)
     root = f"memory://histories/{next(_numbers)}"
     old = b""

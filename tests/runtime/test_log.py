@@ -215,7 +215,7 @@ class _Bar:
 
 def test_a_bar_and_a_handle_count_the_bytes_of_all_threads(tmp_path, monkeypatch):
     monkeypatch.setattr("tqdm.auto.tqdm", _Bar)
-    inside.limit(monkeypatch, file_bytes=2**18)
+    inside.limit(monkeypatch, min_file_bytes=2**18)
     tree = {f"{i}": np.full(2**16, i, np.float64) for i in range(8)}
     handle = ec.async_tree_serialise_leaves(tmp_path / "a", tree, progress=True)
     handle.result()

@@ -219,7 +219,7 @@ def test_a_path_that_is_not_shared(tmp_path):
 import pytest
 from support import inside
 patch = pytest.MonkeyPatch()
-inside.limit(patch, seconds_until_a_directory_shows=1)
+inside.limit(patch, directory_seconds=1)
 # Each has a directory of its own, under one name, as on hosts without a shared disk.
 mine = path / str(rank)
 mine.mkdir()

@@ -770,7 +770,7 @@ def test_what_follows_a_save_that_fails_early_is_not_written_before_others():
 
 
 def test_saves_that_wait_have_a_bounded_number_of_copies(tmp_path, monkeypatch):
-    inside.limit(monkeypatch, bytes_that_wait=3 * 2**20)
+    inside.limit(monkeypatch, queued_copy_bytes=3 * 2**20)
     handles, written = [], []
 
     def make(write):

@@ -278,8 +278,8 @@ def test_a_lock_that_is_not_let_go_of(tmp_path, monkeypatch, caplog):
         holder.stdout.readline()
         holder.send_signal(signal.SIGSTOP)
         os.waitpid(holder.pid, os.WUNTRACED)
-        inside.limit(monkeypatch, seconds_until_a_lock_is_told=0.01)
-        inside.limit(monkeypatch, seconds_until_a_lock_is_given_up=2)
+        inside.limit(monkeypatch, lock_log_seconds=0.01)
+        inside.limit(monkeypatch, lock_seconds=2)
         who = rf"process {holder.pid} \(.*, T \(stopped\)\) holds the lock of `{path}`"
         with caplog.at_level("WARNING", "eqx_ckpt"):
             with pytest.raises(TimeoutError, match=f"{who}, which.*Nothing was saved"):

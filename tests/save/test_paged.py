@@ -26,8 +26,8 @@ def tree(value=1.0):
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     """Few leaves are many here, and small files and pages large."""
-    inside.limit(monkeypatch, plain_leaves=5, file_bytes=2**20)
-    inside.limit(monkeypatch, digests_read_together=64)
+    inside.limit(monkeypatch, plain_leaves=5, min_file_bytes=2**20)
+    inside.limit(monkeypatch, joint_digest_bytes=64)
 
 
 def index_of(path):
@@ -183,7 +183,7 @@ def test_a_file_of_digests_that_is_longer(tmp_path):
 _PATCH = """
 import pytest
 from support import inside
-inside.limit(pytest.MonkeyPatch(), plain_leaves=0, file_bytes=700)
+inside.limit(pytest.MonkeyPatch(), plain_leaves=0, min_file_bytes=700)
 """
 
 

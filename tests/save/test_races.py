@@ -205,7 +205,7 @@ def test_a_file_that_is_written_to_in_place(tmp_path):
 
 def test_what_is_replaced_each_time(tmp_path, monkeypatch):
     """A call begins again a few times, and then says so."""
-    inside.limit(monkeypatch, seconds_until_opened_anew=0)
+    inside.limit(monkeypatch, reopen_seconds=0)
     calls = []
 
     def load(path):

@@ -131,7 +131,7 @@ def test_damage_of_a_file_is_of_all_that_share_it(tmp_path):
 @pytest.mark.parametrize("seed", range(2))
 def test_any_leaves_may_change(tmp_path, seed, compression, monkeypatch):
     # Many files, over which leaves are split.
-    inside.limit(monkeypatch, file_bytes=1 << 16)
+    inside.limit(monkeypatch, min_file_bytes=1 << 16)
     rng = np.random.default_rng(seed)
 
     def fresh(i):

@@ -71,7 +71,7 @@ def test_chunks(tmp_path, layout):
 
 
 def test_large_leaves_span_files(tmp_path, monkeypatch):
-    inside.limit(monkeypatch, file_bytes=2**20, files=1000)
+    inside.limit(monkeypatch, min_file_bytes=2**20, max_files=1000)
     rng = np.random.default_rng(0)
     tree = {f"x{i}": rng.standard_normal((900, 177)) for i in range(5)}
     tree["s"] = np.arange(3)

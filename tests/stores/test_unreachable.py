@@ -54,8 +54,8 @@ _places = {
 
 
 _QUICK = {
-    "seconds_until_a_server_is_looked_at": 0.05,
-    "seconds_until_a_server_has_answered": 0.3,
+    "server_look_seconds": 0.05,
+    "server_answer_seconds": 0.3,
 }
 
 
@@ -109,18 +109,18 @@ def test_a_server_that_goes_away(tmp_path, monkeypatch):
     ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(3)})
     with servers.static(tmp_path) as port, servers.Proxy(port) as proxy:
         ckpt = ec.open(f"{proxy.url}/a")
-        inside.limit(monkeypatch, **_QUICK, seconds_until_a_server_is_back=1)
+        inside.limit(monkeypatch, **_QUICK, server_away_seconds=1)
         proxy.fault = lambda *_: "hang"
         start = time.monotonic()
         with pytest.raises(ConnectionError, match="says nothing"):
             ckpt["w"].read()
         assert 1 < time.monotonic() - start < 60
         # What takes long is no matter, as long as it answers.
-        inside.limit(monkeypatch, seconds_until_a_server_is_back=60)
+        inside.limit(monkeypatch, server_away_seconds=60)
         proxy.fault = lambda method, _: "hang" if method == "HEAD" else None
         assert ckpt["w"].read().tolist() == [1, 1, 1]
         proxy.fault, proxy.delay = lambda *_: None, 1.0
-        inside.limit(monkeypatch, seconds_until_a_server_has_answered=60)
+        inside.limit(monkeypatch, server_answer_seconds=60)
         assert ec.open(f"{proxy.url}/a")["w"].read().tolist() == [1, 1, 1]
 
 
@@ -133,8 +133,8 @@ def test_a_server_that_does_not_answer_what_opens(
         inside.replace(monkeypatch, "where a server is", lambda *_: None)
     # After it is told: what is found before is told instead, and how soon the server
     # answers is up to the machine.
-    inside.limit(monkeypatch, seconds_until_a_server_is_looked_at=0.3)
-    inside.limit(monkeypatch, seconds_until_a_server_is_told=0.2)
+    inside.limit(monkeypatch, server_look_seconds=0.3)
+    inside.limit(monkeypatch, server_log_seconds=0.2)
     ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(3)})
     with servers.static(tmp_path) as port, servers.Proxy(port) as proxy:
         proxy.fault = lambda method, _: "hang" if method == "GET" else None

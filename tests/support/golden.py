@@ -106,7 +106,7 @@ def write_compressed(directory: pathlib.Path) -> None:
 def write_columns(directory: pathlib.Path) -> None:
     """As if these were very many leaves, in files that were very large."""
     with pytest.MonkeyPatch.context() as patch:
-        inside.limit(patch, plain_leaves=0, file_bytes=4096)
+        inside.limit(patch, plain_leaves=0, min_file_bytes=4096)
         ec.tree_serialise_leaves(
             directory / "columns", tree(), storable, metadata=METADATA, chunks=_chunks
         )

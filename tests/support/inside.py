@@ -18,35 +18,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eqx_ckpt._limits import limits
 
-LIMITS = {
-    "file_bytes": "_save._assign._MIN_FILE",
-    "files": "_save._assign._FILES",
+
+# Constants of the format, and of its readers.
+CONSTANTS = {
     "entries_of_a_node": "_format._ocdbt._NODE_ENTRIES",
     # An index with more than these is made of columns.
     "plain_leaves": "_format._columns.MOST_LEAVES",
     "plain_chunks": "_format._columns.MOST_CHUNKS",
     "chunks_for_other_readers": "_save._tree_spec._MOST_CHUNKS",
-    "digests_read_together": "_load._source._TOGETHER",
     "index_bytes": "_format._json.MAX_INDEX",
     "files_synced_one_by_one": "_save._to_zarr._MANY",
-    "bytes_that_wait": "_save._background._ROOM",
     "prng_kinds_of_orbax": "_orbax._metadata._key_impls",
-    "parts_of_a_static_value": "_tree._codec._MAX_PARTS",
-    "cost_of_a_tree": "_format._record._BASE",
-    "steps_without_a_journal": "_run._step_journal._FEW",
-    "share_of_a_journal": "_run._step_journal._SHARE",
-    "seconds_until_settled": "_run._step_journal._SETTLED",
-    "steps_of_a_listing": "_run._listing._PAGE",
-    "seconds_until_opened_anew": "_load._open._SECONDS",
-    "seconds_until_a_lock_is_told": "_storage._descriptor._TOLD",
-    "seconds_until_a_lock_is_given_up": "_storage._descriptor._LONGEST",
-    "seconds_until_a_server_is_looked_at": "_stores._requests._LOOK",
-    "seconds_until_a_server_has_answered": "_stores._requests._ANSWER",
-    "seconds_until_a_server_is_back": "_stores._requests._AWAY",
-    "seconds_until_a_server_is_told": "_stores._requests._SAY",
-    "seconds_until_a_directory_shows": "_save._publish._SHOWN",
-    "bytes_read_in_a_second": "_reshard._loads._READS",
 }
 
 CALLS = {
@@ -110,9 +94,12 @@ def lost() -> list[str]:
 
 
 def limit(patch: pytest.MonkeyPatch, **values: Any) -> None:
-    """Changes constants, so that a little is much."""
+    """Changes limits, so that a little is much."""
     for name, value in values.items():
-        patch.setattr(f"eqx_ckpt.{LIMITS[name]}", value)
+        if name in CONSTANTS:
+            patch.setattr(f"eqx_ckpt.{CONSTANTS[name]}", value)
+        else:
+            patch.setattr(limits, name, value)
 
 
 def wrap(patch: pytest.MonkeyPatch, call: str, make: Callable[[Any], Any]) -> None:

@@ -443,7 +443,7 @@ def test_parts_that_cannot_be_encoded(tmp_path, monkeypatch):
     for _ in range(200):
         deep = [deep]
     doubled = print
-    inside.limit(monkeypatch, parts_of_a_static_value=1000)
+    inside.limit(monkeypatch, value_parts=1000)
     for _ in range(60):
         doubled = (doubled, doubled)
     for value in (deep, circular, doubled, Broken(a=1), jnp.ones(2)):
