@@ -172,6 +172,13 @@ def _exported(wanted: Unexported, tree: SavedTree) -> tuple[StoredFunction, byte
         return jtu.tree_unflatten(structure, out)
 
     exported = _lowered(kept, (avals, *wanted.nest), wanted.platforms)
+    if exported.nr_devices > 1:
+        _log.warn(
+            f"A function is stored for {exported.nr_devices} devices, and runs on no "
+            "other number of them: it is saved within `jax.set_mesh`, or has a "
+            "sharding in it. For one that runs anywhere, save outside of "
+            "`jax.set_mesh`."
+        )
     data = bytes(exported.serialize(vjp_order=wanted.order))
     args = _signature.fold(wanted.nest)
     result = jtu.tree_unflatten(exported.out_tree, exported.out_avals)

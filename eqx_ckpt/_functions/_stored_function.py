@@ -160,9 +160,8 @@ class Function:
 
         def refused(where: str = "") -> TypeError:
             given = f"{_short(nest)}{where}"
-            return TypeError(
-                f"{self._what} takes {self._takes}, and was given {given}."
-            )
+            text = f"{self._what} takes {self._takes}, and was given {given}"
+            return TypeError(f"{text.removesuffix('.')}.")
 
         structs, structure = jtu.tree_flatten(self.args)
         given, own = jtu.tree_flatten(nest)
@@ -171,7 +170,10 @@ class Function:
         out = [_converted(x, struct.dtype) for x, struct in zip(given, structs)]
         for x, struct in zip(out, structs):
             if not _fits(x, struct):
-                raise refused(f": there is {_short(x)} for {_short(struct)}")
+                where = f": there is {_short(x)} for {_short(struct)}"
+                if _needs_x64(struct.dtype):
+                    where += f". {_ENABLE}"
+                raise refused(where)
         return jtu.tree_unflatten(structure, out)
 
     @ft.cached_property
@@ -211,6 +213,13 @@ class Function:
         if exported.disabled_safety_checks:
             raise self._bad("checks of `jax.export` are disabled in it")
         why = _refused(exported, self._stored.order)
+        if why is not None and exported.nr_devices > 1:
+            raise ValueError(
+                f"{self._what} is stored for {exported.nr_devices} devices. Call it "
+                "within `jax.set_mesh` of a mesh of so many, or save it outside of "
+                f"`jax.set_mesh`, and it runs anywhere ({_text.escape(why)}). The "
+                "leaves are not affected."
+            )
         if why is not None:
             raise self._bad(why)
 
@@ -220,11 +229,10 @@ class Function:
         if template.kind not in ("jax", "key"):
             raise self._bad(f"the leaf `{name}` that it uses is no array")
         abstract = _leaf.abstract(template)
-        dtype = abstract.dtype
-        if jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype:
+        if _needs_x64(abstract.dtype):
             raise TypeError(
-                f"{self._what} uses the leaf `{name}`, which is {dtype}. "
-                "Enable x64 (`jax_enable_x64`), as it was when it was stored."
+                f"{self._what} uses the leaf `{name}`, which is {abstract.dtype}. "
+                f"{_ENABLE}"
             )
         return abstract
 
@@ -269,6 +277,13 @@ class Function:
     def __reduce__(self) -> Any:
         _source.check_pickles(self._source)
         return _unpickle, (self._source.root, self._source.index.save, self.name)
+
+
+_ENABLE = "Enable x64 (`jax_enable_x64`), as it was when it was stored."
+
+
+def _needs_x64(dtype: Any) -> bool:
+    return jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype
 
 
 class Functions(dict[str, Function]):

@@ -13,6 +13,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from support import golden_functions, scripts
+from support.helpers import enable_x64, run_program
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
@@ -380,3 +381,22 @@ except (ZeroDivisionError, RuntimeError) as e:
     told = "[28. 28.]\n" * 2 + "True\n"
     assert good(run_team(2, code, tmp_path)) == [told, told]
     assert not ec.exists(tmp_path / "c")
+
+
+def test_a_function_of_64_bits_where_they_are_not_enabled(tmp_path):
+    with enable_x64(True):
+        x = jax.ShapeDtypeStruct((3,), jnp.float64)
+        double = ec.function(lambda tree, x: 2 * x, x, platforms=CPU)
+        ec.tree_serialise_leaves(tmp_path / "a", {"n": 1}, functions={"f": double})
+    function = ec.open(tmp_path / "a").functions["f"]
+    said = r"there is float32\[3\] for float64\[3\]\. Enable x64 \(`jax_enable_x64`\)"
+    with pytest.raises(TypeError, match=said):
+        function(np.ones(3))
+
+
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="older JAX enters no mesh so")
+def test_a_function_that_is_saved_within_a_mesh(tmp_path):
+    run_program("function_within_a_mesh", str(tmp_path / "a"))
+    function = ec.open(tmp_path / "a").functions["f"]
+    with pytest.raises(ValueError, match="stored for 2 devices.*`jax.set_mesh`"):
+        function(np.ones((2, 8), np.float32))
