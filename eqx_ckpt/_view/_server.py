@@ -6,8 +6,8 @@ this machine. What was stored is shown as text: a page may run no script but its
 """
 
 import hmac
+import importlib.resources
 import json
-import pathlib
 import secrets
 import urllib.parse
 from collections.abc import Callable
@@ -39,7 +39,8 @@ _FILES = {
 
 
 def shipped(name: str) -> bytes:
-    return pathlib.Path(__file__).with_name("static").joinpath(name).read_bytes()
+    # In a zipapp they are no files.
+    return importlib.resources.files(__package__).joinpath("static", name).read_bytes()
 
 
 class Server(ThreadingHTTPServer):

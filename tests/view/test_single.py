@@ -1,7 +1,11 @@
 """The page as one file."""
 
 import json
+import pathlib
 import re
+import shutil
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -112,3 +116,19 @@ def test_no_file_is_replaced_unasked(save, tmp_path, capsys):
     )
     assert not (tmp_path / "x").exists()
     assert _main.main(["view", "a", "b", "c"]) == 2
+
+
+def test_the_page_of_a_zipped_package(tmp_path):
+    """As `zipapp` makes one."""
+    package = pathlib.Path(ec.__file__).parent
+    zipped = shutil.make_archive(
+        str(tmp_path / "app"), "zip", package.parent, package.name
+    )
+    ec.tree_serialise_leaves(tmp_path / "a", {"x": jnp.ones(3)})
+    code = (
+        f"import sys; sys.path.insert(0, {zipped!r}); import eqx_ckpt._cli._main as m; "
+    )
+    code += "assert '.zip' in m.__file__; sys.exit(m.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "view", "a", "--to", "a.html"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert "x" in _answers(tmp_path / "a.html").__repr__()
