@@ -160,8 +160,9 @@ class Function:
 
         def refused(where: str = "") -> TypeError:
             given = f"{_short(nest)}{where}"
-            text = f"{self._what} takes {self._takes}, and was given {given}"
-            return TypeError(f"{text.removesuffix('.')}.")
+            return TypeError(
+                f"{self._what} takes {self._takes}, and was given {given}."
+            )
 
         structs, structure = jtu.tree_flatten(self.args)
         given, own = jtu.tree_flatten(nest)
@@ -170,10 +171,13 @@ class Function:
         out = [_converted(x, struct.dtype) for x, struct in zip(given, structs)]
         for x, struct in zip(out, structs):
             if not _fits(x, struct):
-                where = f": there is {_short(x)} for {_short(struct)}"
                 if _needs_x64(struct.dtype):
-                    where += f". {_ENABLE}"
-                raise refused(where)
+                    raise TypeError(
+                        f"{self._what} takes {_short(struct)}, and is given "
+                        f"{_short(x)}. Enable x64 (`jax_enable_x64`), as it was when "
+                        "it was stored."
+                    )
+                raise refused(f": there is {_short(x)} for {_short(struct)}")
         return jtu.tree_unflatten(structure, out)
 
     @ft.cached_property
@@ -232,7 +236,7 @@ class Function:
         if _needs_x64(abstract.dtype):
             raise TypeError(
                 f"{self._what} uses the leaf `{name}`, which is {abstract.dtype}. "
-                f"{_ENABLE}"
+                "Enable x64 (`jax_enable_x64`), as it was when it was stored."
             )
         return abstract
 
@@ -277,9 +281,6 @@ class Function:
     def __reduce__(self) -> Any:
         _source.check_pickles(self._source)
         return _unpickle, (self._source.root, self._source.index.save, self.name)
-
-
-_ENABLE = "Enable x64 (`jax_enable_x64`), as it was when it was stored."
 
 
 def _needs_x64(dtype: Any) -> bool:

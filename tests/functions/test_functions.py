@@ -389,7 +389,7 @@ def test_a_function_of_64_bits_where_they_are_not_enabled(tmp_path):
         double = ec.function(lambda tree, x: 2 * x, x, platforms=CPU)
         ec.tree_serialise_leaves(tmp_path / "a", {"n": 1}, functions={"f": double})
     function = ec.open(tmp_path / "a").functions["f"]
-    said = r"there is float32\[3\] for float64\[3\]\. Enable x64 \(`jax_enable_x64`\)"
+    said = r"takes float64\[3\], and is given float32\[3\]\. Enable x64"
     with pytest.raises(TypeError, match=said):
         function(np.ones(3))
 
