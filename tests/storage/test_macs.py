@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from support import inside
 from support.helpers import run_program
 
 import eqx_ckpt as ec
@@ -78,7 +79,7 @@ def test_durable_saves_empty_the_cache_of_the_drive(
     monkeypatch.setattr(fcntl, "fcntl", control)
     monkeypatch.setattr(os, "fsync", lambda fd: plain.append(fd))
     # Linux has a call that a Mac has not.
-    monkeypatch.setattr("eqx_ckpt._storage._local_files._reports_all", False)
+    inside.replace(monkeypatch, "syncs report errors", False)
     save = ec.export_safetensors if "safe" in name else ec.tree_serialise_leaves
     save(tmp_path / name, {"x": np.arange(3.0)})
     assert bool(full) is has_it and bool(plain) is not has_it
