@@ -50,7 +50,13 @@ from ._rebuild._rebuild import rebuild as rebuild
 from ._rename._rename import rename as rename
 from ._run._clean import clean as clean
 from ._run._manager import CheckpointManager as CheckpointManager
-from ._run._records import history as history, Run as Run, runs as runs, Step as Step
+from ._run._records import (
+    add_metrics as add_metrics,
+    history as history,
+    Run as Run,
+    runs as runs,
+)
+from ._run._step import Step as Step
 from ._runtime._arguments import (
     no_attribute as _no_attribute,
     public as _public,

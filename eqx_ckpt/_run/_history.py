@@ -40,6 +40,8 @@ class History:
         self._is_listed = self._is_read = False
         self._saved: dict[tuple[int, str], HistoryRow] = {}
         self._added: dict[tuple[int, str], list[HistoryRow]] = {}
+        # The steps to which metrics were added, in the order in which that was read.
+        self.changes: list[int] = []
 
     # ---- Reading it.
 
@@ -48,24 +50,22 @@ class History:
         self._read(_KINDS, None)
         self._is_read = True
 
-    def refresh_added(self, names: Iterable[str] | None = None) -> set[int]:
-        """Reads what is new of added metrics. Returns the steps to which any were added
-        since. `names`: of all files, if they have been listed. **Raises:** as above."""
-        return self._read(_KINDS[1:], names)
+    def refresh_added(self, names: Iterable[str] | None = None) -> None:
+        """Reads what is new of added metrics. `names`: of all files, if they have been
+        listed. **Raises:** as above."""
+        self._read(_KINDS[1:], names)
 
-    def _read(self, kinds: Sequence[str], names: Iterable[str] | None) -> set[int]:
-        changed: set[int] = set()
+    def _read(self, kinds: Sequence[str], names: Iterable[str] | None) -> None:
         for _ in range(_LOOKS):
             new = self._new(kinds, names)
             looks = _store.each(self._root, _rows_in, new)
             for name, rows in zip(new, looks):
                 if rows:
-                    changed |= self._take(name, rows)
+                    self._take(name, rows)
             # One that is not there has been joined with others.
             if None not in looks:
                 break
             names = None
-        return changed
 
     def is_behind(self) -> bool:
         """Whether metrics were added that `refresh_added` would read."""
@@ -81,6 +81,10 @@ class History:
         if (step, save) not in self._saved and not self._is_read:
             self.refresh()
         return (step, save) in self._saved
+
+    def saved(self, step: int, save: str) -> HistoryRow | None:
+        """The row of a save, if it is known."""
+        return self._saved.get((step, save))
 
     def rows(self) -> list[HistoryRow]:
         """A row for each save that is known, with all its metrics."""
@@ -106,18 +110,15 @@ class History:
         self._names = set(filter(_history.parse_name, names))
         self._is_listed = True
 
-    def _take(self, name: str, rows: Iterable[HistoryRow]) -> set[int]:
-        """Takes the rows of a file. Returns the steps to which metrics are new."""
-        changed: set[int] = set()
+    def _take(self, name: str, rows: Iterable[HistoryRow]) -> None:
         for row in rows:
             key = row.step, row.save
             if row.attempt is not None:
                 self._saved.setdefault(key, row)
             elif row not in (known := self._added.setdefault(key, [])):
                 known.append(row)
-                changed.add(row.step)
+                self.changes.append(row.step)
         self._taken.add(name)
-        return changed
 
     # ---- Writing it.
 

@@ -3,7 +3,7 @@
 import os
 import signal
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, overload, TYPE_CHECKING, Unpack
 
 from jaxtyping import PyTree
@@ -20,9 +20,9 @@ from . import _records, _restore, _steps
 from ._hooks import LoadRequest, NearSteps
 from ._pending import PendingState
 from ._policy import Policy
-from ._records import Step
 from ._saves import Saves
 from ._signals import Signals
+from ._step import Step
 from ._steps import Steps
 
 
@@ -33,6 +33,8 @@ _RULES = {
     "keep_nearest": _COUNT,
     "keep_seconds": _arguments.optional(_arguments.SECONDS),
     "best": _records.BEST,
+    "keep_best": _COUNT,
+    "keep_if": _arguments.optional(Rule("a function of a step", callable)),
     "every": _COUNT,
     "every_seconds": _arguments.optional(_arguments.SECONDS),
     "signals": Rule(
@@ -82,7 +84,11 @@ class CheckpointManager:
         whose steps are saved by the clock.
     - `keep_seconds`: steps that were saved at most so many seconds before the new one
         are kept too.
-    - `best`: `(metric, "min")` or `(metric, "max")`: the best step is kept too.
+    - `best`, `keep_best`: `(metric, "min")` or `(metric, "max")`: the best step is kept
+        too, or so many of the best.
+    - `keep_if`: a rule of your own: a function that is given a [`Step`][] that no other
+        rule keeps, and returns whether to keep it. Process 0 calls it after each save,
+        in another thread. If it raises an error, the step is kept, with a warning.
     - `signals`: signals that tell the run to stop, such as `[signal.SIGTERM]`; in the
         main thread only. Handlers that were there are called too.
     - `reuse`: whether data that have not changed since the step before, such as a
@@ -147,6 +153,8 @@ class CheckpointManager:
         keep_nearest: int | None = None,
         keep_seconds: int | float | None = None,
         best: tuple[str, str] | None = None,
+        keep_best: int | None = None,
+        keep_if: Callable[[Step], Any] | None = None,
         every: int | None = None,
         every_seconds: int | float | None = None,
         signals: Iterable[int] = (),
@@ -163,6 +171,8 @@ class CheckpointManager:
             keep_nearest=keep_nearest,
             keep_seconds=keep_seconds,
             best=best,
+            keep_best=keep_best,
+            keep_if=keep_if,
             every=every,
             every_seconds=every_seconds,
             reuse=reuse,
@@ -220,7 +230,7 @@ class CheckpointManager:
         - `metrics`: numbers, or arrays of one number. They become part of the metadata;
             those that are not finite become strings. They are computed only for steps
             that are saved; of many processes those of process 0 count. Until a step has
-            the metric of `best`, metrics without it are an error, and no step is
+            the metric of `best`, metrics without it draw a warning, and no step is
             deleted.
         - `metadata`: a dict, as in a save. `step` and `metrics` are put into it.
         - `force`: whether to save now, due or not, and to replace the step if it is
@@ -354,15 +364,28 @@ class CheckpointManager:
         """
         return self._near.latest()
 
-    @_handlers.pass_through
-    def best(self) -> int | None:
+    @overload
+    def best(self, n: None = None) -> int | None: ...
+
+    @overload
+    def best(self, n: int) -> list[int]: ...
+
+    @_arguments.checked(n=_COUNT)
+    def best(self, n: int | None = None) -> int | list[int] | None:
         """The step of the newest attempt with the best metric, as `best=` says; None
-        if no step has metrics.
+        if no step has metrics. With `n` a list of so many, the best first, or of fewer
+        if there are no more.
 
         Damaged steps count as without it. **Raises:** `OSError` for a step that cannot
         be read now; `ValueError` if steps have metrics, and none has this one.
         """
-        return _steps.best(self._steps, self._policy)
+        found = _steps.best(self._steps, self._policy, 1 if n is None else n)
+        return found if n is not None else next(iter(found), None)
+
+    @_arguments.checked(metrics=_MAPPING)
+    def add_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Adds metrics to a step that is saved, as [`add_metrics`][] does."""
+        _records.add_to(self._steps, step, metrics)
 
     @_handlers.pass_through
     def history(self) -> list[Step]:

@@ -44,7 +44,7 @@ class PendingState(NamedTuple):
         """The metrics as JSON has them; of the last state an error instead of some
         that are none: a state is worth more than its metrics."""
         try:
-            return {name: _number(name, x) for name, x in self.metrics.items()}, None
+            return as_json(self.metrics), None
         except Exception as e:
             if not self.is_last:
                 raise
@@ -115,6 +115,11 @@ def _is_like(old: Any, x: np.ndarray) -> bool:
         return False
     alike = old.dtype == x.dtype and old.shape == x.shape
     return alike and old.strides == x.strides
+
+
+def as_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as JSON has them. **Raises:** `TypeError` for what is no number."""
+    return {name: _number(name, x) for name, x in metrics.items()}
 
 
 def _number(name: str, x: Any) -> int | float | str:

@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .._runtime import _processes
 from .._save._options import SaveOptions
 from .._tree import _nearest as _names
+from ._step import Step
 
 
 class Policy(NamedTuple):
@@ -18,13 +19,20 @@ class Policy(NamedTuple):
     keep_nearest: int | None = None
     keep_seconds: int | float | None = None
     best: tuple[str, str] | None = None
+    keep_best: int | None = None
+    keep_if: Callable[[Step], Any] | None = None
     every: int | None = None
     every_seconds: int | float | None = None
     reuse: bool = True
 
     def check(self, options: SaveOptions) -> None:
         """**Raises:** `ValueError` for what makes no sense together."""
-        others = "keep_every", "keep_nearest", "keep_seconds"
+        if self.keep_best is not None and self.best is None:
+            raise ValueError(
+                "`keep_best` says how many of the best steps to keep: give `best` too, "
+                'as in `best=("loss", "min")`.'
+            )
+        others = "keep_every", "keep_nearest", "keep_seconds", "keep_best", "keep_if"
         for name in others if self.keep is None else ():
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -59,7 +67,7 @@ class Policy(NamedTuple):
     @property
     def has_rank(self) -> bool:
         """Whether metrics say which steps stay."""
-        return self.best is not None
+        return self.best is not None or self.keep_if is not None
 
     def has_metric(self, known: Mapping[int, dict[str, Any]]) -> bool:
         """Whether a step has the metric of `best`, if that is given."""
@@ -99,9 +107,8 @@ class Policy(NamedTuple):
         and the best."""
         assert self.keep is not None
         # Who saves an older step keeps what was just saved.
-        found = {new, *sorted(counting)[-self.keep :]}
-        best = self.best_of(counting)
-        return found if best is None else found | {best}
+        best = self.ranked(counting)[: self.keep_best or 1]
+        return {new, *sorted(counting)[-self.keep :], *best}
 
     def stay(
         self,

@@ -16,10 +16,11 @@ from .._runtime import _arguments, _handlers
 from .._runtime._arguments import Rule
 from .._storage import _root
 from .._storage._local import LocalDirectory
-from . import _steps
+from . import _pending, _steps
 from ._attempts import Lineage
 from ._listing import Listing
 from ._policy import Policy
+from ._step import numbers, Step
 from ._steps import Signature, Steps
 
 
@@ -30,29 +31,6 @@ BEST = _arguments.optional(
         lambda x: isinstance(x[0], str) and x[1] in ("min", "max"),
     )
 )
-
-
-class Step(NamedTuple):
-    """A step of a run, as it was saved.
-
-    **Attributes:**
-
-    - `number`: the number of the step.
-    - `metrics`: its metrics by name: those that it was saved with, and those that were
-        added later.
-    - `time`: when it was saved, in seconds since 1970. None if that is not known.
-    - `nbytes`: the bytes of its leaves. None if that is not known.
-    - `attempt`: 0 in a run that never went back or began anew, and one more each time
-        that it did.
-    - `path`: the path or URL of its checkpoint. None once that is deleted or replaced.
-    """
-
-    number: int
-    metrics: dict[str, int | float]
-    time: float | None = None
-    nbytes: int | None = None
-    attempt: int = 0
-    path: str | os.PathLike[str] | None = None
 
 
 class Run(NamedTuple):
@@ -123,6 +101,51 @@ def history(run: str | os.PathLike[str]) -> list[Step]:
     return steps_of(steps_at(run))
 
 
+@_handlers.pass_through
+@_arguments.checked(metrics=Rule("a dict", lambda x: isinstance(x, Mapping)))
+def add_metrics(
+    run: str | os.PathLike[str], step: int, metrics: Mapping[str, Any]
+) -> None:
+    """Adds metrics to a step of a run that is saved, from whichever process.
+
+    An evaluator calls it beside the process that trains. From then on the metrics count
+    for `best` and for [`history`][], and managers go by them. The checkpoint is not
+    touched: its `metadata` has the metrics that it was saved with.
+
+    **Arguments:**
+
+    - `run`: the directory of a run, or its URL. `CheckpointManager.add_metrics` is the
+        same.
+    - `step`: the number of the step.
+    - `metrics`: numbers, or arrays of one number. One that the step has already is
+        replaced.
+
+    **Raises:** `FileNotFoundError` if the step is not there, or is being deleted;
+    `TypeError` for what is no number; `ValueError` if its index is damaged.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> with ec.CheckpointManager("judged", best=("accuracy", "max")) as manager:
+        ...     _ = manager.save(1, {"x": jnp.ones(2)})
+        ...     _ = manager.save(2, {"x": jnp.zeros(2)})
+        >>> ec.add_metrics("judged", 1, {"accuracy": 0.9})
+        >>> ec.add_metrics("judged", 2, {"accuracy": jnp.array(0.5)})
+        >>> manager.best()
+        1
+
+        ```
+    """
+    add_to(steps_at(run), step, metrics)
+
+
+def add_to(run: Steps, step: int, metrics: Mapping[str, Any]) -> None:
+    numbers = _pending.as_json(metrics)
+    if numbers:
+        run.add_metrics(step, numbers)
+
+
 def steps_at(path: str | os.PathLike[str]) -> Steps:
     """The steps of a run. **Raises:** `FileNotFoundError` if there is none."""
     run = Steps(path)
@@ -187,15 +210,6 @@ def _orbax(run: Steps, step: int, found: Signature) -> StepRow:
     ckpt = _checkpoint.open(run.path(step))
     metrics = run.read_metrics(step, found)
     return StepRow(step, "", "", len(ckpt), ckpt.nbytes, None, None, metrics)
-
-
-def numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
-    """Metrics as numbers: JSON has those that are not finite as texts."""
-    out: dict[str, int | float] = {}
-    for name, x in metrics.items():
-        with contextlib.suppress(TypeError, ValueError):
-            out[name] = float(x) if isinstance(x, str) else x
-    return out
 
 
 # ---- Many runs.

@@ -39,6 +39,8 @@ class Retention:
         self._lineage = Lineage(None, lambda *_: False)
         # When each was saved, in seconds, if that counts.
         self._times: dict[tuple[int, Signature], int | None] = {}
+        # So many metrics had been added by then.
+        self._changes = 0
         # Saves since all of them were looked at.
         self._saves = 0
 
@@ -62,6 +64,7 @@ class Retention:
         seen, left = self._look(before, new)
         for _ in range(_AGAIN if keeps else 0):
             going, reasons = self._going(seen, new, damaged)
+            going -= self._wanted(going, seen, left)
             if self._delete(going, reasons, seen, left):
                 break
             seen, left = self._look({}, new)
@@ -87,7 +90,10 @@ class Retention:
             listing = self._steps.listing()
             self._lineage = self._steps.lineage(listing)
         listed = listing.steps if listing else dict.fromkeys([*before, new])
-        changed = self._steps.refresh(listing) if self._policy.has_rank else set()
+        if self._policy.has_rank:
+            self._steps.refresh(listing)
+        changes = self._steps.history.changes
+        changed, self._changes = {*changes[self._changes :]}, len(changes)
         stays = lambda step: step in listed and step not in changed and step != new
         seen = {step: x for step, x in before.items() if stays(step)}
         left: list[str] = []
@@ -130,6 +136,20 @@ class Retention:
     def _is_behind(self) -> bool:
         """Whether steps have got metrics by which another step would go."""
         return self._policy.has_rank and self._steps.history.is_behind()
+
+    def _wanted(self, going: Iterable[int], seen: Seen, left: list[str]) -> set[int]:
+        """The steps that stay by the caller's own rule, or because it has failed."""
+        rule, found = self._policy.keep_if, set[int]()
+        if rule is None:
+            return found
+        for step in going:
+            try:
+                if rule(self._steps.facts(step, *seen[step])):
+                    found.add(step)
+            except Exception as e:
+                found.add(step)
+                left.append(f"step {step}: `keep_if` raises {type(e).__name__}: {e}")
+        return found
 
     def _saved(self, seen: Seen) -> dict[int, int | None]:
         """When each step of ours was saved."""

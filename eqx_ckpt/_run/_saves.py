@@ -62,7 +62,7 @@ class Saves:
         self.base: SaveHandle | str | os.PathLike[str] | None = None
         # Damaged steps, which saves move aside.
         self.damaged: set[int] = set()
-        # Whether a step is known to have the metric of `best`.
+        # Whether a step has the metric of `best`, or it was told that none has it.
         self._has_metric = False
         # What was last given to `save`, until it is saved.
         self.offered: KeptState | None = None
@@ -232,18 +232,20 @@ class Saves:
         )
 
     def _check_metrics(self, offer: PendingState) -> None:
-        """**Raises:** `ValueError` for metrics without that of `best`, as long as no
-        step has it; but not of a last state, which is worth more than its metrics."""
+        """Warns once of metrics without that of `best`, as long as no step has it: it
+        may be misspelt, or an evaluator adds it later."""
         best = self.policy.best
-        if best is None or offer.is_last or not offer.metrics or self._has_metric:
+        if best is None or not offer.metrics or self._has_metric:
             return
         has = self.policy.has_metric
-        self._has_metric = best[0] in offer.metrics or has(_steps.metrics(self.steps))
-        if not self._has_metric:
+        self._has_metric = True
+        if best[0] not in offer.metrics and not has(_steps.metrics(self.steps)):
             some = _policy.nearest(best[0], offer.metrics)
-            raise ValueError(
-                f"`best` is by the metric `{best[0]}`, which no step has, and the "
-                f"`metrics` of step {offer.step} are {some}. Nothing was saved."
+            _log.warn(
+                f"`best` is by the metric `{best[0]}`, which no step of "
+                f"`{self.steps.root}` has, and the `metrics` of step {offer.step} are "
+                f"{some}. No step is deleted until one has it, as when an evaluator "
+                "adds it (`add_metrics`)."
             )
 
     def _follow_up(self, going: Saving, retain: bool, leads: bool) -> None:

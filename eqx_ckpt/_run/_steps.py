@@ -32,6 +32,7 @@ from ._attempts import Attempt, Lineage
 from ._history import History
 from ._listing import Listing
 from ._policy import Policy
+from ._step import numbers, Step
 from ._step_journal import index_of, Journal
 
 
@@ -85,6 +86,8 @@ class Steps:
         self._given = _rooms.store_of(root) or self.root.url
         self.journal = Journal(self.root, self.directories)
         self.history = History(self.root)
+        # So many of its changes have come to what is known here.
+        self._changes = 0
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
         # The names of steps that Orbax has called otherwise than by their number alone,
         # once they were listed; and where the trees of its steps are.
@@ -386,12 +389,12 @@ class Steps:
 
     # ---- The history of the run.
 
-    def refresh(self, listing: Listing | None = None) -> set[int]:
-        """Reads the metrics that were added to steps since. Returns these steps."""
-        changed = self.history.refresh_added(listing and listing.history)
-        for step in changed:
+    def refresh(self, listing: Listing | None = None) -> None:
+        """Reads the metrics that were added to steps since."""
+        self.history.refresh_added(listing and listing.history)
+        for step in self.history.changes[self._changes :]:
             self._known.pop(step, None)
-        return changed
+            self._changes += 1
 
     def record(self, steps: Iterable[int], attempt: int | None = None) -> None:
         """Adds saves of steps to the history, unless they are there. `attempt`: its
@@ -408,6 +411,43 @@ class Steps:
                 rows.append(HistoryRow(step, row.save, *facts))
         if rows:
             self.history.append(rows)
+
+    def add_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Adds metrics to a step that is saved.
+
+        **Raises:** `FileNotFoundError` if it is not there, or is deleted meanwhile;
+        `ValueError` if it is damaged.
+        """
+        find = lambda: self.signature(check(step))
+        if (found := _store.look_twice(self.root, find, bool)) is not None:
+            tree = self.root.below(self._trees.get(step, f"{step}/{_ITEM}"))
+            # Whoever deletes it looks for what was added under this lock.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with tree.lock(wait=True):
+                    is_ours = found.is_ours
+                    save = self.journal.row(step, found.stamp).save if is_ours else ""
+                    if self.signature(step) == found:
+                        row = HistoryRow(
+                            step, save, None, time.time(), None, {**metrics}
+                        )
+                        self.history.append([row])
+                        if self._is_staying(step):
+                            return
+        raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
+
+    def facts(self, step: int, found: Signature, metrics: Mapping[str, Any]) -> Step:
+        """A step that is there, with its metrics, as `keep_if` is given it."""
+        row = self._row_of(step, found)
+        saved = row and self.history.saved(step, row.save)
+        when = saved or row
+        return Step(
+            step,
+            numbers(metrics),
+            when and when.time,
+            row and row.nbytes,
+            saved.attempt or 0 if saved else 0,
+            self.path(step),
+        )
 
     def _row_of(self, step: int, found: Signature) -> StepRow | None:
         """As of the journal; None if it is gone, damaged or not ours."""
@@ -673,8 +713,8 @@ def in_order(listing: Listing, lineage: Lineage) -> Iterator[int]:
     yield from left
 
 
-def best(steps: Steps, policy: Policy) -> int | None:
-    """The step with the best metric, of those that count.
+def best(steps: Steps, policy: Policy, count: int) -> list[int]:
+    """So many steps with the best metric, of those that count, the best first.
 
     **Raises:** as `metrics`; `ValueError` if steps have metrics, and none has it.
     """
@@ -684,27 +724,28 @@ def best(steps: Steps, policy: Policy) -> int | None:
     policy.check_metric(found)
     # Others may delete those that were found, once a newer one is complete.
     while found.keys() != before:
-        if (step := _best_of(steps, policy, dict(found))) is not None:
-            return step
+        if best := _best_of(steps, policy, dict(found), count):
+            return best
         before, found = found.keys(), metrics(steps, of_all=False)
-    return None
+    return []
 
 
 def _best_of(
-    steps: Steps, policy: Policy, known: dict[int, dict[str, Any]]
-) -> int | None:
-    while (step := policy.best_of(known)) is not None:
-        if not steps.root.is_remote:
-            return step
+    steps: Steps, policy: Policy, known: dict[int, dict[str, Any]], count: int
+) -> list[int]:
+    if not steps.root.is_remote:
+        return policy.ranked(known)[:count]
+    out: list[int] = []
+    while len(out) < count and (step := policy.best_of(known)) is not None:
         # A list does not show whether its index is damaged.
         now = steps.survey(of=[step])[step]
         if now.error is not None:
             raise now.error
         if now.metrics == known.pop(step):
-            return step
-        if now.metrics is not None:
+            out.append(step)
+        elif now.metrics is not None:
             known[step] = now.metrics
-    return None
+    return out
 
 
 def metrics(steps: Steps, of_all: bool = True) -> dict[int, dict[str, Any]]:

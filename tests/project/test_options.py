@@ -196,7 +196,15 @@ _ELSEWHERE = {
 }
 _OF_RUNS = (
     *("best", "copies", "every", "every_seconds", "force", "keep", "keep_every"),
-    *("keep_nearest", "keep_seconds", "near", "near_every", "signals"),
+    *(
+        "keep_best",
+        "keep_if",
+        "keep_nearest",
+        "keep_seconds",
+        "near",
+        "near_every",
+        "signals",
+    ),
 )
 _ELSEWHERE |= dict.fromkeys(_OF_RUNS, "test_manager")
 _POSITIONAL = {"self", "path", "pytree", "tree", "step", "root", "source", "target"}

@@ -198,3 +198,76 @@ def test_a_damaged_step_is_of_the_attempt_that_left_it(root):
     assert manager.latest() == 4
     with pytest.warns(UserWarning, match="step 5 is of an earlier attempt"):
         assert manager.restore(tree_at(0))[1] == 4
+
+
+# ---- What metrics keep.
+
+
+def test_the_best_few_stay(root):
+    options = dict(keep=2, best=("loss", "min"), keep_best=3)
+    with ec.CheckpointManager(root, **options, keep_every=5) as manager:
+        fill_run(manager, [1], loss=[6])
+        manager.pin(1)
+        fill_run(manager, range(2, 13), loss=[abs(step - 7) for step in range(2, 13)])
+    assert manager.steps() == [1, 5, 6, 7, 8, 10, 11, 12]
+    assert manager.best() == 7 and manager.best(n=3) == [7, 8, 6]
+    assert manager.best(n=99)[-1] == 1
+    # A run that keeps no best step lists them all the same.
+    assert ec.CheckpointManager(root, best=("loss", "max")).best(n=2) == [1, 12]
+    assert ec.CheckpointManager(join(root, "new"), **options).best(n=2) == []
+
+
+def test_a_rule_of_ones_own(root):
+    given = []
+
+    def rule(step):
+        given.append(step)
+        return step.metrics["loss"] < 1 or math.isnan(step.metrics["loss"])
+
+    loss = [3, 0.5, 2, math.nan, 4, 5, 6]
+    with ec.CheckpointManager(root, keep=1, keep_if=rule) as manager:
+        fill_run(manager, range(7), loss=loss)
+    assert manager.steps() == [1, 3, 6]
+    assert all(isinstance(step, ec.Step) for step in given)
+    there = {step.number: step for step in manager.history()}
+    assert [x for x in given if x.number == 1][-1] == there[1]
+
+
+def test_a_rule_that_fails_deletes_nothing(root):
+    rule = lambda step: step.metrics["accuracy"] > 0.5
+    with pytest.warns(UserWarning, match="step 1: `keep_if` raises KeyError: 'accu"):
+        with ec.CheckpointManager(root, keep=1, keep_if=rule) as manager:
+            fill_run(manager, [1, 2], loss=[1, 2])
+    assert manager.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("by", ["another process", "this process"])
+def test_added_metrics_count(root, by):
+    options = dict(keep=1, best=("accuracy", "max"))
+    with ec.CheckpointManager(root, **options) as manager:
+        fill_run(manager, [1, 2])
+        manager.wait()
+        assert manager.steps() == [1, 2] and manager.best() is None
+        add = manager.add_metrics
+        if by == "another process":
+            add = lambda *given: ec.add_metrics(root, *given)
+        add(1, {"accuracy": 0.9})
+        add(2, {"accuracy": 0.8, "other": 1})
+        assert manager.best() == 1
+        manager.save(3, tree_at(3))
+        manager.wait()
+        assert manager.steps() == [1, 3]
+        # Of one name the last counts.
+        add(1, {"accuracy": -1.0})
+        add(3, {"accuracy": 0.5})
+        manager.save(4, tree_at(4))
+        manager.wait()
+        assert manager.steps() == [3, 4] and manager.best(n=2) == [3]
+        with pytest.raises(FileNotFoundError, match="There is no step 1"):
+            add(1, {"accuracy": 2})
+        with pytest.raises(TypeError, match="The metric `accuracy` is not a number"):
+            add(3, {"accuracy": "high"})
+    found = {x.number: x.metrics for x in ec.history(root)}
+    assert found[1] == {"accuracy": -1.0} and found[2] == {"accuracy": 0.8, "other": 1}
+    assert ec.runs(root, best=("accuracy", "max"))[0].best.number == 3
+    assert ec.open(manager.path(3)).metadata["metrics"] == {}

@@ -1,0 +1,38 @@
+"""`Step`: what is known of a step of a run without a look at its leaves."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Step(NamedTuple):
+    """A step of a run, as it was saved.
+
+    **Attributes:**
+
+    - `number`: the number of the step.
+    - `metrics`: its metrics by name: those that it was saved with, and those that were
+        added later.
+    - `time`: when it was saved, in seconds since 1970. None if that is not known.
+    - `nbytes`: the bytes of its leaves. None if that is not known.
+    - `attempt`: 0 in a run that never went back or began anew, and one more each time
+        that it did.
+    - `path`: the path or URL of its checkpoint. None once that is deleted or replaced.
+    """
+
+    number: int
+    metrics: dict[str, int | float]
+    time: float | None = None
+    nbytes: int | None = None
+    attempt: int = 0
+    path: str | os.PathLike[str] | None = None
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
+    """Metrics as numbers: JSON has those that are not finite as texts."""
+    out: dict[str, int | float] = {}
+    for name, x in metrics.items():
+        with contextlib.suppress(TypeError, ValueError):
+            out[name] = float(x) if isinstance(x, str) else x
+    return out
