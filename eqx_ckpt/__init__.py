@@ -53,10 +53,9 @@ from ._run._manager import CheckpointManager as CheckpointManager
 from ._run._records import (
     add_metrics as add_metrics,
     history as history,
-    Run as Run,
     runs as runs,
 )
-from ._run._step import Step as Step
+from ._run._step import Run as Run, Step as Step
 from ._runtime._arguments import (
     no_attribute as _no_attribute,
     public as _public,

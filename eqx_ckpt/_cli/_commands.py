@@ -407,6 +407,28 @@ def steps() -> None:
 
 
 @_command("_runs")
+@click.argument("directory", **PATH)
+@click.option("--sort", metavar="METRIC", help="The run with the least METRIC first.")
+@click.option("--max", "is_max", is_flag=True, help="With --sort: the greatest first.")
+def runs() -> None:
+    """Print the runs in a directory, and in those below it.
+
+    Of each it prints the newest step, the best one if you --sort, their metrics, and
+    the size of all of its steps.
+    """
+
+
+@_command("_runs")
+@click.argument("path", **PATH)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete() -> None:
+    """Delete a checkpoint, damaged or not, or a run with all of its steps.
+
+    If anything there is not part of it, nothing is deleted.
+    """
+
+
+@_command("_runs")
 @click.argument("path", **PATH)
 @_progress
 def verify() -> None:

@@ -4,6 +4,7 @@ import collections
 from typing import Any
 
 from .._run._policy import Policy
+from .._run._step import Run
 from .._run._steps import Steps
 from .._show import _model, _summary, _terminal
 from .._show._model import Span, Summary
@@ -57,5 +58,25 @@ def _step_as_json(x: Summary) -> dict[str, Any]:
         "leaves": x.leaves,
         "nbytes": x.nbytes,
         "data": _info.as_json(x.data),
+        "metrics": x.metrics,
+    }
+
+
+def of_runs(directory: str, found: list[Run]) -> CommandResult:
+    """The table of the runs in a directory."""
+    data = lambda: {"directory": directory, "runs": [_run_as_json(x) for x in found]}
+    head = [Span(directory, "title"), Span(f"  {_model.counted(len(found), 'run')}")]
+    table = _model.runs(found, directory, _METRICS)
+    return CommandResult(data, [head, *_terminal.table(table)])
+
+
+def _run_as_json(x: Run) -> dict[str, Any]:
+    return {
+        "path": str(x.path),
+        "steps": x.count,
+        "latest": x.latest and x.latest.number,
+        "best": x.best and x.best.number,
+        "time": _model.moment(x.time),
+        "nbytes": x.nbytes,
         "metrics": x.metrics,
     }

@@ -10,9 +10,10 @@ import click
 from .._errors import DamagedError
 from .._load._checkpoint import Checkpoint
 from .._near import _superseded
-from .._run import _clean
+from .._run import _clean, _records, _run_path
 from .._run._steps import Steps
-from .._show import _summary
+from .._save import _delete
+from .._show import _model, _summary
 from .._show._model import Span
 from .._show._terminal import Line
 from .._storage import _root
@@ -52,6 +53,31 @@ def _run(path: str) -> Steps:
     if isinstance(found, Checkpoint):
         raise ValueError(f"`{found.path}` is a checkpoint, not the directory of a run.")
     return found
+
+
+def runs(directory: str, sort: str | None, is_max: bool) -> CommandResult:
+    way = None if sort is None else (sort, "max" if is_max else "min")
+    top = _root.resolve(directory).target()
+    return _run_info.of_runs(top, _records.runs(directory, best=way))
+
+
+def delete(path: str, yes: bool) -> CommandResult:
+    what = _deleted_at(path)
+    if not yes and what:
+        click.confirm(_output.drawn(f"Delete {what}?", False), abort=True, err=True)
+    _delete.delete(path)
+    return CommandResult({"path": path, "deleted": True}, [f"Deleted {what}"])
+
+
+def _deleted_at(path: str) -> str:
+    """The checkpoint or the run that is deleted, in words; "" if there is neither."""
+    if _delete.exists(path):
+        return f"the checkpoint at {_root.resolve(path).url}"
+    run = _run_path.run_at(path)
+    if run is None:
+        return ""
+    count = len(run.complete())
+    return f"the run at {run.root.url} with {_model.counted(count, 'step')}"
 
 
 def verify(path: str, progress: bool) -> CommandResult:

@@ -11,3 +11,10 @@ def _():
     from ._run_path import stands_for
 
     return stands_for
+
+
+@_rooms.delete_run.provide
+def _():
+    from ._delete_run import delete_run
+
+    return delete_run

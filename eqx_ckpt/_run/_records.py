@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._format import _files
 from .._format._history import PLACE
@@ -20,7 +20,7 @@ from . import _pending, _steps
 from ._attempts import Lineage
 from ._listing import Listing
 from ._policy import Policy
-from ._step import numbers, Step
+from ._step import numbers, Run, Step
 from ._steps import Signature, Steps
 
 
@@ -31,38 +31,6 @@ BEST = _arguments.optional(
         lambda x: isinstance(x[0], str) and x[1] in ("min", "max"),
     )
 )
-
-
-class Run(NamedTuple):
-    """A run: a directory with steps, as [`runs`][] finds it.
-
-    **Attributes:**
-
-    - `path`: the path or URL of its directory.
-    - `latest`: the newest complete [`Step`][], as `CheckpointManager.latest` says; None
-        if there is none.
-    - `best`: the best step, by the metric that `runs` was asked for; None if no step
-        has it.
-    - `count`: how many complete steps there are.
-    - `nbytes`: the bytes of their leaves. Steps may share files, and take less then.
-    """
-
-    path: str | os.PathLike[str]
-    latest: Step | None
-    best: Step | None
-    count: int
-    nbytes: int
-
-    @property
-    def metrics(self) -> dict[str, int | float]:
-        """The metrics of the best step, or else of the newest."""
-        step = self.best or self.latest
-        return step.metrics if step else {}
-
-    @property
-    def time(self) -> float | None:
-        """When the newest step was saved, in seconds since 1970."""
-        return self.latest.time if self.latest else None
 
 
 @_handlers.pass_through

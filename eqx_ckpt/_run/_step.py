@@ -1,4 +1,4 @@
-"""`Step`: what is known of a step of a run without a look at its leaves."""
+"""`Step` and `Run`: what is known of a run without a look at any leaf."""
 
 import contextlib
 import os
@@ -27,6 +27,38 @@ class Step(NamedTuple):
     nbytes: int | None = None
     attempt: int = 0
     path: str | os.PathLike[str] | None = None
+
+
+class Run(NamedTuple):
+    """A run: a directory with steps, as [`runs`][] finds it.
+
+    **Attributes:**
+
+    - `path`: the path or URL of its directory.
+    - `latest`: the newest complete [`Step`][], as `CheckpointManager.latest` says; None
+        if there is none.
+    - `best`: the best step, by the metric that `runs` was asked for; None if no step
+        has it.
+    - `count`: how many complete steps there are.
+    - `nbytes`: the bytes of their leaves. Steps may share files, and take less then.
+    """
+
+    path: str | os.PathLike[str]
+    latest: Step | None
+    best: Step | None
+    count: int
+    nbytes: int
+
+    @property
+    def metrics(self) -> dict[str, int | float]:
+        """The metrics of the best step, or else of the newest."""
+        step = self.best or self.latest
+        return step.metrics if step else {}
+
+    @property
+    def time(self) -> float | None:
+        """When the newest step was saved, in seconds since 1970."""
+        return self.latest.time if self.latest else None
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:

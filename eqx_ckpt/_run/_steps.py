@@ -37,7 +37,7 @@ from ._step_journal import index_of, Journal
 
 
 _ITEM = "default"
-_PINS = "eqx_ckpt.pins"
+PINS = "eqx_ckpt.pins"
 # What Orbax has in each of its trees.
 _ORBAX = "_METADATA"
 _MAX_METRICS = 2**20
@@ -513,7 +513,7 @@ class Steps:
     def _pin(self, step: int) -> bool:
         """Returns whether it was not pinned."""
         with contextlib.suppress(FileExistsError):
-            _numbered.write(self.root, _PINS, step, b"\n")
+            _numbered.write(self.root, PINS, step, b"\n")
             return True
         return False
 
@@ -530,11 +530,11 @@ class Steps:
         return False
 
     def unpin(self, step: int) -> None:
-        _numbered.delete(self.root, _PINS, check(step))
+        _numbered.delete(self.root, PINS, check(step))
 
     def pinned(self) -> set[int]:
         """The steps that are never deleted: each has a file in a directory of pins."""
-        return set(_numbered.numbers(self.root, _PINS))
+        return set(_numbered.numbers(self.root, PINS))
 
     def is_linked(self, step: int) -> bool:
         at = self._name(step)
@@ -606,7 +606,7 @@ class Steps:
         def is_free() -> bool:
             # First: see `_is_staying`.
             self.unmark(step)
-            if not (_numbered.has(self.root, _PINS, step) or unless()):
+            if not (_numbered.has(self.root, PINS, step) or unless()):
                 return True
             with contextlib.suppress(FileExistsError):
                 self.root.write(mark, [_published.OURS])

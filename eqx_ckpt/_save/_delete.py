@@ -7,7 +7,8 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 from .. import _rooms
-from .._format import _files, _text
+from .._errors import DamagedError
+from .._format import _files, _index, _text
 from .._load import _published
 from .._runtime import _handlers, _log
 from .._storage import _open_files, _root, _store
@@ -60,19 +61,21 @@ def _is_file(root: Backend) -> bool:
 
 @_handlers.pass_through
 def delete(path: str | os.PathLike[str]) -> None:
-    """Deletes a checkpoint, and nothing else.
+    """Deletes a checkpoint, damaged or not, or a run, and nothing else.
 
     If it is killed, the checkpoint is there or it is not; what is left of it is deleted
     by the next save to the path, or by [`clean`][]. Saves to the path that go on in the
-    background are waited for.
+    background are waited for. A run is deleted step by step, and its history last.
 
     **Arguments:**
 
-    - `path`: as in [`exists`][]. It may not be a symbolic link.
+    - `path`: as in [`exists`][], or the directory of a run. It may not be a symbolic
+        link.
 
-    **Raises:** `FileNotFoundError` if there is no checkpoint; `ValueError` if its
-    directory holds something that is not part of it, if its index cannot be read, or if
-    the path is a symbolic link. Then nothing is deleted.
+    **Raises:** `FileNotFoundError` if there is neither; `ValueError` if its directory
+    holds something that is not part of it, such as a step of Orbax, if a step of the
+    run is pinned or being saved, or if the path is a symbolic link. Then nothing is
+    deleted.
 
     !!! example
 
@@ -97,7 +100,11 @@ def delete(path: str | os.PathLike[str]) -> None:
             directory, key = root.split()
             directory.delete(key)
         else:
-            remove(root)
+            try:
+                remove(root)
+            except FileNotFoundError:
+                if not _rooms.delete_run(path):
+                    raise
     text = f"Deleted `{root}` in {timer.seconds:.3g} s"
     _log.say(_log.INFO, text, path=root.url, seconds=timer.seconds)
 
@@ -108,7 +115,7 @@ def remove(root: Backend, is_free: Callable[[], bool] = lambda: True) -> bool:
     where there is one. Returns whether it is deleted.
 
     **Raises:** `FileNotFoundError` if there is none, `ValueError` if something else is
-    in its directory, or its index cannot be read; then nothing is deleted.
+    in its directory; then nothing is deleted.
     """
     if root.entry() not in (None, "directory"):
         raise _nothing(root)
@@ -117,18 +124,43 @@ def remove(root: Backend, is_free: Callable[[], bool] = lambda: True) -> bool:
     assert isinstance(root, LocalDirectory)
     try:
         with root.lock(wait=True):
-            got = _published.read_outline(root)
-            if got is None:
-                raise _nothing(root)
+            check(root)
             entries = root.list_top() or {}
-            (_, names), _ = got
-            _refuse(root, foreign(root, names, entries))
             if not is_free():
                 return False
             _rename_and_delete(root, entries)
             return True
     except FileNotFoundError:  # Another has deleted it.
         raise _nothing(root) from None
+
+
+def check(root: Backend) -> None:
+    """**Raises:** as `remove`."""
+    if isinstance(root, ObjectStore):
+        _keys(root)
+        return
+    names, entries = _names(root), root.list_top() or {}
+    if names is None:
+        names = [x for x in entries if entries[x]] if _files.DIGESTS in entries else []
+    assert isinstance(root, LocalDirectory)
+    _refuse(root, foreign(root, names, entries))
+
+
+def _names(root: Backend) -> Sequence[str] | None:
+    """The leaves of a checkpoint that have directories of their own; None if its index
+    is damaged: any directory may be one then, if what is in it looks so too.
+
+    **Raises:** `FileNotFoundError` if there is no checkpoint.
+    """
+    try:
+        got = _published.read_outline(root)
+    except _index.Newer:
+        raise
+    except DamagedError:
+        return None
+    if got is None:
+        raise _nothing(root)
+    return got[0][1]
 
 
 def _rename_and_delete(root: LocalDirectory, entries: Iterable[str]) -> None:
@@ -167,23 +199,31 @@ def _nothing(root: Backend) -> FileNotFoundError:
 
 def _remove_in_store(root: ObjectStore, is_free: Callable[[], bool]) -> bool:
     """Deletes a checkpoint, its index first. **Raises:** as `remove`."""
-    read = ft.partial(_published.read_outline, root)
-    got, listed = (job() for job in _store.ahead(root, [read, root.list_all]))
-    keys = listed or []
-    if got is None and _files.INDEX in keys:
-        got = read()
-    if got is None:
-        raise _nothing(root)
+    keys = _keys(root)
+    if not is_free():
+        return False
+    root.delete_files([_files.INDEX])
+    root.delete_files(key for key in keys if key != _files.INDEX)
+    return True
+
+
+def _keys(root: ObjectStore) -> list[str]:
+    """The files of a checkpoint in a store. **Raises:** as `remove`."""
+    names, listed = _store.ahead(root, [ft.partial(_names, root), root.list_all])
+    keys = listed() or []
     inside: dict[str, set[str]] = {}
     for key in keys:
         top, slash, rest = key.partition("/")
         entries = inside.setdefault(top, set())
         if slash:
             entries.add(rest.partition("/")[0])
-    (_, names), _ = got
-    _refuse(root, foreign_among(names, inside, lambda name: inside.get(name, ())))
-    if not is_free():
-        return False
-    root.delete_files([_files.INDEX])
-    root.delete_files(key for key in keys if key != _files.INDEX)
-    return True
+    try:
+        found = names()
+    except FileNotFoundError:
+        if _files.INDEX not in keys:
+            raise
+        found = _names(root)
+    if found is None:
+        found = [x for x in inside if inside[x]] if _files.DIGESTS in inside else []
+    _refuse(root, foreign_among(found, inside, lambda name: inside.get(name, ())))
+    return keys

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from .._format import _template, _text, _values
 from .._format._leaves import Unreadable
 from .._load._source import Source
+from .._run._step import Run
 from .._storage._backend import Usage
 from .._tree import _folding
 from . import _lines
@@ -218,6 +219,33 @@ def steps(
         row.append(_text.size(x.data.own) if x.data and shares else "")
         row += [_metric_text(values.get(name, "")) for name in names]
         rows.append([*row, _marks(x, x.step == best)])
+    return table(columns, rows)
+
+
+def runs(
+    found: Sequence[Run], directory: str = "", most_metrics: int | None = None
+) -> Table:
+    """Runs: their newest and best steps, when they were saved, sizes, metrics."""
+    names = list(dict.fromkeys(name for x in found for name in x.metrics))[
+        :most_metrics
+    ]
+    columns = [
+        Column("run", style="name"),
+        Column("newest", True),
+        Column("best", True),
+        Column("steps", True),
+        Column("time", style="quiet"),
+        Column("size", True),
+        *(Column(name, True) for name in names),
+    ]
+    number = lambda step: "" if step is None else str(step.number)
+    rows = []
+    for x in found:
+        path = str(x.path)
+        row = [path.removeprefix(directory.rstrip("/") + "/")]
+        row += [number(x.latest), number(x.best), str(x.count), moment(x.time)[:19]]
+        row.append(_text.size(x.nbytes))
+        rows.append([*row, *(_metric_text(x.metrics.get(name, "")) for name in names)])
     return table(columns, rows)
 
 

@@ -74,7 +74,7 @@ FREE = {
     *("functions", "index", "known", "kwargs", "like", "metadata", "metrics", "model"),
     *("only", "vjp_order"),
     *("near", "own", "pairs", "path", "pytree", "rename", "replace", "reuse", "root"),
-    *("self", "sharding", "skip", "source", "state_dict", "step", "target"),
+    *("run", "self", "sharding", "skip", "source", "state_dict", "step", "target"),
     *("tree", "trees"),
 }
 # Of these each argument is what they are about.

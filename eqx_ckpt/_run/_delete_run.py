@@ -1,0 +1,115 @@
+"""The deletion of a run: of all of it, if all is ours, or of nothing."""
+
+import os
+import re
+
+from .._format import _files, _history, _journal, _text
+from .._load import _published
+from .._save import _delete
+from .._storage import _root
+from .._storage._backend import Backend
+from . import _attempts, _numbered
+from ._steps import PINS, Signature, Skip, Steps
+
+
+# The directories of small files that a manager has, and what such files are called.
+_SMALL = {
+    PINS: _numbered.is_step,
+    _attempts.PLACE: _numbered.is_step,
+    _history.PLACE: _history.parse_name,
+}
+# What is left of one that was killed as it was written.
+_is_new = re.compile(r"new-[0-9a-f]{16}").fullmatch
+_is_damaged = re.compile(r"default\.damaged-[0-9a-f]{8}").fullmatch
+
+
+def delete_run(path: str | os.PathLike[str]) -> bool:
+    """Deletes the run at a path. Returns whether there was one.
+
+    **Raises:** `ValueError` for what is not ours, pinned or being saved; then nothing
+    is deleted.
+    """
+    if not _root.resolve(path).can_list():
+        return False
+    run = Steps(path)
+    if not run.is_run():
+        return False
+    root = run.root
+    root.check_writable()
+    tops = root.list_top() or {}
+    steps = sorted(run.directories())
+    _check(run, tops, steps)
+    for step in steps:
+        _delete_step(run, step)
+    # The history says to the last what there was.
+    root.delete(_journal.KEY)
+    for place, is_name in _SMALL.items():
+        for name in root.below(place).list_top() or {}:
+            if is_name(name) or _is_new(name):
+                root.delete(f"{place}/{name}")
+        root.drop_directory(place)
+    root.drop_directory()
+    return True
+
+
+def _check(run: Steps, tops: dict[str, bool], steps: list[int]) -> None:
+    if pinned := run.pinned() & {*steps}:
+        step = min(pinned)
+        why = f"Step {step} of the run at `{run.root}` is pinned"
+        raise ValueError(f"{why}. Nothing was deleted. Call `unpin({step})` before.")
+    known = {*map(str, steps), _journal.KEY, *_SMALL}
+    for name in sorted(tops):
+        if name not in known and not _files.is_of_system(name):
+            raise _not_ours(run.root, name)
+    for place, is_name in _SMALL.items():
+        _numbered.check(run.root, place)
+        for name in run.root.below(place).list_top() or {} if place in tops else ():
+            if not (is_name(name) or _is_new(name)):
+                raise _not_ours(run.root, f"{place}/{name}")
+    for step in steps:
+        _check_step(run, step)
+
+
+def _check_step(run: Steps, step: int) -> None:
+    run.check_own(step)
+    found = run.look(step)
+    if isinstance(found, Skip) and found.is_going:
+        raise ValueError(
+            f"Step {step} of the run at `{run.root}` is being saved. Nothing was "
+            "deleted. Wait for it."
+        )
+    if isinstance(found, Skip) and found.is_lost:
+        why = f"Step {step} of the run at `{run.root}` cannot be deleted: {found.why}"
+        raise ValueError(f"{why}. Nothing was deleted. Delete it yourself.")
+    if run.is_read(step) or isinstance(found, Signature) and not found.is_ours:
+        raise _not_ours(run.root, str(step))
+    at = run.root.below(str(step))
+    for name in at.list_top() or {}:
+        is_ours = name in ("default", _published.DONE) or _is_damaged(name)
+        if not (is_ours or _files.is_beside(name)):
+            raise _not_ours(run.root, f"{step}/{name}")
+        if name == "default" and isinstance(found, Signature):
+            _delete.check(at.below(name))
+
+
+def _delete_step(run: Steps, step: int) -> None:
+    """Deletes what is known to be ours. What has come since stays, and so does the
+    directory then."""
+    if run.signature(step) is not None and not run.remove(step):
+        raise ValueError(f"Step {step} of the run at `{run.root}` was just pinned.")
+    at = run.root.below(str(step))
+    if run.cleans:
+        run.clean(step)
+    else:
+        for save in _published.saves(at.below("default")):
+            at.delete(f"default/d/{save}")
+    for name in filter(_is_damaged, at.list_top() or {}):
+        at.delete(name)
+    run.root.drop_directory(str(step))
+
+
+def _not_ours(root: Backend, name: str) -> ValueError:
+    return ValueError(
+        f"The run at `{root}` has `{_text.escape(name)}` in it, which eqx_ckpt has not "
+        "made. Nothing was deleted. Move it elsewhere."
+    )
