@@ -103,7 +103,8 @@ def delete(path: str | os.PathLike[str]) -> None:
             try:
                 remove(root)
             except FileNotFoundError:
-                if not _rooms.delete_run(path):
+                may_be_run = root.entry() in (None, "directory")
+                if not (may_be_run and _rooms.delete_run(path)):
                     raise
     text = f"Deleted `{root}` in {timer.seconds:.3g} s"
     _log.say(_log.INFO, text, path=root.url, seconds=timer.seconds)
