@@ -250,6 +250,11 @@ _head = re.compile(
 )
 
 
+def head_of(save: str) -> bytes:
+    """The first bytes of the index of a save, which no other save has."""
+    return f'{{"format":"{FORMAT}","save":"{save}"'.encode()
+
+
 def match_head(data: bytes) -> re.Match[bytes] | None:
     """The first fields of an index: 1 is its save; 4 ends where the metadata begin.
 

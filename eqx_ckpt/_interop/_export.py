@@ -5,13 +5,13 @@ import functools as ft
 import itertools as it
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jaxtyping import PyTree
 
-from .._format import _digests, _files, _names, _record, _template, _text
+from .._format import _digests, _files, _json, _names, _record, _template, _text
 from .._format._template import Template
 from .._formats import _foreign_index, _safetensors
 from .._load._checkpoint import Checkpoint
@@ -243,10 +243,15 @@ def _tensors(
     _states.check_order(entries, flat, numbers)
     unread = unreadable_leaves(names, leaves)
     known = {name for name, _ in unread}
+    rows = [row for row in zip(names, leaves) if row[0] not in known]
+    stored = _lazies.described([x for _, x in rows], lambda i: _describe(*rows[i]))
     described = [
-        _describe(name, leaf) for name, leaf in zip(names, leaves) if name not in known
+        PlannedLeaf(name, value, template, 0, None)
+        for (name, _), (value, template) in zip(rows, stored)
     ]
-    bad = [(x.name, what) for x in described if (what := _refused(x.template))]
+    templates = {id(x.template): x.template for x in described}
+    refused = {key: _refused(template) for key, template in templates.items()}
+    bad = [(x.name, what) for x in described if (what := refused[id(x.template)])]
     if bad or unread:
         why = "`.safetensors` has only arrays, and not all dtypes. It cannot hold:"
         holds = (
@@ -267,7 +272,7 @@ def _tensors(
                 'hold: write `{"name": array}`.'
             )
         to = _foreign_index.flat_name(to)
-        if not _foreign_index.is_texts({"": to}):
+        if not _json.is_unicode(to):
             raise ValueError(f"The name of the leaf `{name}` is not Unicode text.")
         if to in out:
             raise ValueError(
@@ -349,12 +354,12 @@ def skip_message(
 _MOST = 40
 
 
-def _describe(name: str, value: Any) -> PlannedLeaf:
+def _describe(name: str, value: Any) -> tuple[Any, Template]:
+    """The value that a tensor is written from, and its template."""
     try:
-        value, template = _lazies.as_stored(value, None)
+        return _lazies.as_stored(value, None)
     except (ValueError, TypeError) as e:
         raise type(e)(f"The leaf `{name}` cannot be written: {e}") from None
-    return PlannedLeaf(name, value, template, 0, None)
 
 
 def _refused(template: Template) -> str | None:
@@ -374,12 +379,12 @@ def _header(tensors: Sequence[PlannedLeaf], metadata: dict[str, str] | None) -> 
         if tensor.name == _safetensors.METADATA:
             raise ValueError(f"A leaf cannot have the name `{tensor.name}`.")
         t = tensor.template
+        start, end = end, end + t.nbytes
         value[tensor.name] = {
             "dtype": dtypes[t.dtype],
             "shape": list(t.shape),
-            "data_offsets": [end, end + t.nbytes],
+            "data_offsets": [start, end],
         }
-        end += t.nbytes
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -404,10 +409,38 @@ def _counted(
     leaves: list[PlannedLeaf], max_bytes: int, advance: Advance
 ) -> Iterator[Any]:
     """The bytes of leaves, each part counted once it is written."""
-    for leaf in leaves:
-        for buffer in _buffers(leaf, max_bytes):
+    requests = _lazies.requests(leaves, max_bytes)
+    parts = _parts(leaves, max_bytes, requests)
+    for buffers, is_last in _lazies.in_order(parts, requests):
+        for buffer in buffers:
             nbytes = memoryview(buffer).nbytes
             yield buffer
             del buffer
             advance(nbytes, 0)
-        advance(0, 1)
+        advance(0, is_last)
+
+
+def _parts(
+    leaves: list[PlannedLeaf], max_bytes: int, requests: int
+) -> Iterator[Callable[[], tuple[Iterable[Any], bool]]]:
+    """What gives the bytes of leaves, one after the other, and whether a leaf ends with
+    them: of all of it, or of less where threads read them before their turn."""
+    for leaf in leaves:
+        t = leaf.template
+        slabs: list[Any] = [None]
+        if requests > 1 and t.nbytes > _lazies.PART:
+            of_part = 4 * _host_copy.PREFETCH * _lazies.PART
+            slabs = _shards.slabs(t.shape, t.itemsize, of_part)
+        for region in slabs:
+            is_last = region is slabs[-1]
+            yield ft.partial(_part, leaf, region, max_bytes, requests > 1, is_last)
+
+
+def _part(
+    leaf: PlannedLeaf, region: Any, max_bytes: int, is_ahead: bool, is_last: bool
+) -> tuple[Iterable[Any], bool]:
+    if region is not None:
+        some = _host_copy.to_host_by_regions(leaf.value, leaf.template, [region])
+        return list(map(_digests.as_bytes, some)), is_last
+    buffers = _buffers(leaf, max_bytes)
+    return list(buffers) if is_ahead else buffers, is_last

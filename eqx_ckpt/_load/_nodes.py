@@ -2,6 +2,7 @@
 
 import contextlib
 import functools as ft
+from collections.abc import Callable
 from typing import Any
 
 from .._errors import DamagedError
@@ -97,15 +98,22 @@ class StoredBody(Body):
 
     def _kinds(self, members: list[int | str]) -> set[str]:
         """The kinds of keys at which these lie below the node."""
-        index = self.source.index
-        number = index.leaves.template
-        out: set[str] = set()
-        for i in {number[place] for place in members if isinstance(place, int)}:
-            keys = index.leaves.templates[i].keys
+        number, kind_of = self.source.index.leaves.template, self._kind_of
+        return {kind_of(number[place]) for place in members if isinstance(place, int)}
+
+    @ft.cached_property
+    def _kind_of(self) -> Callable[[int], str]:
+        """The kind of the key of a child that has leaves of a template, by its number
+        there."""
+
+        @ft.cache
+        def kind_of(number: int) -> str:
+            keys = self.source.index.leaves.templates[number].keys
             if not isinstance(keys, str):
                 raise DamagedError("The index has a malformed template.")
-            out.add(keys[self._depth : self._depth + 1])
-        return out
+            return keys[self._depth : self._depth + 1]
+
+        return kind_of
 
     def _key(self, component: str) -> tuple[str, str | int]:
         if component not in self._keys:

@@ -15,7 +15,7 @@ from .._errors import DamagedError, ReplacedError
 from .._format import _files, _index, _text
 from .._limits import limits
 from .._runtime import _log, _processes
-from .._storage import _context, _open_files, _root
+from .._storage import _context, _open_files, _root, _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._storage._open_files import Readable
@@ -37,19 +37,20 @@ def opened(
     """The source at a path, or in an open file; or that of what the path stands for,
     such as the newest step of a run. See `open`."""
     if not _open_files.is_file(path):
+        source, error = None, None
+        root = _root.resolve(path, follow_symlinks)
         try:
-            return open_at(path, like, follow_symlinks)
-        except (FileNotFoundError, ValueError) as e:
-            if isinstance(e, (DamagedError, _index.Newer)):
-                raise
-            is_empty, meant = isinstance(e, FileNotFoundError), None
-            while (other := _rooms.stands_for(path, is_empty)) not in (None, meant):
-                try:
-                    return open_at(other, like, follow_symlinks)
-                except FileNotFoundError:
-                    # Its run may have deleted it since, for a newer one.
-                    meant = other
+            source = _find(root, like)
+        except (DamagedError, _index.Newer):
             raise
+        except (FileNotFoundError, ValueError) as e:
+            error = e
+        if source is None:
+            is_empty = not isinstance(error, ValueError)
+            source = _stand_in(path, is_empty, like, follow_symlinks)
+        if source is None:
+            raise error or _nothing(root)
+        return source
     root = _open_files.root_of(path)
     try:
         source = open_source(root, like)
@@ -64,6 +65,20 @@ def opened(
     return source
 
 
+def _stand_in(
+    path: Any, is_empty: bool, like: PyTree, follow_symlinks: bool
+) -> Source | None:
+    """The source of what a path without one stands for."""
+    meant = None
+    while (other := _rooms.stands_for(path, is_empty)) not in (None, meant):
+        try:
+            return open_at(other, like, follow_symlinks)
+        except FileNotFoundError:
+            # Its run may have deleted it since, for a newer one.
+            meant = other
+    return None
+
+
 def open_at(path: Any, like: PyTree = None, follow_symlinks: bool = False) -> Source:
     """The source that is at a path itself."""
     return open_source(_root.resolve(path, follow_symlinks), like)
@@ -72,31 +87,47 @@ def open_at(path: Any, like: PyTree = None, follow_symlinks: bool = False) -> So
 def open_source(root: Backend, like: PyTree = None) -> Source:
     """The source at a root. **Raises:** `FileNotFoundError` if there is none; `OSError`
     for a store that has no such bucket, or is elsewhere."""
-    kind = root.entry()
-    if kind not in (None, "directory"):
+    source = _find(root, like)
+    if source is None:
+        raise _nothing(root)
+    return source
+
+
+def _find(root: Backend, like: PyTree) -> Source | None:
+    """The source at a root, if there is one."""
+    if root.entry() not in (None, "directory"):
         # Another process may delete a file, and save it again, while it is looked at.
         for _ in range(_TRIES):
             if (source := _rooms.find_source(root, like)) is not None:
                 return source
             if root.entry() == "nothing":
-                raise FileNotFoundError(f"There is no checkpoint at `{root}`.")
-        raise FileNotFoundError(
+                break
+        return None
+    return None if _is_unfinished(root) else _at(root) or _other_at(root, like)
+
+
+def _is_unfinished(root: Backend) -> bool:
+    return isinstance(root, LocalDirectory) and bool(_files.is_beside(root.name))
+
+
+def _nothing(root: Backend) -> FileNotFoundError:
+    """The error of a root without a source."""
+    kind = root.entry()
+    if kind not in (None, "directory", "nothing"):
+        return FileNotFoundError(
             f"`{root}` is a file, and not a checkpoint of a format that is read."
         )
-    if isinstance(root, LocalDirectory) and _files.is_beside(root.name):
-        raise FileNotFoundError(
-            f"There is no checkpoint at `{root}`: it is what a save that was "
-            "interrupted has left, or one that is being written."
-        )
-    source = _at(root) or _other_at(root, like)
-    if source is None:
-        root.check_bucket()
-        raise FileNotFoundError(f"There is no checkpoint at `{root}`{_whose(root)}.")
-    return source
+    where = "" if kind == "nothing" else _whose(root)
+    return FileNotFoundError(f"There is no checkpoint at `{root}`{where}.")
 
 
 def _whose(root: Backend) -> str:
-    """What there is where there is no checkpoint, as the rest of an error."""
+    """What there is where there is no checkpoint, as the rest of an error. **Raises:**
+    `FileNotFoundError` if it is known that nothing can be there."""
+    if _is_unfinished(root):
+        unfinished = "what a save that was interrupted has left, or one that is being"
+        return f": it is {unfinished} written"
+    root.check_bucket()
     lacks = f": it has no `{_files.INDEX}`, which is written last"
     with contextlib.suppress(PermissionError):  # To list may not be allowed.
         if _published.are_files_of_ours(root):
@@ -124,12 +155,14 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
     for, or if a store has denied that it has it: then the files for other readers are
     found, and look like another format."""
     source, wrong = None, None
+    looks = [ft.partial(_rooms.find_source, root, like), ft.partial(_at, root)]
+    find, find_ours = _store.ahead_in_directory(root, looks)
     try:
-        source = _rooms.find_source(root, like)
+        source = find()
     except (FileNotFoundError, ValueError) as e:
         wrong = e
     # If it is not there any more, it was deleted while it was looked at.
-    ours = _at(root) if source is None or not root.is_remote else None
+    ours = find_ours() if source is None or not root.is_remote else None
     if ours is None and isinstance(wrong, ValueError):
         raise wrong
     return ours or source

@@ -1,5 +1,6 @@
 """The published checkpoint at a root: its index, and the saves below it."""
 
+import functools as ft
 import itertools as it
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -51,7 +52,8 @@ def saves(root: Backend) -> list[str]:
 
 def are_files_of_ours(root: Backend) -> bool:
     """Whether there are files of a save of ours, without its index."""
-    return any(map(root.has, (_files.CLAIM, _files.DIGESTS))) or bool(saves(root))
+    looks = [ft.partial(root.has, key) for key in (_files.CLAIM, _files.DIGESTS)]
+    return any(look() for look in _store.ahead(root, [*looks, lambda: saves(root)]))
 
 
 def read_json(directory: Backend, key: str) -> tuple[bytes, dict[str, Any]]:

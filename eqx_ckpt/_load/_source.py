@@ -268,7 +268,7 @@ class Source:
         def look() -> bool:
             if self.stamp is not None:
                 return self.stamp(directory) == self.stamped
-            head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
+            head = _index.head_of(self.index.save)
             value = directory.read(_files.INDEX, len(head))
             return value is not None and value.data == head
 
@@ -344,6 +344,10 @@ class Digests:
             return [self.rows(number, number + 1) for number in numbers]
         data, size = self.rows(0, self._pages[-1]), _digests.SIZE
         return [data[size * number : size * (number + 1)] for number in numbers]
+
+    @property
+    def are_loaded(self) -> bool:
+        return len(self._data) == len(self._reads) - 1
 
     def load(self) -> None:
         """Reads all of them. **Raises:** as `rows`."""

@@ -9,8 +9,8 @@ an index and the data of one save is that save, whatever was read of it earlier.
 import functools as ft
 import itertools as it
 import re
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 from .._format import _files, _index
 from .._format._history import PLACE
@@ -42,14 +42,17 @@ class Listing(NamedTuple):
     trees: dict[int, list[str]] = {}
 
 
-def read(root: ObjectStore, known: Collection[int]) -> Listing:
-    """Lists a run. `known`: steps that there have been, or any others: by these the
-    store is asked for parts of the list that are a few pages long."""
+def read(root: ObjectStore, known: Callable[[], Collection[int]]) -> Listing:
+    """Lists a run. `known` gives steps that there have been, or any others: by these
+    the store is asked for parts of the list that are a few pages long. As that may take
+    a request, all of the list is asked for at the same time."""
     others: dict[str, list[str]] = {_attempts.PLACE: [], PLACE: []}
     trees: dict[int, list[str]] = {}
     complete: set[int] = set()
     saves: dict[int, set[str]] = {}
-    jobs = [ft.partial(root.list_all, start) for start in _parts(known)]
+    jobs: list[Any] = [root.ask_all()]
+    if parts := _parts(known()):
+        jobs = [ft.partial(root.list_all, start) for start in parts]
     lists = _threads.gather_requests(jobs, _LISTS)
     for key in it.chain.from_iterable(lists):
         found = _key.match(key)
@@ -72,9 +75,9 @@ def read(root: ObjectStore, known: Collection[int]) -> Listing:
 
 
 def _parts(known: Collection[int]) -> list[str]:
-    """Starts of the keys of steps, each in one part."""
+    """Starts of the keys of steps, each in one part; none if there are few steps."""
     if len(known) * _KEYS <= limits.listed_keys:
-        return [""]
+        return []
     steps = _split("", [str(step) for step in known])
     return [*steps, f"{_attempts.PLACE}/", f"{PLACE}/"]
 

@@ -272,8 +272,10 @@ def _newest_at_root(search: _Search) -> tuple[int | None, dict[int, Skip]]:
         for step in _steps.in_order(listing, lineage):
             if step in skipped:
                 continue
-            there = steps.look(step)
-            if isinstance(there, Signature):
+            # One that the list shows to be complete is read without a look.
+            is_listed = listing.steps[step] is not None
+            there = None if is_listed else steps.look(step)
+            if is_listed or isinstance(there, Signature):
                 newer = (s for s in sorted(listing.steps) if s > step)
                 search.passed = [*filter(lineage.is_left, newer)]
                 return step, found

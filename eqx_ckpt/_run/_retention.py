@@ -17,8 +17,9 @@ _SAVES, _LOOKS, _CLEANS = 64, 256, 4
 _AGAIN = 3
 
 
-# The signature of each complete step as it was looked at, and its metrics.
-Seen = dict[int, tuple[Signature, dict[str, Any]]]
+# The signature of a complete step as it was looked at, and its metrics.
+Facts = tuple[Signature, dict[str, Any]]
+Seen = dict[int, Facts]
 
 
 class Retention:
@@ -44,9 +45,16 @@ class Retention:
         # Saves since all of them were looked at.
         self._saves = 0
 
-    def retain(self, new: int, damaged: Set[int], attempt: Attempt | None) -> list[str]:
+    def retain(
+        self,
+        new: int,
+        damaged: Set[int],
+        attempt: Attempt | None,
+        known: Facts | None = None,
+    ) -> list[str]:
         """Deletes what need not stay once a step is saved, and what killed saves have
-        left. Steps that are `damaged` are neither counted nor deleted.
+        left. Steps that are `damaged` are neither counted nor deleted. `known`: the
+        facts of the new step, if they are.
 
         **Returns:** what was not deleted, and why.
         """
@@ -61,7 +69,7 @@ class Retention:
             return []
         before = {} if is_due else self._seen
         self._seen = {}  # If anything goes wrong.
-        seen, left = self._look(before, new)
+        seen, left = self._look(before, new, known)
         for _ in range(_AGAIN if keeps else 0):
             going, reasons = self._going(seen, new, damaged)
             going -= self._wanted(going, seen, left)
@@ -79,9 +87,11 @@ class Retention:
         is_cheap = self._steps.cleans and self._saves * _LOOKS >= len(self._seen)
         return is_cheap or self._saves >= _SAVES
 
-    def _look(self, before: Seen, new: int) -> tuple[Seen, list[str]]:
-        """The steps that there are, of which those seen `before` are not looked at; and
-        which cannot be."""
+    def _look(
+        self, before: Seen, new: int, known: Facts | None = None
+    ) -> tuple[Seen, list[str]]:
+        """The steps that there are, of which those seen `before`, and the new one if it
+        is `known`, are not looked at; and which cannot be."""
         keeps = self._policy.keep is not None
         listing = None
         if not before:
@@ -96,6 +106,8 @@ class Retention:
         changed, self._changes = {*changes[self._changes :]}, len(changes)
         stays = lambda step: step in listed and step not in changed and step != new
         seen = {step: x for step, x in before.items() if stays(step)}
+        if known is not None and new in listed and new not in changed:
+            seen[new] = known
         left: list[str] = []
         some = {step: of for step, of in listed.items() if step not in seen}
         looks = self._steps.survey(keeps, some)
@@ -166,13 +178,21 @@ class Retention:
         for step in sorted(going):
             if self._steps.is_read(step):
                 continue  # It goes after a later save.
-            if not self._is_still(seen, {step, *reasons}):
-                return False
+            looks: list[bool] = []
+
+            def is_wanted(step: int = step, looks: list[bool] = looks) -> bool:
+                looks.append(self._is_still(seen, {step, *reasons}))
+                return looks[-1]
+
             try:
-                if self._steps.remove(step, self._is_behind):
+                if self._steps.remove(step, is_wanted, self._is_behind):
                     del seen[step]
                 elif self._is_behind():
                     return False
             except (OSError, ValueError) as e:
-                left.append(f"step {step}: {e}")
+                # Another may have deleted it, or saved something else there.
+                if is_wanted():
+                    left.append(f"step {step}: {e}")
+            if False in looks:
+                return False
         return True

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from .._errors import DamagedError
 from . import _numbered
+from ._listing import Listing
 from ._steps import Steps
 
 
@@ -18,8 +19,16 @@ _SHOWN = 20
 
 def run_at(path: str | os.PathLike[str]) -> Steps | None:
     """The steps of the run at a path; None if there are none, or nobody can tell."""
+    return _listed(path)[0]
+
+
+def _listed(path: str | os.PathLike[str]) -> tuple[Steps | None, Listing | None]:
+    """As `run_at`, with a list of them."""
     steps = _unless_it_fails(lambda: Steps(path))
-    return steps if steps and _unless_it_fails(steps.is_run) else None
+    listing = steps and _unless_it_fails(steps.listing)
+    if steps and listing and _unless_it_fails(lambda: steps.is_run(listing)):
+        return steps, listing
+    return None, None
 
 
 def stands_for(path: str | os.PathLike[str], is_empty: bool) -> Any:
@@ -33,8 +42,8 @@ def stands_for(path: str | os.PathLike[str], is_empty: bool) -> Any:
     **Raises:** `FileNotFoundError` if so, for a run without complete steps, and for a
     step that is not there, with those that are.
     """
-    run = run_at(path)
-    step = None if run is None else _unless_it_fails(run.latest)
+    run, listing = _listed(path)
+    step = run and _unless_it_fails(lambda: run.latest(first=listing))
     if run is None or step is None:
         return _step_at(path, run) if is_empty else None
     return run.path(step)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from .._format import _schema
+from .._format._history import HistoryRow
 from .._runtime import _log, _processes, _threads
 from .._runtime._processes import Processes
 from .._save import _async, _background, _options, _serialise
@@ -173,8 +174,9 @@ class Saves:
             raise
         self.last = time.monotonic()
         going = Saving(step, handle, _threads.Event())
+        is_kept = retain and processes.leads
         handle.add_done_callback(
-            lambda _: self._follow_up(going, retain, processes.leads)
+            lambda _: self._follow_up(going, metrics, is_kept, processes.leads)
         )
         # Last: whoever waits for it waits for both.
         self.going.append(going)
@@ -197,11 +199,14 @@ class Saves:
         self.check_begin()
         self.steps.check_own(step)
         self._check_metrics(offer)
+        found = None
         if step in self.damaged:
             self.steps.set_aside(step, force)
-        elif (found := self.steps.signature(step)) is None and self.steps.items(step):
-            raise self._of_orbax(step)
-        elif found and not found.is_ours:
+        elif force or not self.steps.is_new(step):
+            found = self.steps.signature(step)
+            if found is None and self.steps.items(step):
+                raise self._of_orbax(step)
+        if found and not found.is_ours:
             raise self._of_orbax(step)
         elif found and not force:
             raise FileExistsError(
@@ -248,20 +253,32 @@ class Saves:
                 "adds it (`add_metrics`)."
             )
 
-    def _follow_up(self, going: Saving, retain: bool, leads: bool) -> None:
-        """Deletes what need not stay, once a save is over."""
+    def _follow_up(
+        self, going: Saving, metrics: dict[str, Any], retain: bool, leads: bool
+    ) -> None:
+        """Marks a step once its save is over, and deletes what need not stay."""
         try:
+            is_saved = going.handle._saved.exception() is None
+            found = None
             if leads:
-                self.steps.mark(going.step)
-            if going.handle._saved.exception() is None:
+                save = going.handle._written.save if is_saved else None
+                found = self.steps.mark(going.step, save)
+            if is_saved:
                 self.damaged.discard(going.step)
                 self.base = going.handle
-                if leads:
+                if found:
+                    # All that its index says is known.
+                    facts = self.start.number, round(time.time(), 3)
+                    nbytes = going.handle.progress.total
+                    save = going.handle._written.save
+                    row = HistoryRow(going.step, save, *facts, nbytes, metrics)
+                    self.steps.history.append([row])
+                elif leads:
                     self.steps.record([going.step], self.start.number)
-                if leads and retain:
-                    attempt = self.start.attempt
-                    left = self._retention.retain(going.step, self.damaged, attempt)
-                    self._undeleted.extend(left)
+                if retain:
+                    attempt, known = self.start.attempt, found and (found, metrics)
+                    retained = going.step, self.damaged, attempt, known
+                    self._undeleted.extend(self._retention.retain(*retained))
                     self.steps.journal.saved(going.step)
         except Exception as e:
             self._undeleted.append(f"{type(e).__name__}: {e}")

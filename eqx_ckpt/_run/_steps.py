@@ -22,7 +22,7 @@ from .._format._history import HistoryRow, PLACE
 from .._format._journal import StepRow
 from .._load import _published
 from .._runtime import _log
-from .._save import _background, _delete, _leftovers, _transaction
+from .._save import _background, _delete, _leftovers
 from .._storage import _root, _store
 from .._storage._backend import Backend, Usage
 from .._storage._local import LocalDirectory
@@ -95,6 +95,8 @@ class Steps:
         self._trees: dict[int, str] = {}
         self._listed_trees: dict[int, list[str]] = {}
         self._attempts: dict[int, Attempt] = {}
+        # In an object store, the steps that were listed, and those saved here since.
+        self._there: set[int] | None = None
 
     @property
     def cleans(self) -> bool:
@@ -130,8 +132,9 @@ class Steps:
                 "nothing is listed. Restore one that you know, with `step=`."
             )
         if isinstance(self.root, ObjectStore):
-            listing = _listing.read(self.root, self.journal.steps())
+            listing = _listing.read(self.root, self.journal.steps)
             self._listed_trees = listing.trees
+            self._there = set(listing.steps)
             return listing
         names = self.root.list_top() or {}
         steps = _numbered.steps_in(names)
@@ -146,15 +149,20 @@ class Steps:
         steps = dict.fromkeys([*steps, *self._names])
         return Listing(steps, attempts, history)
 
-    def is_run(self) -> bool:
+    def is_run(self, listing: Listing | None = None) -> bool:
         """Whether there is a run: steps, complete or begun, or a history. A directory
         that is only called as a step is none. **Raises:** as `directories`."""
-        listing = self.listing()
+        listing = listing or self.listing()
         if listing.history != []:
             return True
         newest = sorted(listing.steps, reverse=True)
         is_complete = lambda step: self.is_complete(step, listing)
         return any(map(is_complete, newest)) or any(map(self.skip, newest))
+
+    def is_new(self, step: int) -> bool:
+        """Whether a step is none that was listed or saved here, where it takes requests
+        to know more. If another process has saved it since, its save is refused."""
+        return self._there is not None and step not in self._there
 
     def attempts(self, listing: Listing) -> list[int]:
         """The numbers of attempts, the last first. **Raises:** as `numbers` does."""
@@ -177,10 +185,12 @@ class Steps:
     def is_complete(self, step: int, listing: Listing) -> bool:
         return listing.steps[step] is not None or self.signature(step) is not None
 
-    def latest(self, is_begun: bool = False) -> int | None:
+    def latest(
+        self, is_begun: bool = False, first: Listing | None = None
+    ) -> int | None:
         """The newest complete step that counts; older ones are not looked at.
-        `is_begun`: as of `lineage`."""
-        for listing in self.listings():
+        `is_begun`: as of `lineage`; `first`: as of `listings`."""
+        for listing in self.listings(first):
             lineage = self.lineage(listing, is_begun)
             if (step := self.newest(listing, lineage)) is not None:
                 return step
@@ -195,14 +205,15 @@ class Steps:
                 return step
         return None
 
-    def listings(self) -> Iterator[Listing]:
-        """The steps; again, where a look at them finds none that is complete, while
+    def listings(self, first: Listing | None = None) -> Iterator[Listing]:
+        """The steps, beginning with a `first` look that was just taken; again, where a
+        look at them finds none that is complete, while
         others may save and delete them: one that was not complete yet may have been
         before an older one was gone. Not so if two looks and all lists have the same.
         """
         before: list[set[int]] = []
         for _ in range(_LOOKS):
-            listing = self.listing()
+            listing, first = first or self.listing(), None
             there = set(listing.steps)
             looks = 2 if there else 1
             if before[-looks:] == [there] * looks:
@@ -578,47 +589,73 @@ class Steps:
         if not self.remove(step):
             raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
 
-    def mark(self, step: int) -> None:
+    def mark(self, step: int, save: str | None = None) -> Signature | None:
         """Says that a step of ours is whole, to managers of Orbax that write steps in
-        place."""
+        place. `save`: the one that was just committed. Returns the signature of that,
+        where it takes a request to know it."""
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             with self._at(step).lock(wait=True):
-                if self._is_ours(step):
+                if save is not None and self._there is not None:
+                    self._there.add(step)
+                if (save is not None and not self.cleans) or self._is_ours(step):
                     self.root.write(f"{step}/{_published.DONE}", [_published.OURS])
-                    # Where there are no locks, another may have deleted it.
-                    if not self.cleans and not self._is_ours(step):
-                        _transaction.discard(self.root, f"{step}/{_published.DONE}")
+                # Where there are no locks, another may have deleted it.
+                if not self.cleans:
+                    return self._marked(step, save)
+        return None
+
+    def _marked(self, step: int, save: str | None) -> Signature | None:
+        """Takes the mark of a step away if that is gone. Returns the signature of the
+        step if it is this save."""
+        head = b"" if save is None else _index.head_of(save)
+        look = lambda: self.root.read(index_of(step), stop=max(1, len(head)))
+        found = _store.look_twice(self.root, look, lambda value: value is not None)
+        if found is None:
+            self._drop_mark(step)
+        elif found.data == head:
+            return Signature(found.generation.hex())
+        return None
 
     def unmark(self, step: int) -> None:
         """Says so no more of a step of ours that is replaced or deleted."""
         if self._is_ours(step):
-            _transaction.discard(self.root, f"{step}/{_published.DONE}")
+            self._drop_mark(step)
+
+    def _drop_mark(self, step: int) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.root.delete_files([f"{step}/{_published.DONE}"])
 
     def _is_ours(self, step: int) -> bool:
         return not self.is_linked(step) and bool(self.root.stamp(index_of(step)))
 
-    def remove(self, step: int, unless: Callable[[], bool] = lambda: False) -> bool:
-        """Deletes a step of ours, unless it is pinned, or something else is so. Returns
-        whether it has."""
+    def remove(
+        self,
+        step: int,
+        is_wanted: Callable[[], bool] = lambda: True,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Deletes a step of ours, unless it is pinned, or something else is so.
+        `is_wanted`: as in `_delete.remove`. Returns whether it has."""
         self.record([step])
-        mark = f"{step}/{_published.DONE}"
 
         def is_free() -> bool:
             # First: see `_is_staying`.
-            self.unmark(step)
+            self._drop_mark(step)
             if not (_numbered.has(self.root, PINS, step) or unless()):
                 return True
             with contextlib.suppress(FileExistsError):
-                self.root.write(mark, [_published.OURS])
+                self.root.write(f"{step}/{_published.DONE}", [_published.OURS])
             return False
 
         with _log.timed("delete") as timer:
-            if not _delete.remove(self._at(step), is_free):
+            if not _delete.remove(self._at(step), is_free, is_wanted):
                 return False
             # Another may have put it there since.
-            _transaction.discard(self.root, mark)
+            self._drop_mark(step)
             self.root.drop_directory(str(step))
         self._known.pop(step, None)
+        if self._there is not None:
+            self._there.discard(step)
         self.journal.deleted(step)
         self.say(_log.INFO, "Deleted", step, seconds=timer.seconds)
         return True

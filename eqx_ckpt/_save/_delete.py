@@ -110,10 +110,15 @@ def delete(path: str | os.PathLike[str]) -> None:
     _log.say(_log.INFO, text, path=root.url, seconds=timer.seconds)
 
 
-def remove(root: Backend, is_free: Callable[[], bool] = lambda: True) -> bool:
+def remove(
+    root: Backend,
+    is_free: Callable[[], bool] = lambda: True,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> bool:
     """Deletes a checkpoint: atomically where there are renames, else its index first.
-    It stays unless it `is_free`, which is asked last, and under the lock of writers
-    where there is one. Returns whether it is deleted.
+    It stays unless that `is_wanted`, which is asked as its files are looked at, and it
+    `is_free`, which is asked last: under the lock of writers where there is one.
+    Returns whether it is deleted.
 
     **Raises:** `FileNotFoundError` if there is none, `ValueError` if something else is
     in its directory; then nothing is deleted.
@@ -121,13 +126,13 @@ def remove(root: Backend, is_free: Callable[[], bool] = lambda: True) -> bool:
     if root.entry() not in (None, "directory"):
         raise _nothing(root)
     if isinstance(root, ObjectStore):
-        return _remove_in_store(root, is_free)
+        return _remove_in_store(root, is_free, is_wanted)
     assert isinstance(root, LocalDirectory)
     try:
         with root.lock(wait=True):
             check(root)
             entries = root.list_top() or {}
-            if not is_free():
+            if not (is_wanted() and is_free()):
                 return False
             _rename_and_delete(root, entries)
             return True
@@ -198,10 +203,13 @@ def _nothing(root: Backend) -> FileNotFoundError:
     )
 
 
-def _remove_in_store(root: ObjectStore, is_free: Callable[[], bool]) -> bool:
+def _remove_in_store(
+    root: ObjectStore, is_free: Callable[[], bool], is_wanted: Callable[[], bool]
+) -> bool:
     """Deletes a checkpoint, its index first. **Raises:** as `remove`."""
-    keys = _keys(root)
-    if not is_free():
+    looks = _store.ahead(root, [ft.partial(_keys, root), is_wanted])
+    keys, is_wanted_still = (look() for look in looks)
+    if not (is_wanted_still and is_free()):
         return False
     root.delete_files([_files.INDEX])
     root.delete_files(key for key in keys if key != _files.INDEX)

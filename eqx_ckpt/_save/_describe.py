@@ -8,7 +8,7 @@ import collections
 import functools as ft
 import itertools as it
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -133,15 +133,19 @@ def _described(
     count, kinds = len(names), alike[1]
     # Leaves of a kind have one template.
     firsts: dict[int, int] = {}
-    todo: Iterable[int] = range(count)
+    todo: Sequence[int] = range(count)
     if not (callable(options.chunks) or has_parts):
         firsts = dict(zip(reversed(kinds), reversed(range(count))))
         odd = it.compress(it.count(), map(operator.lt, kinds, it.repeat(0)))
         todo = sorted({*firsts.values(), *odd})
     own: list[Any] = [None] * count
-    for place in todo:
-        stored = _as_stored(names[place], given[place], options)
-        values[place], own[place], part = stored
+    describe = lambda place: _as_stored(names[place], given[place], options)
+    stored = map(describe, todo)
+    if not (callable(options.chunks) or has_parts or options.dtype):
+        some = [given[place] for place in todo]
+        stored = _lazies.described(some, lambda i: describe(todo[i]))
+    for place, (value, template, part) in zip(todo, stored):
+        values[place], own[place] = value, template
         if part is not None:
             parts[place] = part
     own = [t or own[firsts[kind]] for t, kind in zip(own, kinds)]

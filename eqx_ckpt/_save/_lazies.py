@@ -7,22 +7,24 @@ as it will lie in the target is known by its digests, without being read.
 import dataclasses
 import functools as ft
 import math
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _index, _template, _view
 from .._format._template import Template
-from .._load import _kept, _lazy
+from .._load import _kept, _lazy, _reader
 from .._load._lazy import LazyArray
 from .._load._source import Source
 from .._runtime import _threads
 from .._tree import _host_copy, _leaf, _register, _target
 from ._payload import PlannedLeaf
 
+
+T = TypeVar("T")
 
 # Parts up to so many bytes together are read at a time, or a chunk of the source: some
 # of them before they are asked for.
@@ -50,6 +52,36 @@ def as_stored(value: Any, dtype: np.dtype | None) -> tuple[Any, Template]:
         return unread, unread.template
     value = _register.to_leaf(value)
     return value, _leaf.describe(value, dtype)
+
+
+def described(
+    values: Iterable[Any], describe: Callable[[int], tuple]
+) -> Iterator[tuple]:
+    """What `describe` says of each value by its number: what it is written from, and
+    more. It is asked once for lazy leaves that are stored alike."""
+    firsts: dict[Any, tuple] = {}
+    for number, value in enumerate(values):
+        kind = _likeness(value)
+        first = firsts.get(kind)
+        if first is not None:
+            yield first[0].like(value), *first[1:]
+            continue
+        first = describe(number)
+        if kind is not None:
+            firsts[kind] = first
+        yield first
+
+
+def _likeness(value: Any) -> Any:
+    """Equal for lazy leaves that are stored alike; None for any other value, and for
+    one that is a view or a part."""
+    if type(value) is not LazyArray or value._view is not None:
+        return None
+    source, record = value._source, value._record
+    if record.part is not None:
+        return None
+    ids = map(id, (source, record.template, value._target))
+    return *ids, source.is_contiguous(record)
 
 
 def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
@@ -110,6 +142,10 @@ class LazySource(_host_copy.Payload):
     _given: int = 0
     _lock: Any = dataclasses.field(default_factory=_threads.Lock)
 
+    def like(self, lazy: LazyArray) -> "LazySource":
+        """Another leaf that is stored alike."""
+        return LazySource(lazy, self.template, self.grain, self.verify)
+
     @property
     def key(self) -> Any:
         """Equal for leaves that are one array."""
@@ -147,18 +183,13 @@ class LazySource(_host_copy.Payload):
         return part
 
     def _read(self) -> np.ndarray:
-        (value,) = _fetch([self.on_host], self.verify)
+        (value,) = _fetch([self.lazy], self.verify, as_numpy=self._is_array)
         return _host_copy.to_host(value, self.template)
 
     @property
     def _is_array(self) -> bool:
         t = self.template
         return t.kind in _template.ARRAY_KINDS and t.dtype != "float0"
-
-    @property
-    def on_host(self) -> LazyArray:
-        """The leaf as it is read into memory of the host."""
-        return _lazy.on_host(self.lazy) if self._is_array else self.lazy
 
     @ft.cached_property
     def _is_as_stored(self) -> bool:
@@ -194,15 +225,18 @@ def _name_in(lazy: LazyArray, source: Source) -> str | None:
 
 
 def _fetch(
-    lazies: Sequence[LazyArray], verify: bool, max_bytes: int | None = None
+    lazies: Sequence[LazyArray],
+    verify: bool,
+    max_bytes: int | None = None,
+    as_numpy: bool = False,
 ) -> list[Any]:
-    """Reads lazy leaves.
+    """Reads lazy leaves, as `_lazy.fetch`.
 
     **Raises:** what is wrong, with their names. It is no error of the target, where an
     error of the system with a number would be taken for one.
     """
     try:
-        return _lazy.fetch(lazies, verify, max_bytes)
+        return _lazy.fetch(lazies, verify, max_bytes, as_numpy)
     except Exception as e:
         some = ", ".join(f"`{x.name}`" for x in lazies[:3])
         which = f"The leaf {some}" if len(lazies) == 1 else f"One of the leaves {some}"
@@ -211,6 +245,33 @@ def _fetch(
             raise type(e)(f"{which}{more} cannot be saved: {e}") from e
         e.add_note(f"{which}{more} was being saved.")
         raise
+
+
+# A part of so many bytes is asked for by a request, so many at a time, as in a load.
+PART, _REQUESTS = 8 * 2**20, 16
+
+
+def requests(leaves: Sequence[PlannedLeaf], max_bytes: int) -> int:
+    """How many parts of leaves are read at a time, each of which takes twice its bytes:
+    one, unless some of them are in an object store."""
+    sources = {id(x): x for lazy in _lazies(leaves) for x in lazy._sources}
+    is_remote = any(source.root.is_remote for source in sources.values())
+    return max(1, min(_REQUESTS, max_bytes // (2 * PART))) if is_remote else 1
+
+
+def in_order(jobs: Iterable[Callable[[], T]], requests: int) -> Iterator[T]:
+    """The results of jobs, one after the other: each is done in its turn, or, if they
+    wait for a store, so many `requests` at a time."""
+    if requests <= 1:
+        yield from (job() for job in jobs)
+        return
+    starts = ((0, ft.partial(_same, job)) for job in jobs)
+    with _threads.Crew(requests) as crew:
+        yield from _reader.in_order(crew, starts, 0, requests)
+
+
+def _same(job: T) -> T:
+    return job
 
 
 def places(leaves: Sequence[PlannedLeaf]) -> frozenset[str]:
@@ -230,7 +291,7 @@ def _lazies(leaves: Sequence[PlannedLeaf]) -> list[LazyArray]:
 
 def verified(leaf: PlannedLeaf, verify: bool) -> PlannedLeaf:
     """A leaf that is read with digests checked, or without."""
-    if not isinstance(leaf.value, LazySource):
+    if not isinstance(leaf.value, LazySource) or leaf.value.verify is verify:
         return leaf
     return leaf._replace(value=dataclasses.replace(leaf.value, verify=verify))
 
@@ -285,9 +346,12 @@ def read_small(
             max_bytes -= leaf.template.nbytes
     if not places:
         return out
-    for verify in (True, False):
-        own = [place for place in places if leaves[place].value.verify is verify]
-        values = [leaves[place].value.on_host for place in own]
-        for place, value in zip(own, _fetch(values, verify)):
+    groups: dict[tuple[bool, bool], list[int]] = {}
+    for place in places:
+        value = leaves[place].value
+        groups.setdefault((value.verify, value._is_array), []).append(place)
+    for (verify, as_numpy), own in groups.items():
+        values = [leaves[place].value.lazy for place in own]
+        for place, value in zip(own, _fetch(values, verify, as_numpy=as_numpy)):
             out[place] = leaves[place]._replace(value=value)
     return out

@@ -56,7 +56,10 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
     read = ft.partial(_published.read_outline, root)
     # An object store may have a file at the path, and files below it.
     is_file = ft.partial(_store.is_file, root)
-    listed, is_file, index = _store.ahead(root, [list_it, is_file, read])
+    looks = [list_it, is_file, read]
+    # What must not be replaced is read only if it is there.
+    first = looks if overwrite else looks[:2]
+    listed, is_file, index = [*_store.ahead(root, first), *looks[len(first) :]]
     there = listed() or {}
     keys = () if isinstance(there, dict) else tuple(there)
     tops = there if isinstance(there, dict) else _store.tops_of(keys)

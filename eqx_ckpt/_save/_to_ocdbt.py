@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools as ft
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from .._format._packed import Packed
 from .._runtime import _log, _threads
 from .._storage import _arrays
 from .._storage._backend import Backend
-from . import _assign, _payload, _tree_spec, _writing
-from ._payload import PlannedLeaf, SmallBatch
+from . import _assign, _lazies, _payload, _tree_spec, _writing
+from ._payload import LeafBytes, PlannedLeaf, SmallBatch
 from ._tree_spec import TreeSpec
 from ._writing import (
     ChunkRun,
@@ -39,18 +39,22 @@ _TOGETHER = 2**18
 def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
     """Writes the data files of this process."""
     spec = writer.spec
-    files: Iterable[tuple[int, Iterable[_Batch]]]
+    files: list[tuple[int, Iterable[_Batch]]]
     if writer.is_single_writer:
-        files = enumerate(_laid(spec, writer.max_file_bytes))
+        files = list(enumerate(_laid(spec, writer.max_file_bytes)))
     else:
         files = [(i, _batches(spec, runs)) for i, runs in writer.own(writer.index)]
-    write_file = ft.partial(ft.partial, _write_file, writer, into)
+    # What is sent is held in memory.
+    threads = writer.threads(writer.max_file_bytes if into.outbox is not None else 0)
+    requests = writer.requests // max(1, min(threads, len(files)))
+    # Where a compressed chunk begins is known once the one before it is written.
+    requests = 1 if spec.is_compressed else requests
+    write_file = ft.partial(ft.partial, _write_file, writer, into, requests)
     return _threads.gather(
         list(itertools.starmap(write_file, files)),
-        # What is sent is held in memory.
-        writer.threads(writer.max_file_bytes if into.outbox is not None else 0),
+        threads,
         # Chunks are encoded by threads of TensorStore, for which these wait.
-        waiting=into.work.is_remote or spec.is_compressed,
+        waiting=into.work.is_remote or spec.is_compressed or writer.requests > 1,
     )
 
 
@@ -94,30 +98,60 @@ def _batches(spec: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
         yield together()
 
 
+# The stretches that begin with a part of a file, and its chunks, each in pieces.
+_Part = tuple[list[ChunkRun], Iterable[Iterable[Any]]]
+
+
+def _parts(
+    data: LeafBytes, batches: Iterable[_Batch], requests: int
+) -> Iterator[Callable[[], _Part]]:
+    """What gives the parts of a file, one after the other: a batch each, or less where
+    threads read them before their turn."""
+    for batch in batches:
+        place, numbers, *_ = batch[0][0]
+        size = len(numbers) or 1
+        if requests > 1 and batch[1] is None:
+            size = max(1, _lazies.PART // max(1, data.grids[place].full))
+        for first in range(numbers.start, max(numbers.stop, numbers.start + 1), size):
+            own = range(first, min(first + size, numbers.stop))
+            yield ft.partial(_part, data, batch, own, requests > 1)
+
+
+def _part(data: LeafBytes, batch: _Batch, numbers: range, is_ahead: bool) -> _Part:
+    stretches, small = batch
+    if small is not None:
+        return stretches, [[data.together(small)]]
+    chunks = data.chunks(stretches[0].place, numbers)
+    begins = stretches if numbers.start == stretches[0].numbers.start else []
+    return begins, list(map(list, chunks)) if is_ahead else chunks
+
+
 def _write_file(
-    writer: LeafWriter, into: Destination[Sink], number: int, batches: Iterable[_Batch]
+    writer: LeafWriter,
+    into: Destination[Sink],
+    requests: int,
+    number: int,
+    batches: Iterable[_Batch],
 ) -> list[ChunkRun]:
     data = writer.data
     written: list[ChunkRun] = []
 
     def buffers() -> Iterator[Any]:
         at = 0
-        for stretches, small in batches:
+        parts = _parts(data, batches, requests)
+        for stretches, chunks in _lazies.in_order(parts, requests):
+            if stretches and stretches[0].offset != at:
+                yield bytes(stretches[0].offset - at)
             written.extend(stretches)
-            place, numbers, offset, own = stretches[0]
-            if offset != at:
-                yield bytes(offset - at)
-            if small is not None:
-                yield data.together(small)
-            else:
-                end = 0
-                for pieces in data.chunks(place, numbers):
-                    for piece in pieces:
-                        yield piece
-                        end += len(piece)
-                    if own is not None:
-                        own.append(end)
-            at = stretches[-1].stop(data.grids[stretches[-1].place].full)
+            end, own = 0, stretches[0].ends if stretches else None
+            for pieces in chunks:
+                for piece in pieces:
+                    yield piece
+                    end += len(piece)
+                if own is not None:
+                    own.append(end)
+            if stretches:
+                at = stretches[-1].stop(data.grids[stretches[-1].place].full)
 
     into.write(f"{into.own}/{number}", buffers())
     return written

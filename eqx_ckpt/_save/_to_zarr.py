@@ -41,7 +41,8 @@ def write(writer: LeafWriter, into: Destination[Backend]) -> Files:
     runs = [run for _, runs in writer.own(writer.index) for run in runs]
     jobs = [ft.partial(write, *run) for run in runs]
     # A system that syncs several files at a time writes its journal once for them.
-    _threads.gather(jobs, writer.threads(), waiting=root.is_remote or syncs)
+    waiting = root.is_remote or syncs or writer.requests > 1
+    _threads.gather(jobs, writer.threads(), waiting=waiting)
     return []
 
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, runtime_checkable, TypeVa
 from .._format._extents import Placement
 from .._format._packed import Packed
 from .._runtime._processes import Processes
-from . import _assign, _payload, _tree_spec
+from . import _assign, _lazies, _payload, _tree_spec
 from ._payload import LeafBytes
 from ._sending import UploadQueue
 from ._tree_spec import TreeSpec
@@ -133,6 +133,8 @@ class LeafWriter:
         self.linked = linked
         self.index, self.count = processes.index, processes.count
         self.max_bytes, self.max_file_bytes = max_bytes, max_file_bytes
+        # How many parts of lazy leaves are read at a time.
+        self.requests = _lazies.requests(data.leaves, max_bytes)
         there: dict[int, list[range]] = {}
         for place, run, digests in linked.digests:
             there.setdefault(place, []).append(run)

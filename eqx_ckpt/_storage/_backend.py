@@ -296,6 +296,11 @@ class Backend(abc.ABC):
     def delete(self, key: str) -> None:
         """Deletes the file or directory `key`, never through a link; "": all of it."""
 
+    def delete_files(self, keys: Iterable[str]) -> None:
+        """Deletes files, together; those that are not there are."""
+        for key in keys:
+            self.delete(key)
+
     @abc.abstractmethod
     def move(self, key: str, into: str, first: str) -> None:
         """Gives the directory `key` another name. Where there are no renames its files

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import re
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -151,15 +151,25 @@ class ObjectStore(Backend):
         return bool(self.list_all(key + "/"))
 
     def list_all(self, start: str = "") -> list[str] | None:
+        return self.ask_all(start)()
+
+    def ask_all(self, start: str = "") -> Callable[[], list[str] | None]:
+        """Asks for the keys of files that begin with `start`: a function that waits for
+        them. If it is dropped the request is, too."""
         # Whole keys are listed and looked at. Not all servers heed the range that they
         # are asked for, and TensorStore cuts as much off the beginning of any key:
         # somebody else's would be taken for ours, and deleted.
         top = dataclasses.replace(self, url=self._bucket())
         path = self._path().removeprefix(top._path()).encode()
         first = path + start.encode()
-        listed = self._listed(top.start_list(first))
-        ours = [key[len(path) :] for key in listed if key.startswith(first)]
-        return [key.decode("utf-8", "surrogateescape") for key in ours]
+        listing = top.start_list(first)
+
+        def keys() -> list[str]:
+            found = self._listed(listing)
+            ours = [key[len(path) :] for key in found if key.startswith(first)]
+            return [key.decode("utf-8", "surrogateescape") for key in ours]
+
+        return keys
 
     def _path(self) -> str:
         """The prefix of the keys in this directory."""
@@ -225,7 +235,6 @@ class ObjectStore(Backend):
         )
 
     def delete_files(self, keys: Iterable[str]) -> None:
-        """Deletes files that were listed, together."""
         for key, deleting in [(key, self.start_write(key, None)) for key in keys]:
             _store.finish_write(self, key, deleting)
 

@@ -121,6 +121,14 @@ def ahead(
     return [outcome.result for outcome in done]
 
 
+def ahead_in_directory(
+    root: Backend, jobs: Sequence[Callable[[], Any]]
+) -> Sequence[Callable[[], Any]]:
+    """As `ahead`, of jobs of which the first is enough at a root that is a file: those
+    at one whose name has a suffix are done when they are called."""
+    return jobs if "." in root.split()[1] else ahead(root, jobs)
+
+
 def _outcome(job: Callable[[], Any]) -> Outcome[Any]:
     out: Outcome[Any] = Outcome()
     try:

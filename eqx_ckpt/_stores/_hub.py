@@ -175,10 +175,10 @@ class HubBackend(HttpBackend):
     def can_list(self) -> bool:
         return True
 
-    def list_all(self, start: str = "") -> list[str]:
+    def ask_all(self, start: str = "") -> Callable[[], list[str]]:
         path = self._path()
         ours = [key for key in self._listing() if key.startswith(path + start)]
-        return [key[len(path) :] for key in ours]
+        return lambda: [key[len(path) :] for key in ours]
 
     # ---- Reads.
 

@@ -33,7 +33,7 @@ from .._zips._window import Window
 _STEP = 16 * 2**20
 _THREADS = min(8, os.cpu_count() or 1)
 # What reads from an object store mostly waits.
-FAR_THREADS = 8
+_FAR_THREADS = 8
 
 # Enough problems for anyone.
 _MANY = 1000
@@ -124,7 +124,7 @@ def scan(
 ) -> list[Problem]:
     """Reads all data files, and says what in them is not as it was saved. With
     `is_verified` their digests are known, and compared."""
-    threads = FAR_THREADS if source.root.is_remote else _THREADS
+    threads = _FAR_THREADS if source.root.is_remote else _THREADS
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * threads))
     buffers: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
@@ -169,21 +169,28 @@ def scan(
 
 def _check_ends(
     source: Source, ends: dict[str, tuple[int | None, str | None]]
-) -> Iterator[Problem]:
+) -> list[Problem]:
     """Looks for bytes after those of the chunks. `ends`: where each file ends, and the
     leaf that it is of, if it is of one."""
-    more = np.empty(1, np.uint8)
-    for file, (end, leaf) in ends.items():
-        if end is None or not source.is_own:
-            continue
+
+    def check(file: str, end: int, leaf: str | None) -> Problem | None:
+        more = np.empty(1, np.uint8)
         read = ft.partial(source.directory.read_into, file, end, more)
+        what = None
         try:
             if _store.look_twice(source.root, read, lambda count: not count):
-                yield Problem(leaf, None, file, "it has more bytes than it had")
+                what = "it has more bytes than it had"
         except (OSError, ValueError) as e:
             if end == 0:  # Else its chunks say so.
                 what = unreadable(source.directory, e)
-                yield Problem(leaf, None, file, what)
+        return None if what is None else Problem(leaf, None, file, what)
+
+    jobs = [
+        ft.partial(check, file, end, leaf)
+        for file, (end, leaf) in ends.items()
+        if end is not None and source.is_own
+    ]
+    return list(filter(None, _store.gather(source.root, jobs)))
 
 
 def _check(

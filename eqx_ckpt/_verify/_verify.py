@@ -1,9 +1,10 @@
 """`verify`: reads every byte of a save, and says what is not as it was written."""
 
 import functools as ft
+import itertools as it
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from .._load import _open, _source
 from .._load._checkpoint import Checkpoint
 from .._load._reader import CHANGED, unreadable
 from .._load._source import Source
-from .._runtime import _arguments, _log, _progress, _threads
+from .._runtime import _arguments, _log, _progress
 from .._storage import _arrays, _root, _store
+from .._storage._backend import Backend
 from . import _scan
 from ._scan import Problem
 
@@ -103,20 +105,12 @@ def verify(
         raise _unverifiable(source)
     if pinned and source.index.save != pinned.index.save:
         raise pinned.lost("")
-    problems: list[Problem] = []
-    try:
-        source.digests.load()
-        problems += _longer_digests(source)
-        has_digests = True
-    except ReplacedError:
-        raise
-    except RuntimeError as e:
-        # What else there is can still be looked at.
-        has_digests = False
-        problems.append(Problem(None, None, source.digests_key, str(e)))
-    problems += _check_extras(source)
+    looks = [_check_digests, _check_extras]
     if source.is_own:
-        problems += [*_settled_files(source), *_zarr_json(source, records)]
+        looks += [_settled_files, ft.partial(_zarr_json, records=records)]
+    small = _store.gather(source.root, [ft.partial(look, source) for look in looks])
+    problems = list(it.chain.from_iterable(small))
+    has_digests = source.digests.are_loaded
     stored = [r for r in records if _has_bytes(source, r)]
     nbytes = sum(r.template.chunk_count * r.template.full for r in stored)
     bar = _progress.bar("verify", nbytes, len(stored), progress)
@@ -155,48 +149,59 @@ def _settled_files(source: Source) -> list[Problem]:
 
     **Raises:** `ReplacedError` if another save was committed meanwhile.
     """
-    problems = list(_check_files(source))
+    problems = _check_files(source)
     end = time.monotonic() + _LAG
     while problems and time.monotonic() < end:
         if not source.is_current():
             raise source.lost("")
         with source.root.lock(wait=True) as held:
-            problems = list(_check_files(source))
+            problems = _check_files(source)
         if held:
             break  # Nobody is at it any more.
         time.sleep(_LAG / 50)
     return problems
 
 
-def _check_files(source: Source) -> Iterator[Problem]:
-    """The files that are there for other readers."""
-    index, root = source.index, source.root
-    for key, digest in index.others.items():
-        try:
-            value = root.read(key, limit=_MOST)
-            if value is None:
-                yield Problem(None, None, key, "it is missing")
-            elif _index.digest(value.data) != digest:
-                yield Problem(None, None, key, CHANGED)
-        except (OSError, ValueError) as e:
-            yield Problem(None, None, key, unreadable(root, e))
-    tops = {key.partition("/")[0] for key in [source.digests_key, *index.others]}
-    there = (root.list_top() or {}).keys() - {_files.CLAIM, *tops}
-    for top in sorted(_files.SIDE & there):
-        what = "it is of another save, and other readers may take it for one of this"
-        yield Problem(None, None, top, what)
+def _check_files(source: Source) -> list[Problem]:
+    """The faults of the files that are there for other readers."""
+    others, root = source.index.others, source.root
+    looks = [ft.partial(_check_file, root, *other) for other in others.items()]
+    *found, there = _store.gather(root, [*looks, root.list_top])
+    tops = {key.partition("/")[0] for key in [source.digests_key, *others]}
+    besides = _files.SIDE & (there or {}).keys() - {_files.CLAIM, *tops}
+    what = "it is of another save, and other readers may take it for one of this"
+    found += [Problem(None, None, top, what) for top in sorted(besides)]
+    return list(filter(None, found))
 
 
-def _longer_digests(source: Source) -> Iterator[Problem]:
-    """Bytes after the last page of the file of digests."""
-    if source.is_own:
-        size = source.root.size(source.digests_key)
+def _check_file(root: Backend, key: str, digest: str) -> Problem | None:
+    try:
+        value = root.read(key, limit=_MOST)
+    except (OSError, ValueError) as e:
+        return Problem(None, None, key, unreadable(root, e))
+    if value is None:
+        return Problem(None, None, key, "it is missing")
+    if _index.digest(value.data) != digest:
+        return Problem(None, None, key, CHANGED)
+    return None
+
+
+def _check_digests(source: Source) -> list[Problem]:
+    """Reads the file of digests. **Raises:** `ReplacedError`."""
+    what = None
+    try:
+        source.digests.load()
+        size = source.root.size(source.digests_key) if source.is_own else None
         if size is not None and size > 16 * source.index.extents.pages[-1]:
             what = "it has more bytes than it had"
-            yield Problem(None, None, source.digests_key, what)
+    except ReplacedError:
+        raise
+    except RuntimeError as e:
+        what = str(e)  # What else there is can still be looked at.
+    return [] if what is None else [Problem(None, None, source.digests_key, what)]
 
 
-def _check_extras(source: Source) -> Iterator[Problem]:
+def _check_extras(source: Source) -> list[Problem]:
     """The faults of the files of functions, and of the processes' own states."""
     reads: list[tuple[str, Callable[[], Any]]] = []
     for name, stored in source.index.functions.items():
@@ -205,16 +210,21 @@ def _check_extras(source: Source) -> Iterator[Problem]:
     for process in range(len(source.index.own)):
         read = ft.partial(_source.read_own, source, process)
         reads.append((_source.own_key(source, process), read))
-    for key, read in reads:
+
+    def check(key: str, read: Callable[[], Any]) -> Problem | None:
         try:
             read()
         except DamagedError as e:
-            yield Problem(None, None, key, str(e))
+            return Problem(None, None, key, str(e))
+        return None
+
+    found = _store.gather(source.root, [ft.partial(check, *one) for one in reads])
+    return list(filter(None, found))
 
 
-def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
+def _zarr_json(source: Source, records: Iterable[Record]) -> list[Problem]:
     if source.database is not None:
-        return  # They are in the file of the nodes, which has a digest.
+        return []  # They are in the file of the nodes, which has a digest.
 
     def check(record: Record) -> Problem | None:
         key = f"{source.key(record)}/zarr.json"
@@ -228,10 +238,8 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
             return Problem(record.name, None, key, unreadable(source.root, e))
         return None
 
-    is_remote = source.root.is_remote
     look = lambda record: _store.look_twice(
         source.root, ft.partial(check, record), lambda problem: problem is None
     )
-    jobs = [ft.partial(look, record) for record in records]
-    threads = _scan.FAR_THREADS if is_remote else 1
-    yield from filter(None, _threads.gather(jobs, threads, waiting=is_remote))
+    found = _store.gather(source.root, [ft.partial(look, one) for one in records])
+    return list(filter(None, found))

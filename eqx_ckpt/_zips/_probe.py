@@ -71,15 +71,25 @@ def refusal(root: Backend, error: ValueError) -> ValueError:
 
 def look(root: Backend) -> Probe | None:
     """Looks at a path; None if there is nothing."""
+    looks = [ft.partial(_file, root), ft.partial(_directory, root)]
+    found = (look() for look in _store.ahead_in_directory(root, looks))
+    return next(filter(None, found), None)
+
+
+def _file(root: Backend) -> Probe | None:
     directory, key = root.split()
-    if key and root.entry() in (None, "file"):
-        into = np.empty(_HEAD, np.uint8)
-        try:
-            directory = directory.pinned(key)
-            size = directory.read_into(key, 0, into)
-            return Probe(root, directory, key, into[:size].tobytes(), frozenset())
-        except (FileNotFoundError, IsADirectoryError):
-            pass
+    if not key or root.entry() not in (None, "file"):
+        return None
+    into = np.empty(_HEAD, np.uint8)
+    try:
+        directory = directory.pinned(key)
+        size = directory.read_into(key, 0, into)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+    return Probe(root, directory, key, into[:size].tobytes(), frozenset())
+
+
+def _directory(root: Backend) -> Probe | None:
     names = names_in(root)
     return Probe(root, root, None, b"", names) if names else None
 

@@ -1,10 +1,12 @@
 """A run's checkpoints in object stores. The servers are those of `support.servers`."""
 
+import functools as ft
 import itertools
 import os
 import random
 import signal
 import textwrap
+import threading
 
 import jax.numpy as jnp
 import pytest
@@ -363,6 +365,79 @@ def test_requests(far):
             proxy.requests.clear()
     assert counts[-1] - counts[3] <= 6
     assert proxy.count("GET") == 0
+
+
+def test_round_trips(far):
+    """What is waited for in turn by whoever opens a run that others save."""
+    proxy, root = far
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1, 2, 3])
+    trips = ft.partial(servers.round_trips, proxy)
+    # The journal, and the list.
+    assert trips(1, lambda: ec.CheckpointManager(root).latest()) == 1
+    # And the index; and the digests, and the leaves.
+    restore = lambda: ec.CheckpointManager(root).restore(tree_at(0))
+    assert trips(3, restore) == 3
+    # There is no index, nor a file of another format, nor what tells one; then there is
+    # a list, and the index of a step.
+    assert trips(4, lambda: ec.open(root)) == 4
+    # The index; small files; large ones; and whether these end there.
+    assert trips(4, lambda: ec.verify(manager.path(3))) == 4
+
+
+def test_a_loop_waits_for_no_request(far):
+    """A save asks for nothing before it returns, once the run is known."""
+    proxy, root = far
+    numbers = itertools.count(1)
+    with ec.CheckpointManager(root, keep=2) as manager:
+        fill_run(manager, [0, next(numbers)])
+        manager.wait()
+
+        def asked():
+            at = threading.Event()
+            proxy.requests.clear()
+            # Nothing is answered before the call has returned.
+            proxy.fault = lambda *_: at.wait(60) and None
+            assert manager.save(next(numbers), tree_at(1))
+            at.set()
+            proxy.fault = lambda *_: None
+            manager.wait()
+
+        asked()
+        proxy.delay = 0.0
+        fill_run(manager, [next(numbers)])
+        manager.wait()
+        save = lambda: (fill_run(manager, [next(numbers)]), manager.wait())
+        # What is there; the data; the index; the mark; whether the step is still there;
+        # the history; what that has to have of the older step, in two; what it is; its
+        # mark; pins; its index; its data; its mark again.
+        assert servers.round_trips(proxy, 14, save) == 14
+    with ec.CheckpointManager(root) as manager:
+        manager.restore(tree_at(0))
+        fill_run(manager, [1000])
+        manager.wait()
+        step = itertools.count(1001)
+        save = lambda: (fill_run(manager, [next(step)]), manager.wait())
+        assert servers.round_trips(proxy, 6, save) == 6
+
+
+def test_a_step_that_another_has_saved_since(far):
+    """Is refused in the background, and stays."""
+    _, root = far
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1])
+        manager.wait()
+        with ec.CheckpointManager(root) as other:
+            fill_run(other, [2])
+        assert manager.save(2, tree_at(7))
+        with pytest.raises(FileExistsError, match="There is a checkpoint at"):
+            manager.wait()
+        _holds(manager, 2)
+        with pytest.raises(FileExistsError, match="Step 1 exists already"):
+            manager.save(1, tree_at(1))
+        manager.save(2, tree_at(8), force=True)
+        manager.wait()
+        assert manager.restore(tree_at(0))[0]["x"][0] == 8
 
 
 BEST = {"best": ("loss", "min")}
