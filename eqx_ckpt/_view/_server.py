@@ -40,7 +40,8 @@ _FILES = {
 
 def shipped(name: str) -> bytes:
     # In a zipapp they are no files.
-    return importlib.resources.files(__package__).joinpath("static", name).read_bytes()
+    static = importlib.resources.files(__spec__.parent) / "static"
+    return (static / name).read_bytes()
 
 
 class Server(ThreadingHTTPServer):

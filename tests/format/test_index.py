@@ -18,6 +18,7 @@ from support.helpers import examples, files_of
 import eqx_ckpt as ec
 from eqx_ckpt._format import (
     _columns,
+    _files,
     _grid,
     _index,
     _json,
@@ -727,8 +728,9 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch, limit):
                     compression=compression,
                 )
                 plan = _plan.plan(_root.resolve(tmp_path), tree, options)
-                most = _plan.LAYOUTS[layout].longest(plan.leaves, plan.form, 1)
-                planned = _index.encode(_plan.index_of(plan, "0" * 16, most))
+                most = _plan.LAYOUTS[layout].longest(plan.leaves, plan.spec, 1)
+                side = dict.fromkeys(_files.OTHERS, b"")
+                planned = _index.encode(_plan.index_of(plan, "0" * 16, most, side))
                 ec.tree_serialise_leaves(
                     tmp_path / layout,
                     tree,

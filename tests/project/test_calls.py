@@ -99,6 +99,10 @@ LACKS = {
     "exists": {**_WHOLE, "verify": "`verify` says more", **_SMALL, **_ONE},
     "delete": {**_WRITES, **_SMALL, **_ONE},
     "clean": {**_WRITES, **_SMALL, **_ONE},
+    "write_orbax": {**_WRITES, **_SMALL, **_ONE},
+    "history": {**_WHOLE, "verify": "no array is read", **_SMALL, **_ONE},
+    "runs": {**_WHOLE, "verify": "no array is read", **_SMALL, **_ONE},
+    "add_metrics": {**_WRITES, **_SMALL, **_ONE},
 }
 
 # These read no checkpoint, and write none.
