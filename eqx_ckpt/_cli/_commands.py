@@ -422,7 +422,7 @@ def runs() -> None:
 @click.argument("path", **PATH)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def delete() -> None:
-    """Delete a checkpoint, damaged or not, or a run with all of its steps.
+    """Delete a checkpoint or a run, damaged or not.
 
     If anything there is not part of it, nothing is deleted.
     """
