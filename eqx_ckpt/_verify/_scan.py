@@ -176,14 +176,13 @@ def _check_ends(
     def check(file: str, end: int, leaf: str | None) -> Problem | None:
         more = np.empty(1, np.uint8)
         read = ft.partial(source.directory.read_into, file, end, more)
-        what = None
         try:
             if _store.look_twice(source.root, read, lambda count: not count):
-                what = "it has more bytes than it had"
+                return Problem(leaf, None, file, "it has more bytes than it had")
         except (OSError, ValueError) as e:
             if end == 0:  # Else its chunks say so.
-                what = unreadable(source.directory, e)
-        return None if what is None else Problem(leaf, None, file, what)
+                return Problem(leaf, None, file, unreadable(source.directory, e))
+        return None
 
     jobs = [
         ft.partial(check, file, end, leaf)

@@ -188,17 +188,18 @@ def _check_file(root: Backend, key: str, digest: str) -> Problem | None:
 
 def _check_digests(source: Source) -> list[Problem]:
     """Reads the file of digests. **Raises:** `ReplacedError`."""
-    what = None
+    key = source.digests_key
     try:
         source.digests.load()
-        size = source.root.size(source.digests_key) if source.is_own else None
+        size = source.root.size(key) if source.is_own else None
         if size is not None and size > 16 * source.index.extents.pages[-1]:
-            what = "it has more bytes than it had"
+            return [Problem(None, None, key, "it has more bytes than it had")]
     except ReplacedError:
         raise
     except RuntimeError as e:
-        what = str(e)  # What else there is can still be looked at.
-    return [] if what is None else [Problem(None, None, source.digests_key, what)]
+        # What else there is can still be looked at.
+        return [Problem(None, None, key, str(e))]
+    return []
 
 
 def _check_extras(source: Source) -> list[Problem]:
