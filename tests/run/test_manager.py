@@ -174,15 +174,16 @@ def test_what_other_managers_have_is_said(root):
 
 
 def test_metrics_without_that_of_best(root):
-    """It is an error until a step has it, and nothing is deleted until then."""
+    """The manager warns once, and deletes nothing until a step has it."""
     with ec.CheckpointManager(root, keep=1, best=("accuracy", "max")) as manager:
-        with pytest.raises(ValueError, match="metric `accuracy`.* are `accurracy`"):
+        with pytest.warns(UserWarning, match="metric `accuracy`.* are `accurracy`"):
             manager.save(1, tree_at(1), {"loss": 1.0, "accurracy": 0.5})
-        assert not root.exists()
         for step in (2, 3):  # Metrics may come later.
             manager.save(step, tree_at(step))
         manager.wait()
-        assert manager.steps() == [2, 3] and manager.best() is None
+        assert manager.steps() == [1, 2, 3]
+        with pytest.raises(ValueError, match="`accuracy`, which no step has"):
+            manager.best()
         manager.save(4, tree_at(4), {"accuracy": 0.9})
         manager.save(5, tree_at(5), {"loss": 1.0})
     assert manager.steps() == [4, 5] and manager.best() == 4

@@ -246,8 +246,7 @@ def test_command_line(tmp_path, capsys):
     code, out, _ = run(path)
     assert code == 1 and out.splitlines() == [
         "`_METADATA`: it is missing",
-        "`_sharding`: its bytes are not those that were saved; if a save was killed "
-        "right after its commit, it is of the one before: save again",
+        "`_sharding`: its bytes are not those that were saved",
     ]
     code, out, error = run(tmp_path / "b")
     assert (code, out) == (2, "") and "There is no checkpoint at" in error
