@@ -108,11 +108,12 @@ def _distinct(records: list[Record], aliases: Mapping[int, int]) -> Iterator[int
 def _rows(leaves: Leaves, records: list[Record], depth: int | None) -> list[TreeLine]:
     """The lines of leaves. What lies deeper is added up."""
     rows: dict[str, TreeLine] = {}
+    labels = _lines.labels(leaves)
     counts: collections.Counter[str] = collections.Counter()
     sizes: collections.Counter[str] = collections.Counter()
     for record, nbytes in zip(records, _distinct(records, leaves.aliases)):
         name = ".".join(record.name.split(".")[:depth])
-        rows[name] = _lines.of_record(leaves, record)
+        rows[name] = _lines.of_record(record, labels.get(record.place))
         if name != record.name:
             counts[name] += 1
             sizes[name] += nbytes

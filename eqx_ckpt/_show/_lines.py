@@ -1,11 +1,12 @@
 """The lines that trees are shown in: one of each leaf, and one of each static field. No
 JAX is needed for those of an index."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._format import _names, _values
 from .._format._leaves import Leaves, Record
+from .._format._record import Label
 from .._load import _wording
 
 
@@ -17,10 +18,19 @@ class TreeLine(NamedTuple):
     nbytes: int | None = None
 
 
-def of_record(leaves: Leaves, record: Record) -> TreeLine:
+def labels(leaves: Leaves) -> Mapping[int, Label]:
+    """The labels of entries of States, by the places of these. A record of the tree
+    that cannot be read is told to whoever loads."""
+    try:
+        return leaves.labels
+    except ValueError:
+        return {}
+
+
+def of_record(record: Record, label: Label | None) -> TreeLine:
     """The line of a leaf. An entry of an eqx.nn.State, which has a number, is told by
     the fields that have its StateIndex."""
-    label, text = leaves.labels.get(record.place), _wording.show(record)
+    text = _wording.show(record)
     if label is not None and label.names:
         text += f"  of {', '.join(sorted(label.names))}"
     return TreeLine(record.name, text, record.template.nbytes)

@@ -135,8 +135,9 @@ def rows(some: Iterable[Branch], indent: str = "") -> Iterator[TreeLine]:
 def leaf_lines(source: Source) -> Iterator[TreeLine]:
     """A line for each leaf. A shared leaf has its bytes at its first name only."""
     leaves = source.index.leaves
+    labels = _lines.labels(leaves)
     for number, record in enumerate(leaves.records()):
-        line = _lines.of_record(leaves, record)
+        line = _lines.of_record(record, labels.get(number))
         if number in leaves.aliases:
             line = TreeLine(line.name, f"{line.text}, shared", 0)
         yield line
@@ -344,9 +345,13 @@ def static(source: Source) -> list[list[str]]:
 def labels(source: Source) -> dict[str, str]:
     """Of each entry of an eqx.nn.State the shortest name of its StateIndex."""
     tree = source.index.leaves.tree
+    try:
+        states = {} if tree is None else tree.states()
+    except ValueError:
+        states = {}  # As in `_lines.labels`.
     return {
         f"{state}.{i}".removeprefix("."): min(label.names, key=lambda x: (len(x), x))
-        for state, found in ({} if tree is None else tree.states()).items()
+        for state, found in states.items()
         for i, label in enumerate(found)
         if label.names
     }

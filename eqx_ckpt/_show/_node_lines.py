@@ -36,11 +36,12 @@ def of_node(node: Node) -> Iterator[TreeLine]:
 
 def _of_stored(body: StoredBody) -> Iterator[TreeLine]:
     leaves = body.source.index.leaves
+    labels = _lines.labels(leaves)
     cut = len(body.name) + 1 if body.name else 0
     modules: list[tuple[str, str]] = []
     for member in body.members:
         if isinstance(member, int):
-            line = _lines.of_record(leaves, leaves.record(member))
+            line = _lines.of_record(leaves.record(member), labels.get(member))
             yield line._replace(name=line.name[cut:])
         else:
             fields = leaves.fields_text(member)
