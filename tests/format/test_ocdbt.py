@@ -36,7 +36,10 @@ def write(path, values, files=("0",), base="", shared=()):
     data["tree"] = bytearray(head + nodes)
     for name, buffer in data.items():
         (directory / name).write_bytes(buffer)
-    (path / "manifest.ocdbt").write_bytes(_ocdbt.manifest(root, "tree", base))
+    manifest = _ocdbt.manifest(root, "tree")
+    if base:
+        manifest = _ocdbt.moved(manifest, "tree", base)
+    (path / "manifest.ocdbt").write_bytes(manifest)
     return expected, root
 
 

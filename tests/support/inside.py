@@ -281,7 +281,7 @@ def made() -> dict[str, int]:
     """How often parts of saves were made, and not taken from the saves before."""
     names = {
         "deal_alone": "deal",
-        "_orbax_files": "files for Orbax",
+        "files": "files for Orbax",
         "_plain": "database",
     }
     out = dict.fromkeys(names.values(), 0)

@@ -27,7 +27,7 @@ import numpy as np
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _files
-from eqx_ckpt._load import _open
+from eqx_ckpt._limits import limits
 from eqx_ckpt._stores import _buckets, _remote
 from eqx_ckpt._verify import _verify
 from support import servers
@@ -365,12 +365,12 @@ def _state_of_run(case: Case, path: str, error: Any) -> str | None:
 @contextlib.contextmanager
 def hurried():
     """With short waits for what does not come."""
-    waits = _open._SECONDS, _verify._LAG
-    _open._SECONDS, _verify._LAG = 0.1, 0.1
+    waits = limits.reopen_seconds, _verify._LAG
+    limits.reopen_seconds, _verify._LAG = 0.1, 0.1
     try:
         yield
     finally:
-        _open._SECONDS, _verify._LAG = waits
+        limits.reopen_seconds, _verify._LAG = waits
 
 
 @contextlib.contextmanager
