@@ -6,12 +6,12 @@ this machine. What was stored is shown as text: a page may run no script but its
 """
 
 import hmac
-import importlib.resources
 import json
 import secrets
 import urllib.parse
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 from typing import Any
 
 from ._site import Site
@@ -39,9 +39,7 @@ _FILES = {
 
 
 def shipped(name: str) -> bytes:
-    # In a zipapp they are no files.
-    static = importlib.resources.files(__spec__.parent) / "static"
-    return (static / name).read_bytes()
+    return resources.files(__spec__.parent).joinpath("static", name).read_bytes()
 
 
 class Server(ThreadingHTTPServer):
