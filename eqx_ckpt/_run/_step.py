@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
     number: int
     metrics: dict[str, int | float]
-    time: float | None = None
+    time: int | float | None = None
     nbytes: int | None = None
     attempt: int = 0
     path: str | os.PathLike[str] | None = None
@@ -56,7 +56,7 @@ class Run(NamedTuple):
         return step.metrics if step else {}
 
     @property
-    def time(self) -> float | None:
+    def time(self) -> int | float | None:
         """When the newest step was saved, in seconds since 1970."""
         return self.latest.time if self.latest else None
 

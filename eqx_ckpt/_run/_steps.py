@@ -465,7 +465,7 @@ class Steps:
         with contextlib.suppress(FileNotFoundError, ValueError):
             return self.journal.row(step, found.stamp) if found.is_ours else None
 
-    def _time(self, row: StepRow, found: Signature) -> float:
+    def _time(self, row: StepRow, found: Signature) -> int | float:
         saved = row.time if row.time is not None else self.saved(row.step, found)
         return round(time.time() if saved is None else saved, 3)
 

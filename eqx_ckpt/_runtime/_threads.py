@@ -54,7 +54,7 @@ class Event:
         for bell in self._waiting.copy():
             bell.put(None)
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: int | float | None = None) -> bool:
         """Waits, at most for so many seconds. Returns whether it is set."""
         if not self._is_set:
             bell: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -90,11 +90,11 @@ class Outcome(Generic[T]):
     def done(self) -> bool:
         return bool(self._said)
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: int | float | None = None) -> bool:
         """Waits, at most for so many seconds. Returns whether it is done."""
         return self.done() or self._event.wait(timeout) or self.done()
 
-    def result(self, timeout: float | None = None) -> T:
+    def result(self, timeout: int | float | None = None) -> T:
         """The result, once it is there. **Raises:** the error, or `TimeoutError`."""
         error = self.exception(timeout)
         try:
@@ -104,7 +104,7 @@ class Outcome(Generic[T]):
         finally:
             del error  # It would know this frame, and be known to it.
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
+    def exception(self, timeout: int | float | None = None) -> BaseException | None:
         if not self.wait(timeout):
             raise TimeoutError
         return self._said[""][1]

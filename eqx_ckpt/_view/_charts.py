@@ -107,7 +107,7 @@ def _ends(x: np.ndarray) -> tuple[float, float]:
     return max(least, mean - reach), min(most, mean + reach)
 
 
-def thinned(points: Sequence[tuple[int, float]], most: int) -> list[list[float]]:
+def thinned(points: Sequence[tuple[int, float]], most: int) -> list[list[int | float]]:
     """A line by its finite points: all of them, or of runs of as many the last place,
     the mean, the least and the greatest."""
     finite = [(x, y) for x, y in points if math.isfinite(y)]

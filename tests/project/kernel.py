@@ -45,7 +45,7 @@ _SHARE = 0.75
 
 _missing = re.compile(
     r"No module named 'eqx_ckpt\._\w+|Without `eqx_ckpt\._\w+`"
-    r"|cannot import name '\w+' from 'eqx_ckpt|module 'eqx_ckpt\S*' has no attribute"
+    r"|cannot import name '\w+' from 'eqx_ckpt|module .eqx_ckpt\S*. has no attribute"
 )
 
 
