@@ -36,6 +36,8 @@ _OTHERS = (
     "run/test_mixed_runs.py",
     # Those that call all of these rooms.
     "tree/test_trees.py::test_children_of_one_name",
+    "save/test_paged.py",
+    "storage/test_macs.py",
     "tree/test_altered.py",
     "tree/test_libraries.py",
     "save/test_repeated.py::test_a_call_gives_what_it_gives_at_first_whatever_was_called_before",

@@ -101,7 +101,7 @@ def test_the_report_of_runs(write, tmp_path, browser):
                 manager.save(step, {"w": jnp.ones(2)}, {"loss": step})
     browser.open(write(tmp_path / "runs").as_uri())
     browser.until("return document.querySelectorAll('tbody tr').length === 2")
-    assert browser.run("return document.querySelectorAll('path.line').length") == 2
+    browser.until("return document.querySelectorAll('path.line').length === 2")
     assert browser.run("return document.querySelector('tbody a')") is None
 
 
