@@ -2,7 +2,8 @@
 
 `python docs/_pictures.py` does it.
 
-What it shows is not made up: a tree is saved here, and a part of it is loaded.
+What it shows is what the program of the README does: its tree is saved here, and the
+same part of it is loaded.
 """
 
 import html
@@ -11,6 +12,7 @@ import tempfile
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 
 import eqx_ckpt as ec
@@ -28,8 +30,15 @@ text{font:12.5px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;fill:#2429
 .light{fill:#12443e}.page{fill:#14171c}.box{fill:#1d2127;stroke:#3d444d}.arrow{stroke:#4fd1bd}}"""
 
 
-def net(key: jax.Array) -> eqx.nn.MLP:
-    return eqx.nn.MLP(256, 256, 256, depth=2, key=key)
+class Net(eqx.Module):
+    scale: jax.Array
+    shift: jax.Array
+    mlp: eqx.nn.MLP
+
+
+def net(key: jax.Array) -> Net:
+    mlp = eqx.nn.MLP(256, 256, 256, depth=1, key=key)
+    return Net(scale=jnp.ones(2), shift=jnp.zeros(2), mlp=mlp)
 
 
 def _size(number: int) -> str:
@@ -50,7 +59,7 @@ def _columns() -> list[tuple[str, str, list[tuple[str, bool]]]]:
         like = eqx.filter_eval_shape(net, key)
         with ec.counting() as bytes_read:
             part = ec.tree_deserialise_leaves(
-                ckpt, like, source="model", where=lambda m: m.layers[1]
+                ckpt, like, source="model", where=lambda m: m.mlp.layers[1]
             )
         unread = set(ec.unloaded(part))
         read, whole = _size(bytes_read()), _size(ckpt.nbytes)
@@ -58,34 +67,31 @@ def _columns() -> list[tuple[str, str, list[tuple[str, bool]]]]:
     is_read["step"] = False
     (data,) = (name for name in sizes if name.endswith("/0"))
     save = data.split("/")[1]
-    tree = ["MLP(", "  layers=("]
-    for i in range(3):
-        tree.append(f"    Linear(weight, bias){',' if i < 2 else ''}")
-    tree += ["  ),", "  width_size=256, ...", ")"]
-    rows = [("eqx_ckpt.json", "names, shapes: the index")]
-    rows += [(f"d/{save}/0", f"all arrays: {_size(sizes[data])}")]
-    rows += [(f"d/{save}/digests", "checked as they are read")]
-    rows += [("_METADATA, ...", "for other readers")]
+    tree = ["Net(", "  scale, shift,", "  mlp=MLP(layers=("]
+    tree += ["    Linear(weight, bias),", "    Linear(weight, bias)", "  ))", ")"]
+    said = {
+        "eqx_ckpt.json": "names, shapes: the index",
+        data: f"all arrays: {_size(sizes[data])}",
+        f"d/{save}/digests": "checked as they are read",
+    }
     listing = []
-    for name, what in rows:
+    for name in sizes:
         listing.append((name.replace(save, "<save>"), name == data))
-        listing.append((f"  {what}", False))
+        listing += [(f"  {said[name]}", False)] if name in said else []
     loaded = []
-    for i in range(3):
-        is_here = is_read[f"model.layers.{i}.weight"]
-        loaded.append(
-            (f"m.layers[{i}]  {'weights' if is_here else 'abstract'}", is_here)
-        )
+    for node in ("scale", "shift", "mlp.layers.0", "mlp.layers.1"):
+        is_here = not any(name.startswith(node) for name in unread)
+        loaded.append((f"{node:13} {'arrays' if is_here else 'shapes'}", is_here))
     loaded += [("", False), (f"{read} of {whole}", False), ("were read", False)]
     return [
         (
             "A tree",
             '{"model": model, "step": 7}',
-            [(line, "Linear" in line and line is tree[3]) for line in tree],
+            [(line, i == 4) for i, line in enumerate(tree)],
         ),
         ("Names", "tree_serialise_leaves", list(is_read.items())),
         ("Files", "what lies at the path", listing),
-        ("One part of it", "where=lambda m: m.layers[1]", loaded),
+        ("One part of it", "where=lambda m: m.mlp.layers[1]", loaded),
     ]
 
 

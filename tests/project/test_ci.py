@@ -121,7 +121,10 @@ BREAKS = {
     ),
     "the README as text": (
         "README.md",
-        swap("import equinox as eqx, eqx_ckpt", "import equinox as eqx, eqx_ckptt"),
+        swap(
+            "jax.numpy as jnp, eqx_ckpt as ec\n\nclass",
+            "jax.numpy as jnp, eqx_ckptt as ec\n\nclass",
+        ),
         "package",
         "No module named 'eqx_ckptt'",
     ),

@@ -8,12 +8,11 @@ import jax
 import pytest
 from support.helpers import BytesRead
 
-import eqx_ckpt as ec
-
 
 root = pathlib.Path(__file__).parents[2]
 readme = (root / "README.md").read_text()
 fenced = re.findall(r"^```(\w*)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+prose = re.sub(r"^```.*?^```$", "", readme, flags=re.MULTILINE | re.DOTALL)
 python = [text for language, text in fenced if language == "python"]
 
 
@@ -27,7 +26,7 @@ def _nbytes(tree) -> int:
 
 
 def test_every_python_block_is_tested():
-    here = ("swapped.eqx", "metadata={", "ec.CheckpointManager(")
+    here = ("ckpt.eqx", "ec.CheckpointManager(")
     assert sorted(python) == sorted(_block(words) for words in here)
 
 
@@ -37,58 +36,77 @@ def test_it_is_short():
     assert all(len(line) <= 100 for line in lines if not line.startswith("|"))
 
 
-def test_silent_swap(tmp_path, monkeypatch, capsys):
+def test_the_order_of_the_first_screen():
+    titles = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    assert titles[:4] == ["eqx_ckpt", "Why not `.eqx`?", "One program", "Install"]
+    assert (
+        readme.index(python[0]) < readme.index("<picture>") < readme.index("## Install")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "row", "ours", "theirs"),
+    [
+        ("matched by name", "leaves are matched by", "name", "position"),
+        ("the part that you need", "loads one array without", "yes", "no"),
+        ("without your class", "loads without the class", "yes", "no"),
+        ("a flipped bit", "finds a flipped bit", "yes", "no"),
+        ("8 attention heads where 4", "refuses 8 attention heads where 4", "yes", "no"),
+        (
+            "fails or is killed leaves",
+            "a save that fails or is killed leaves",
+            "yes",
+            "no",
+        ),
+        ("run in the background", "saves in the background", "yes", "no"),
+        ("want no more packages", "packages that come with it", "8", "3"),
+    ],
+)
+def test_why_not_eqx_is_what_the_table_says(words, row, ours, theirs):
+    """`test_features` tries each cell."""
+    why = readme.split("## Why not")[1].split("\n## ")[0]
+    assert words in " ".join(why.split())
+    (cells,) = (line.split("|") for line in readme.splitlines() if f"| {row}" in line)
+    assert [cell.strip() for cell in cells[2:4]] == [ours, theirs]
+
+
+def test_the_program(tmp_path, monkeypatch, capsys):
+    """In a fresh interpreter: it imports all that it needs."""
     monkeypatch.chdir(tmp_path)
-    block = _block("swapped.eqx")
-    exec(block, {"__name__": "readme"})
-    comments = re.findall(r"^print\(.*\) +# (.*)$", block, re.MULTILINE)
+    *saves, swap, rest = _block("ckpt.eqx").split("\n\n")
+    names: dict = {"__name__": "readme"}
+
+    def run(text: str) -> int:
+        with BytesRead() as read:
+            exec(text, names)
+        return read.total
+
+    run("\n\n".join(saves[:-1]))
+    model = names["state"]["model"]
+    run("\n\n".join([saves[-1], swap]))
+    comments = re.findall(r"^print\(.*\) +# (.*)$", swap, re.MULTILINE)
     # What comes after two spaces is a remark on what is printed.
     said = [comment.split("  ")[0] for comment in comments]
     assert capsys.readouterr().out.splitlines() == said == ["[0. 0.]", "[1. 1.]"]
+    abstract = [x for x in jax.tree.leaves(names["like"]["model"]) if not callable(x)]
+    assert all(type(x) is jax.ShapeDtypeStruct for x in abstract) and len(abstract) == 6
 
-
-def test_ten_lines(tmp_path, monkeypatch, capsys):
-    """In a fresh interpreter: they import all that they need."""
-    monkeypatch.chdir(tmp_path)
-    block = _block("metadata={")
-    lines = [line for line in block.splitlines() if line]
-    imports, net, state, save, open_, skeleton, load, part, rows = lines
-    names: dict = {"__name__": "readme"}
-
-    def run(*lines: str) -> int:
-        with BytesRead() as read:
-            exec("\n".join(lines), names)
-        return read.total
-
-    run(imports, net, state, save)
-    state, model = names["state"], names["state"]["model"]
-    assert eqx.tree_equal(ec.tree_deserialise_leaves("ckpt", state), state)
-
-    run(open_)
-    ckpt = names["ckpt"]
-    assert ckpt.metadata == {"width": 64}
+    show, rows, *part = rest.splitlines()
+    slack = 10_000  # The index, the digests and the nodes that lead to the data.
+    assert run(show) < slack
     shown = re.sub(" +", " ", capsys.readouterr().out)
     assert shown.startswith("Checkpoint(") and "layers\n" in shown
-    _, comment = open_.split("# its tree:")
+    _, comment = show.split("# Its tree:")
     assert re.sub(" +", " ", comment.strip(" .")) in shown
 
-    assert run(skeleton) == 0
-    abstract = eqx.filter(names["skeleton"], lambda x: x is not None)
-    leaves = [x for x in jax.tree.leaves(abstract) if not callable(x)]
-    assert all(type(x) is jax.ShapeDtypeStruct for x in leaves) and len(leaves) == 8
-
-    slack = 10_000  # The index, the digests and the nodes that lead to the data.
-    assert run(load) < _nbytes(model) + slack
-    assert eqx.tree_equal(names["model"], model, typematch=True)
-
-    assert run(part) < _nbytes(model.layers[1]) + slack
-    assert eqx.tree_equal(names["part"].layers[1], model.layers[1])
-    rest = eqx.tree_at(lambda m: m.layers[1], names["part"], None)
-    rest = [x for x in jax.tree.leaves(rest) if not callable(x)]
-    assert all(type(x) is jax.ShapeDtypeStruct for x in rest)
-
-    assert run(rows) < model.layers[1].weight.nbytes + slack
-    assert eqx.tree_equal(names["rows"], model.layers[1].weight[:8])
+    layer = model.mlp.layers[1]
+    assert run(rows) < layer.weight.nbytes + slack
+    assert eqx.tree_equal(names["rows"], layer.weight[:8])
+    assert run("\n".join(part)) < _nbytes(layer) + slack
+    assert eqx.tree_equal(names["part"].mlp.layers[1], layer)
+    others = eqx.tree_at(lambda m: m.mlp.layers[1], names["part"], None)
+    others = [x for x in jax.tree.leaves(others) if not callable(x)]
+    assert all(type(x) is jax.ShapeDtypeStruct for x in others)
 
 
 def test_a_run_of_checkpoints(tmp_path, monkeypatch):
@@ -118,5 +136,6 @@ def test_a_run_of_checkpoints(tmp_path, monkeypatch):
     ],
 )
 def test_commands_stand_alone(command):
-    assert ("", command + "\n") in fenced
+    (block,) = (text for language, text in fenced if not language)
+    assert command in block.splitlines()
     assert readme.splitlines().count(command) == 1
