@@ -182,7 +182,7 @@ def test_a_check_finds(what, tmp_path):
 
 _CHECK = re.compile(r"^(\w+)\(\)", re.MULTILINE)
 # Parts of other checks.
-_PARTS = {"step", "readme", "steady"}
+_PARTS = {"step", "readme", "steady", "aside", "await", "environments"}
 
 
 def test_workflows_make_the_checks_of_the_list():
@@ -196,7 +196,7 @@ def test_workflows_make_the_checks_of_the_list():
     assert ran == checks
     # All of them are made before a change lands too, but for that of a tag.
     whole = script.partition("# ---- All of them.")[2]
-    called = re.findall(r"^\s*(?:steady )?(\w+)", whole, re.MULTILINE)
+    called = re.findall(r"^\s*(?:steady |aside )?(\w+)", whole, re.MULTILINE)
     assert checks - set(called) == {"version"}
 
 
