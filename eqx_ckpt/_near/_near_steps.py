@@ -44,6 +44,8 @@ from ._whole import Passed
 _OF_PART = "what a process says of its part of a near step"
 _WRITTEN = str, COUNT, DIGEST
 _GOT = [(COUNT, DIGEST)]
+# An id of no run and no save.
+_NONE = "0" * 16
 
 
 @dataclasses.dataclass(eq=False)
@@ -134,11 +136,14 @@ class Near(NearSteps):
         """Begins to save a state. It may be changed once this returns."""
         step, what = offer.step, f"Saving step {offer.step} to near disks"
         if self._is_asked:
-            self._settle(step)
+            self._settle(offer)
         processes = self._saves.processes("save a near step", what, step)
         with _noted(step):
             with _log.timed("near") as timer, processes.share_errors():
                 plan = _async.stage(self._plan(offer), frozenset())
+                assert self._attempt is not None
+                file = self._disk.place(self._attempt.run, _NONE, 0)
+                self._disk.make_room(file.parent)
             going = NearSaving(step, SaveHandle(plan.root, is_apart=True))
             write = lambda: self._write(going, plan, processes)
             _async.start(going.handle, plan, write, processes)
@@ -147,10 +152,11 @@ class Near(NearSteps):
         steps = self._saves.steps
         steps.say(_log.DEBUG, "Copied to memory", step, seconds=timer.seconds)
 
-    def _settle(self, step: int) -> None:
-        """Begins an attempt, if this step does. If nothing was restored, it says which
-        near steps are passed over thereby."""
-        saves = self._saves
+    def _settle(self, offer: PendingState) -> None:
+        """Begins an attempt, if this step does, and nothing is wrong with the state of
+        any process. If nothing was restored, it says which near steps are passed over
+        thereby."""
+        saves, step = self._saves, offer.step
         root, start = saves.steps.root, saves.start
 
         def decide(words: list[bytes]) -> bytes:
@@ -169,14 +175,18 @@ class Near(NearSteps):
             assert attempt is not None
             return attempt.encode()
 
+        def report() -> bytes:
+            with _noted(step):
+                self._plan(offer)
+            return self._disk.report()
+
         what = f"Beginning an attempt with step {step}"
         processes = saves.processes("begin near steps", what, step)
-        self._attempt = Attempt.decode(processes.decide(decide, self._disk.report))
+        self._attempt = Attempt.decode(processes.decide(decide, report))
         self._is_asked = False
         start.tell(step)
 
     def _plan(self, offer: PendingState) -> Plan:
-        assert self._attempt is not None
         options = self._saves.options._replace(
             layout="ocdbt",
             durable=False,
@@ -186,12 +196,9 @@ class Near(NearSteps):
             own=_own.encode(offer.own),
         )
         # Where it will be is said later.
-        file = self._disk.place(self._attempt.run, "0" * 16, 0)
-        root = _root.resolve(str(file))
+        root = _root.resolve(str(self._disk.place(_NONE, _NONE, 0)))
         root.check_writable()
-        plan = _plan.plan(root, offer.tree, options)
-        self._disk.make_room(file.parent)
-        return plan
+        return _plan.plan(root, offer.tree, options)
 
     def _write(self, going: NearSaving, plan: Plan, processes: Processes) -> None:
         """Writes the part of this process, from a thread of its own."""

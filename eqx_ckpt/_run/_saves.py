@@ -167,7 +167,8 @@ class Saves:
             self.steps.record([step])
             self.steps.unmark(step)
         try:
-            handle = _async.begin(path, offer.tree, options, run)
+            settle = lambda: self.start.settle(step, self.damaged)
+            handle = _async.begin(path, offer.tree, options, run, settle)
         except BaseException:
             if marks:
                 self.steps.mark(step)
@@ -215,7 +216,6 @@ class Saves:
             )
         # Those of process 0 count for all.
         metrics, wrong = offer.numbers()
-        self.start.settle(step, self.damaged)
         how = "replace" if force else "new"
         why = "" if wrong is None else str(wrong) or type(wrong).__name__
         return json.dumps([how, metrics, why]).encode()

@@ -109,8 +109,10 @@ def begin(
     tree: PyTree,
     options: SaveOptions,
     run: Processes,
+    settle: Callable[[], Any] = lambda: None,
 ) -> SaveHandle:
-    """Begins a save that the processes of `run` make together."""
+    """Begins a save that the processes of `run` make together. Process 0 calls `settle`
+    once nothing is wrong with its tree, before a byte is written."""
     with _log.timed("stage"), run.share_errors():
         root = _root.resolve(path)
         _background.raise_untold()
@@ -127,6 +129,8 @@ def begin(
         copied = _copied(planned, held)
         _background.make_room(copied)
         planned = stage(planned, held)
+        if run.leads:
+            settle()
 
     handle = SaveHandle(root, planned.spec.nbytes, copied)
     handle._written = written

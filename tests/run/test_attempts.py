@@ -148,6 +148,34 @@ def test_damaged_steps_of_the_last_attempt(root):
     assert _at(root) == (30, 1)
 
 
+def _bad(step):
+    return {**_tree(step, 2), "bad": np.array([None])}
+
+
+@pytest.mark.parametrize("back", [None, 20])
+@pytest.mark.parametrize("refused", ["tree", "own"])
+@pytest.mark.parametrize("is_near", [False, True])
+def test_what_is_refused_begins_none(root, is_near, refused, back, tmp_path):
+    """Neither at the root, nor on a near disk, of which older steps would not count."""
+    near = {"near": tmp_path / "disk", "near_every": 1} if is_near else {}
+    with ec.CheckpointManager(root, keep=2, **near) as manager:
+        _save(manager, [10, 20, 30], 1)
+    manager = ec.CheckpointManager(root, keep=2, **near)
+    if back is not None:
+        manager.restore(_tree(0, 0), step=back)
+    before = dict(StoredFiles(root)), dict(StoredFiles(tmp_path))
+    given = {"own": {"x": np.array([None])}} if refused == "own" else {}
+    with pytest.raises((TypeError, ValueError), match="cannot be saved"):
+        manager.save(5, _bad(5) if refused == "tree" else _tree(5, 2), **given)
+    manager.wait()
+    assert (dict(StoredFiles(root)), dict(StoredFiles(tmp_path))) == before
+    assert _at(root, **near) == (30, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _save(manager, [5], 2)
+    assert _at(root, **near) == (5, 2)
+
+
 # ---- Any history, against a model.
 
 
