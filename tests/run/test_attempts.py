@@ -1,12 +1,8 @@
 """Attempts at a run: what goes back to an older step, or begins anew, and what a
-restart then goes on from, whatever is killed meanwhile."""
+restart then goes on from."""
 
 import itertools
-import os
 import random
-import shutil
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -260,75 +256,3 @@ _seeds = [*range(3), *long(*range(3, 300))]
 @pytest.mark.filterwarnings("ignore")
 def test_any_attempts(root, seed):
     _World(root, seed).play()
-
-
-# ---- Kills.
-
-_KILLED = """
-import json, os, sys, warnings
-import numpy as np
-import eqx_ckpt as ec
-from support.killing import run_traced
-warnings.simplefilter("ignore")
-
-def job():
-    manager = ec.CheckpointManager("run", keep=1, reuse=False)
-    manager.save(10, {"at": np.asarray([10, 2])})
-    manager.wait()
-
-for line in sys.stdin:
-    at = json.loads(line)
-    print(json.dumps(len(run_traced(job, at))), flush=True)
-"""
-
-
-def _kills(tmp_path, choose):
-    """A first save of an attempt is killed at some of the calls that it makes."""
-    with ec.CheckpointManager(tmp_path / "pattern") as manager:
-        _save(manager, [20, 30], 1)
-    process = subprocess.Popen(
-        [sys.executable, "-c", _KILLED],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
-    assert process.stdin is not None and process.stdout is not None
-    outcomes = []
-
-    stdin, stdout = process.stdin, process.stdout
-
-    def play(at):
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        shutil.copytree(tmp_path / "pattern", tmp_path / "run")
-        print(at if at else "null", file=stdin, flush=True)
-        count = int(stdout.readline())
-        outcomes.append(_at(tmp_path / "run"))
-        assert outcomes[-1] in [(30, 1), (10, 2)]
-        # The run goes on from there, whatever the one that was killed has left.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            manager = ec.CheckpointManager(tmp_path / "run", keep=1)
-            _, at = manager.restore(_tree(0, 0))
-            _save(manager, [at + 1], 3)
-        assert _at(tmp_path / "run") == (at + 1, 3)
-        assert set(manager.steps()) <= {at + 1, 10}
-        return count
-
-    with process:
-        for at in choose(play(None)):
-            play(at)
-        stdin.close()
-    assert {*outcomes} == {(30, 1), (10, 2)}
-    return len(outcomes)
-
-
-def test_an_attempt_that_is_killed_as_it_begins(tmp_path):
-    rng = random.Random(1)
-    _kills(tmp_path, lambda count: sorted({1, *rng.sample(range(count), 4)}))
-
-
-@pytest.mark.long
-def test_an_attempt_that_is_killed_anywhere(tmp_path):
-    print(_kills(tmp_path, lambda count: range(1, count + 1)), "kills")

@@ -135,12 +135,12 @@ class Other:
         return self.hear()
 
 
-class _Pauses:
-    """Counts calls to the store, and pauses before one of them."""
+class CallsToStore:
+    """Counts calls to the store, and does something before one of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, act: Callable[[], Any]) -> None:
         self.count, self.at = 0, 0
-        self._lock = threading.Lock()
+        self._act, self._lock = act, threading.Lock()
         for kind in (LocalDirectory, BucketBackend):
             for name, method in inspect.getmembers(Backend, inspect.isfunction):
                 if name[0] != "_" and hasattr(kind, name):
@@ -150,13 +150,17 @@ class _Pauses:
         def counted(*args: Any, **kwargs: Any) -> Any:
             with self._lock:
                 self.count += 1
-                pauses = self.count == self.at
-            if pauses:
-                print(json.dumps("paused"), flush=True)
-                sys.stdin.readline()
+                is_due = self.count == self.at
+            if is_due:
+                self._act()
             return method(*args, **kwargs)
 
         return counted
+
+
+def _pause() -> None:
+    print(json.dumps("paused"), flush=True)
+    sys.stdin.readline()
 
 
 @contextlib.contextmanager
@@ -168,7 +172,7 @@ def stores(as_store: bool) -> Iterator[None]:
 
 
 def main() -> None:
-    pauses = _Pauses()
+    pauses = CallsToStore(_pause)
     with stores(sys.argv[1] == "1"):
         for line in sys.stdin:
             name, root, at = json.loads(line)
