@@ -1,7 +1,6 @@
 """The planned read: small leaves in runs, large ones in parts, all verified."""
 
 import functools as ft
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import xxhash
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
+from .._runtime import _machine
 from .._runtime._threads import Crew
 from .._storage import _arrays, _context, _store
 from . import _kept, _parts, _reader, _wording
@@ -28,7 +28,6 @@ _RUN, _GAP, _FILES = 8 * 2**20, 4096, 128
 _NEAR_RUN, _NEAR_JOBS = 2**20, 4
 # Runs of so many leaves, on average, are read by one thread.
 _ALONE = 8
-_CPUS = os.cpu_count() or 1
 # The memory for what is under way, unless the caller says so.
 BUDGET = 256 * 2**20
 
@@ -122,7 +121,7 @@ def _read_now(
         digests.prepare()
     # Chunks are decoded by threads of TensorStore, for which these wait.
     is_waiting = any(one.record.template.codec is not None for one in large)
-    threads = _CPUS * (2 if is_waiting else 1)
+    threads = _machine.cores() * (2 if is_waiting else 1)
     with Crew(min(8, threads)) as crew:
         reader = Reader(source, digests, budget, problems, crew)
         if small:

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from . import _log
+from . import _log, _machine
 
 
 T = TypeVar("T")
@@ -298,7 +298,7 @@ def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list
                 return
             results[number] = jobs[number]()
 
-    most = threads if waiting else min(threads, os.cpu_count() or 1)
+    most = threads if waiting else min(threads, _machine.cores())
     count = 1 if is_quiet else min(most, len(jobs)) - 1
     helpers = [Worker(help) for _ in range(count)]
     try:

@@ -18,7 +18,7 @@ from .._format._index import BaseFacts, Index, SaveFacts, StoredFunction
 from .._format._leaves import Leaves, Part
 from .._format._record import TreeRecord
 from .._load._checkpoint import Checkpoint
-from .._runtime import _log, _processes
+from .._runtime import _log, _machine, _processes
 from .._tree import _filters, _flatten, _leaf, _select, _states
 from .._tree._flatten import Flat
 from .._tree._node import Node
@@ -37,8 +37,8 @@ from ._writing import DataFiles, Written
 
 
 LAYOUTS: dict[str, Any] = {"ocdbt": _to_ocdbt, "zarr": _to_zarr}
-# Of host memory, beyond the tree.
-_MAX_BYTES = 2**30
+# Of host memory, beyond the tree; and this share of what the process may have.
+_MAX_BYTES, _SHARE = 2**30, 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,7 +100,9 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     if is_wanted and given != "drop" and _processes.leads():
         stored = dict(zip(numbers, leaves))
         functions = _rooms.plan_functions(given, flat, stored)
-    max_bytes = _MAX_BYTES if options.max_bytes is None else options.max_bytes
+    max_bytes = options.max_bytes
+    if max_bytes is None:
+        max_bytes = min(_MAX_BYTES, _machine.memory() // _SHARE)
     own = leaves, spec, shardings, parts
     made = Plan(root, options, max_bytes, *own, facts, functions, has_lazies)
     check_index(made)

@@ -88,8 +88,9 @@ def tree_serialise_leaves(
     - `durable`: whether to return only once the checkpoint would survive a power cut. A
         save of more than 256 files (`layout="zarr"`) syncs its whole file system, if
         that is possible, and waits for what other programs have written there too.
-    - `max_bytes`: how much host memory the call may take beyond the tree, 1 GiB by
-        default, but at least a few chunks. On CPU arrays are written from where they
+    - `max_bytes`: how much host memory the call may take beyond the tree: by default
+        1 GiB, or a quarter of what this process may have, as in a container, if that is
+        less; but at least a few chunks. On CPU arrays are written from where they
         are; what is copied (for `dtype`, other orders of memory, `compression`, and
         from accelerators) is copied chunk by chunk.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.

@@ -1,14 +1,11 @@
 """Stored arrays as TensorStore has them: their metadata; opened, viewed and read."""
 
-import contextlib
 import functools as ft
 import json
 import math
-import os
-import pathlib
 import types
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ import tensorstore as ts
 
 from .._format import _blosc, _ocdbt, _view
 from .._format._template import dtype_of, number_type, Template
+from .._runtime import _machine
 from . import _context, _local_files
 from ._backend import Backend
 from ._local import LocalDirectory
@@ -69,25 +67,7 @@ Chunks = Sequence[tuple[str, int, int, int]]
 def largest_chunk() -> int:
     """The most bytes that TensorStore is to decode together: where it cannot have them,
     it ends the process."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(memory, *_limits(pathlib.Path("/"))) // 2
-
-
-def _limits(root: pathlib.Path) -> Iterator[int]:
-    """The limits of memory that the system sets for this process: as of a container, of
-    the control groups that it is in, in either version of these."""
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, kinds, path = line.split(":", 2)
-            if "memory" not in kinds.split(",") and kinds:
-                continue
-            base = root / ("sys/fs/cgroup/memory" if kinds else "sys/fs/cgroup")
-            name = "memory.limit_in_bytes" if kinds else "memory.max"
-            # A container may see its own group at the top.
-            parts = pathlib.PurePosixPath(path).parts[1:]
-            for depth in range(len(parts) + 1):
-                with contextlib.suppress(OSError, ValueError):  # Or it is "max".
-                    yield int(base.joinpath(*parts[:depth], name).read_text())
+    return _machine.memory() // 2
 
 
 def context(root: Backend) -> ts.Context:

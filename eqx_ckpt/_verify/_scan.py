@@ -9,7 +9,6 @@ import functools as ft
 import itertools as it
 import math
 import operator
-import os
 import queue
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from .._format._leaves import Record
 from .._load import _source
 from .._load._reader import CHANGED, unreadable
 from .._load._source import Source
-from .._runtime import _batching, _progress
+from .._runtime import _batching, _machine, _progress
 from .._runtime._threads import Crew, Outcome
 from .._storage import _codecs, _store
 from .._zips._window import Window
@@ -31,9 +30,8 @@ from .._zips._window import Window
 
 # What one thread reads at a time.
 _STEP = 16 * 2**20
-_THREADS = min(8, os.cpu_count() or 1)
-# What reads from an object store mostly waits.
-_FAR_THREADS = 8
+# Not more than the cores, but where they mostly wait: for an object store.
+_THREADS = 8
 
 # Enough problems for anyone.
 _MANY = 1000
@@ -124,7 +122,9 @@ def scan(
 ) -> list[Problem]:
     """Reads all data files, and says what in them is not as it was saved. With
     `is_verified` their digests are known, and compared."""
-    threads = _FAR_THREADS if source.root.is_remote else _THREADS
+    threads = _THREADS
+    if not source.root.is_remote:
+        threads = min(threads, _machine.cores())
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * threads))
     buffers: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()

@@ -209,9 +209,11 @@ def is_on_this_machine(path: Any) -> bool:
     return _found("_storage._local_files.is_on_this_machine")(os.fspath(path))
 
 
-def limits_of_memory(root: pathlib.Path) -> list[int]:
-    """What control groups say, in the files below a directory."""
-    return [*_found("_storage._arrays._limits")(root)]
+def share_of_machine(root: pathlib.Path) -> tuple[int, int]:
+    """The memory and the cores that a process may have, by the control groups in the
+    files below a directory."""
+    of = "_runtime._machine"
+    return _found(f"{of}.memory")(root), _found(f"{of}.cores")(root)
 
 
 def parts_of_a_copy(fd: int) -> Iterator[bytes]:
