@@ -190,7 +190,7 @@ def stream(
         for number, row in enumerate(rows):
             for region, nbytes in _pieces(row, room):
                 if group and size + nbytes > room:
-                    yield from _read(rows, group, reading)
+                    yield from _read_rows(rows, group, reading)
                     advance(size, 0)
                     group, size = [], 0
                 if not is_wanted(number):
@@ -198,7 +198,7 @@ def stream(
                 group.append((number, region))
                 size += nbytes
             advance(0, 1)
-        yield from _read(rows, group, reading)
+        yield from _read_rows(rows, group, reading)
         advance(size, 0)
 
 
@@ -237,7 +237,7 @@ def blocks(shape: tuple[int, ...], grain: tuple[int, ...], count: int) -> _grid.
     return tuple(block)
 
 
-def _read(
+def _read_rows(
     rows: Sequence[Sequence[Leaf]],
     group: list[tuple[int, Region | None]],
     reading: LoadOptions,

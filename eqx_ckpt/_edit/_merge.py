@@ -99,7 +99,7 @@ def merge(
         raise ValueError(f"`{method.name}` {wants}.")
     if not trees:
         raise ValueError("There are no trees to merge.")
-    _compare.check(static)
+    _compare.check_static(static)
     every = trees if base is None else [*trees, base]
     sides = [_elements.look(x) for x in every]
     shown = [f"tree {i}" for i in range(len(trees))] + ["the base"]

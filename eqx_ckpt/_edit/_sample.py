@@ -25,7 +25,7 @@ class Sample(NamedTuple):
     size: int = 0
 
 
-def read(lazy: LazyArray, like: LazyArray | None = None) -> Sample:
+def read_sample(lazy: LazyArray, like: LazyArray | None = None) -> Sample:
     """The leaf; of a large one elements of chunks that are spread over it, or over
     another leaf of its shape, which it is compared with.
 

@@ -19,9 +19,9 @@ _TELLING = (
 
 @_rooms.read_format.provide
 def _():
-    from ._readers import read
+    from ._readers import open_foreign
 
-    return read
+    return open_foreign
 
 
 @_rooms.keys_of_formats.provide

@@ -111,7 +111,7 @@ class Database:
         files = [count if file < 0 else file for file in self.entries.files]
         self.entries = self.entries._replace(files=files)
 
-    def find(self, key: str) -> tuple[int, int, int] | None:
+    def locate(self, key: str) -> tuple[int, int, int] | None:
         """Where the value of a key lies: file, offset, length; None: there is none."""
         name = key.encode("utf-8", "surrogatepass")
         keys, files, offsets, lengths = self.entries
@@ -120,7 +120,7 @@ class Database:
             return None
         return files[at], offsets[at], lengths[at]
 
-    def read(
+    def read_range(
         self, root: Backend, place: tuple[int, int, int], start: int, count: int
     ) -> bytes:
         """Some bytes of a value that lies at a place.

@@ -27,7 +27,7 @@ _CURE = (
 )
 
 
-def read(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: Any) -> Source | None:
     """The source of a `.eqx` file, whose records are those of the leaves of `like`."""
     key = probe.key
     if key is None:
@@ -69,7 +69,7 @@ def read(probe: Probe, like: Any) -> Source | None:
         places[number] = len(leaves)
         leaves.append(ForeignLeaf(name, t, 0, at, header.strides))
         at += t.nbytes
-    if window.read(at, at + 1).size:
+    if window.read_range(at, at + 1).size:
         raise ValueError(
             f"it has more than the {len(leaves)} records that `like` has leaves: it is "
             f"of another tree{_CURE}"
@@ -95,7 +95,7 @@ def _line(probe: Probe, key: str) -> bytes | None:
 
 def _header(window: Window, at: int, name: str, number: int) -> NpyHeader:
     which = f"the record {number} of it, which should be `{name}`,"
-    if not window.read(at, at + 1).size:
+    if not window.read_range(at, at + 1).size:
         raise ValueError(
             f"it has {number} records, and `like` has more leaves, from `{name}` on: "
             f"it is of another tree{_CURE}"

@@ -164,7 +164,7 @@ def _open_stored(
         kvstores = [root.spec(x.key) for x, _ in stored]
     else:
         context = ts.Context({_arrays.NODES: {}}, parent=context)
-        find, files = database.find, database.files
+        find, files = database.locate, database.files
         chunks = [
             [(key, *at) for key in x.pieces(n) if (at := find(f"{x.key}/{key}"))]
             for x, n in stored
@@ -196,7 +196,7 @@ def _copies(
         for piece in array.pieces(numbers):
             key, start, stop = f"{array.key}/{piece}", 0, None
             if database is not None:
-                at = database.find(key)
+                at = database.locate(key)
                 if at is None:
                     continue
                 file, start, size = at

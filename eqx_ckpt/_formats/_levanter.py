@@ -28,7 +28,7 @@ _MORE = "checkpoint_metadata.json"
 _DEEP = 32
 
 
-def read(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: Any) -> Source | None:
     """The source of a directory that levanter or eformer has written."""
     if probe.key is not None:
         return None
@@ -155,7 +155,7 @@ def _leaves(
     keys = ["/".join(path) for path in paths]
     makes = [ft.partial(_template, claim) for claim in claims or [None] * len(keys)]
     rows = zip(names_of_paths(paths), keys, makes)
-    return arrays.read([(*named, key, make) for named, key, make in rows])
+    return arrays.read_leaves([(*named, key, make) for named, key, make in rows])
 
 
 def _template(claim: tuple[Any, Any] | None, keys: str, what: Zarr) -> Template:

@@ -31,7 +31,7 @@ _MAX_TEXT = 2**20
 _WINDOW = 2**12
 
 
-def read(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: Any) -> Source | None:
     """The source of a file that is a map with strings as keys."""
     key, head = probe.key, probe.head
     if key is None or len(head) < 2:
@@ -181,7 +181,7 @@ class _Reader:
         self.spend = name_budget()
 
     def _take(self, count: int) -> bytes:
-        data = self._window.read(self.at, self.at + count).tobytes()
+        data = self._window.read_range(self.at, self.at + count).tobytes()
         if len(data) < count:
             raise ValueError("it ends in the middle of something")
         self.at += count
@@ -191,7 +191,7 @@ class _Reader:
         return struct.unpack(format, self._take(struct.calcsize(format)))[0]
 
     def more(self) -> bool:
-        return self._window.read(self.at, self.at + 1).size > 0
+        return self._window.read_range(self.at, self.at + 1).size > 0
 
     def _head(self) -> tuple[str, Any]:
         """The next object: ("value", it), or its kind and how large it is."""
@@ -232,7 +232,7 @@ class _Reader:
     def pass_over(self, count: int) -> None:
         """**Raises:** `ValueError` if the file ends before."""
         self.at += count
-        if count and not self._window.read(self.at - 1, self.at).size:
+        if count and not self._window.read_range(self.at - 1, self.at).size:
             raise ValueError("it ends in the middle of something")
 
     def skip(self) -> tuple[int, int]:

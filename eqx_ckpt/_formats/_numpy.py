@@ -78,14 +78,14 @@ def read_header(window: Window, at: int, which: str) -> NpyHeader:
 
     **Raises:** `ValueError` about `which` array, for one that NumPy does not write.
     """
-    head = window.read(at, at + 12).tobytes()
+    head = window.read_range(at, at + 12).tobytes()
     if len(head) < 10 or not head.startswith(MAGIC) or head[6] not in (1, 2, 3):
         raise ValueError(f"{which} does not begin as an array of NumPy's does")
     start = at + (10 if head[6] == 1 else 12)
     size = int.from_bytes(head[8 : start - at], "little")
     header = None
     if size <= _MAX:
-        header = _pattern.fullmatch(window.read(start, start + size).tobytes())
+        header = _pattern.fullmatch(window.read_range(start, start + size).tobytes())
     lengths = [] if header is None else header[4].split(b",")
     if lengths and not lengths[-1].strip():
         lengths.pop()  # After the comma of a tuple; or there are none.
@@ -97,7 +97,7 @@ def read_header(window: Window, at: int, which: str) -> NpyHeader:
     return NpyHeader(dtype, header[3] == b"True", shape, start + size)
 
 
-def read(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: Any) -> Source | None:
     """The source of a `.npy` file: a tree that is one leaf."""
     key = probe.key
     is_array = probe.head.startswith(MAGIC) and not probe.has_suffix(".eqx")
@@ -113,7 +113,7 @@ def read(probe: Probe, like: Any) -> Source | None:
     return _foreign_index.source(probe, "npy", [key], [leaf])
 
 
-def read_zip(probe: Probe, archive: Zip) -> Source | None:
+def open_zip(probe: Probe, archive: Zip) -> Source | None:
     """The source of a `.npz` file: a leaf for each array in it."""
     directory, key, members, _ = archive
     if not all(name.endswith(SUFFIX) for name in members):

@@ -42,7 +42,7 @@ _MARKS = frozenset({_TOP, _V1, "default", "state", "pytree"})
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
 
-def read(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: Any) -> Source | None:
     """The source of a directory that Orbax has written, or of a step of its manager."""
     if probe.key is not None:
         return None
@@ -185,7 +185,7 @@ def _tree(probe: Probe) -> Source | None:
         for x in rows
         if x.key is not None and x.was != "string"
     ]
-    stored = iter(zarr.read(arrays))
+    stored = iter(zarr.read_leaves(arrays))
     leaves: list[ForeignLeaf] = []
     for row in rows:
         if row.key is None:

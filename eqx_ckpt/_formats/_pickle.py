@@ -175,11 +175,11 @@ def _mark(reader: _Stack) -> None:
 
 
 def _remember(number: Callable[[_Stack], int]) -> Callable[[_Stack], None]:
-    def make(reader: _Stack) -> Any:
+    def remember(reader: _Stack) -> Any:
         reader.memo[number(reader)] = value = reader.pop()
         return value
 
-    return _push(make)
+    return _push(remember)
 
 
 def _recall(format: str) -> Callable[[_Stack], None]:
@@ -250,13 +250,13 @@ def _reduce(reader: _Stack) -> Any:
 def _new(count: int) -> Callable[[_Stack], None]:
     """A new object of a class, of so many arguments."""
 
-    def make(reader: _Stack) -> Unreadable:
+    def last_class(reader: _Stack) -> Unreadable:
         cls = reader.last(1 + count)[0]
         if type(cls) is not Unreadable:
             raise ValueError("its pickle makes an object of something that is no class")
         return cls
 
-    return _push(make)
+    return _push(last_class)
 
 
 def _build(reader: _Stack) -> None:

@@ -14,20 +14,20 @@ _FORMATS = (_numpy, _safetensors, _torch, _eqx, _orbax, _levanter, _msgpack)
 _ZIPS = (_torch, _numpy)
 
 
-def read(probe: Probe, like: Any) -> Source | None:
+def open_foreign(probe: Probe, like: Any) -> Source | None:
     """The source of a checkpoint of another library, or of ours in a zip; None for what
     is none.
 
     **Raises:** `ValueError` for one that is damaged, or is not read here.
     """
-    archive, ours = _zip_source.read(probe)
+    archive, ours = _zip_source.open_archive(probe)
     if ours is not None:
         return ours
     # Files have numbers that say what they are; a directory may be one of ours as well.
     other = _magic.name(probe) if archive is None else None
     if other is None or probe.key is None:
         try:
-            source = _read(probe, archive, like)
+            source = _first_source(probe, archive, like)
         except ValueError as e:
             raise _probe.refusal(probe.root, e) from e
         if source is not None:
@@ -39,11 +39,11 @@ def read(probe: Probe, like: Any) -> Source | None:
     return None
 
 
-def _read(probe: Probe, archive: Zip | None, like: Any) -> Source | None:
+def _first_source(probe: Probe, archive: Zip | None, like: Any) -> Source | None:
     if archive is None:
-        sources = (format.read(probe, like) for format in _FORMATS)
+        sources = (format.open_source(probe, like) for format in _FORMATS)
     else:
-        sources = (format.read_zip(probe, archive) for format in _ZIPS)
+        sources = (format.open_zip(probe, archive) for format in _ZIPS)
     source = next((source for source in sources if source is not None), None)
     if source is None and archive is not None:
         other = _magic.name_of_zip(archive.members)

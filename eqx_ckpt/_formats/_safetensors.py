@@ -78,7 +78,7 @@ class Header(NamedTuple):
     data: bytes
 
 
-def read(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: Any) -> Source | None:
     """The source of a file, of an index, or of a directory with one of them in it."""
     key = probe.key
     if key is None:
@@ -324,7 +324,7 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
 
 
 def _sharded(probe: Probe, key: str, beside: Collection[str] = ()) -> Source:
-    def read(files: list[str]) -> list[Header]:
+    def read_headers(files: list[str]) -> list[Header]:
         if own := next(filter(_of_process.match, files), None):
             raise ValueError(
                 f"`{key}` names `{own}`, which is what one process of "
@@ -335,7 +335,9 @@ def _sharded(probe: Probe, key: str, beside: Collection[str] = ()) -> Source:
         return _headers(probe, files, f"the files that `{key}` names")
 
     names = lambda header: header.tensors
-    files, headers = _foreign_index.weight_map(probe, key, _file, read, names, beside)
+    files, headers = _foreign_index.weight_map(
+        probe, key, _file, read_headers, names, beside
+    )
     for file, header in zip(files, headers):
         # An index leads to whole tensors alone.
         if any(map(any, _starts(file, header).values())):

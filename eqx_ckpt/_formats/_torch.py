@@ -48,7 +48,7 @@ _OLD_PROTOCOL = 1001
 _WINDOW = 2**16
 
 
-def read(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: Any) -> Source | None:
     """The source of an old file, of an index, or of a directory with a file or an index
     in it."""
     if probe.key is not None and _old.match(probe.head):
@@ -65,7 +65,7 @@ def read(probe: Probe, like: Any) -> Source | None:
     return _source(probe, files, [_read_file(probe.directory, files[0])])
 
 
-def read_zip(probe: Probe, archive: Zip) -> Source | None:
+def open_zip(probe: Probe, archive: Zip) -> Source | None:
     """The source of a zip with a pickle in it."""
     contents = _read_archive(archive)
     return None if contents is None else _source(probe, [archive.key], [contents])
@@ -186,7 +186,7 @@ def _member(archive: Zip, name: str, default: bytes | None = None) -> bytes:
 
 
 def _sharded(probe: Probe, key: str, beside: Sequence[str] = ()) -> Source:
-    def read(files: list[str]) -> list[_File]:
+    def read_pickles(files: list[str]) -> list[_File]:
         contents: list[_File] = []
         for file in files:
             contents.append(_read_file(probe.directory, file))
@@ -195,7 +195,7 @@ def _sharded(probe: Probe, key: str, beside: Sequence[str] = ()) -> Source:
         return contents
 
     names = lambda one: one.value if isinstance(one.value, dict) else ()
-    found = _foreign_index.weight_map(probe, key, _file, read, names, beside)
+    found = _foreign_index.weight_map(probe, key, _file, read_pickles, names, beside)
     return _source(probe, *found)
 
 

@@ -96,7 +96,7 @@ class ZarrArrays(NamedTuple):
     is_v3: bool = False
     is_full: bool = True
 
-    def read(self, rows: Sequence[Row]) -> list[ForeignLeaf]:
+    def read_leaves(self, rows: Sequence[Row]) -> list[ForeignLeaf]:
         """The leaves that are such arrays.
 
         **Raises:** `ValueError` that names the leaf, if one has no metadata.
@@ -108,10 +108,10 @@ class ZarrArrays(NamedTuple):
     def _small(self, directory: Backend, key: str) -> bytes | None:
         """The bytes of a small file; None: there is none, or it is longer."""
         if self.database is not None:
-            place = self.database.find(key)
+            place = self.database.locate(key)
             if place is None or place[2] > _MAX_METADATA:
                 return None
-            return self.database.read(directory, place, 0, place[2])
+            return self.database.read_range(directory, place, 0, place[2])
         value = directory.read(key, None if directory.is_remote else _MAX_METADATA + 1)
         data = value and value.data
         return None if data is None or len(data) > _MAX_METADATA else data
@@ -187,7 +187,7 @@ class ZarrArrays(NamedTuple):
                 raise ValueError(f"`{name}` is not a chunk of it")
             if what.is_blosc:
                 # TensorStore would allocate what it says, up to 2 GiB.
-                head = self._read(name, 0, 16)
+                head = self._read_piece(name, 0, 16)
                 if int.from_bytes(head[4:8], "little") > what.full:
                     raise ValueError(f"`{name}` is not a chunk of it")
             if size is not None and what.piece is not None:
@@ -198,7 +198,7 @@ class ZarrArrays(NamedTuple):
         start = 0 if what.is_list_first else size - count - what.after_list
         if start < 0:
             return  # It is too short, as whoever reads it will say.
-        places = np.frombuffer(self._read(name, start, count), "<u8")
+        places = np.frombuffer(self._read_piece(name, start, count), "<u8")
         lengths = places[1::2][places[1::2] != _NONE]
         if (lengths > what.most).any():
             raise ValueError(f"`{name}` has something else than chunks of it")
@@ -206,18 +206,18 @@ class ZarrArrays(NamedTuple):
     def _size(self, name: str) -> int | None:
         """The bytes of a piece; None if there is none, or it is not known."""
         if self.database is not None:
-            place = self.database.find(name)
+            place = self.database.locate(name)
             return place and place[2]
         return self.directory.size(name)
 
-    def _read(self, name: str, start: int, count: int) -> bytes:
+    def _read_piece(self, name: str, start: int, count: int) -> bytes:
         """Some bytes of a piece; none if there is no such piece."""
         into = np.zeros(count, np.uint8)
         try:
             if self.database is None:
                 self.directory.read_into(name, start, into)
-            elif (place := self.database.find(name)) is not None:
-                return self.database.read(self.directory, place, start, count)
+            elif (place := self.database.locate(name)) is not None:
+                return self.database.read_range(self.directory, place, start, count)
         except FileNotFoundError:
             pass  # Whoever reads it will say so.
         return into.tobytes()

@@ -249,7 +249,7 @@ class Computed(LazyArray):
     def _again(self, view: View | None, target: Target) -> "Computed":
         return Computed(self._formula, view, target)
 
-    def _read(self) -> LeafRead:
+    def _leaf_read(self) -> LeafRead:
         # What is computed has its own dtype, and no other one that it is stored as.
         template = self._template._replace(stored=self._template.dtype)
         return LeafRead(Record(self.name, 0, template), self._view, self._target)
@@ -266,7 +266,7 @@ class Computed(LazyArray):
     ) -> list[Any]:
         """Reads computed arrays, the parts of small ones together."""
         room = _ROOM if max_bytes is None else max_bytes
-        reads = [one._read() for one in wanted]
+        reads = [one._leaf_read() for one in wanted]
         leaves = _fetch.LeafBuilder(reads, room)
         done = 0
         for group in _groups(wanted, min(room // 4, _BLOCK)):

@@ -185,7 +185,7 @@ def _exported(wanted: Unexported, tree: SavedTree) -> tuple[StoredFunction, byte
     result = _signature.fold(result)
     # What would not be read is not written.
     for nest in (args, result):
-        _index_functions.check(nest)
+        _index_functions.check_nest(nest)
     stored = StoredFunction(
         file=0,
         digest=_index.digest(data),

@@ -67,12 +67,12 @@ def _parsed(row: dict[str, Any], count: int) -> StoredFunction:
         raise ValueError("the index has a function whose leaves have no names of it")
     if got["args"].keys() != {"tuple"}:
         raise ValueError("the index has a function without arguments")
-    check(got["args"])
-    check(got["result"])
+    check_nest(got["args"])
+    check_nest(got["result"])
     return StoredFunction(**got)
 
 
-def check(nest: Any) -> None:
+def check_nest(nest: Any) -> None:
     """**Raises:** `ValueError` for what is no nest, or is larger than is read."""
     for number, array in enumerate(_arrays(nest, 0)):
         if number >= MAX_ARRAYS:

@@ -104,7 +104,7 @@ class Function:
             ) from None
         except Exception as e:
             raise self._unreadable(e) from e
-        self._check(exported)
+        self._check_exported(exported)
         return exported
 
     @_arguments.checked()
@@ -190,7 +190,7 @@ class Function:
 
     # ---- What is not believed.
 
-    def _check(self, exported: jax.export.Exported) -> None:
+    def _check_exported(self, exported: jax.export.Exported) -> None:
         """**Raises:** `DamagedError` for what is another function than the index says,
         or does what no function does that `jax.export` stores."""
         weights = dict(zip(self.names, map(self._abstract, self._stored.leaves)))

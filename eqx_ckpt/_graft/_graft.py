@@ -132,7 +132,7 @@ def graft(
     given = _load_options.check(LoadOptions(**options))
     before = _store.bytes_read()
     ours = Model(model)
-    _leaked_tracers.check(ours.flat, ours.record)
+    _leaked_tracers.check_no_tracers(ours.flat, ours.record)
     place = ckpt.path if isinstance(ckpt, Checkpoint) else ckpt
     leaves = list(ours.flat.leaves)
     processes = _deserialise.processes_of("graft", [place], leaves, given)
@@ -156,12 +156,12 @@ def graft(
         wants = [want for x in made for want in _wants(x)]
         planned = _fetch.plan(stored.source, wants, given)
 
-    def make() -> list[Any]:
+    def make_leaves() -> list[Any]:
         values = planned.load(processes)[::-1]
         return [_made(x, values, ours.names) for x in made]
 
     save = stored.source.index.save
-    values = _deserialise.in_step(processes, [save], [planned], make)
+    values = _deserialise.in_step(processes, [save], [planned], make_leaves)
     for x, value in zip(made, values):
         leaves[x.number] = value
     for number, origin in again.items():

@@ -53,17 +53,17 @@ def plan(
         placed += _load_scalars(matching)
     if not can_init:
         _find_abstract(matching)
-    _check(matching, *matching.undeclared())
+    _raise_problems(matching, *matching.undeclared())
     if matching.scalars:
         differences += _compare_scalars(matching, scalars, read_scalars)
-    _check(matching)
+    _raise_problems(matching)
     # Functions of the user's come last, when all that is known without them is right:
     # they may read.
     for job in matching.jobs:
         if job.own:
             placed += _adapting.place(job, model, cast, problems)
     again = _adapting.tied(matching, placed)
-    _check(matching)
+    _raise_problems(matching)
     return matching, placed, again, differences
 
 
@@ -79,7 +79,7 @@ def _match(
     matching = Matching(model, stored, parsed)
     matching.fresh = {n: a.name for a in new for n in a.leaves.values()}
     matching.dropped = {x._record.place: b.name for b in out for x in b.leaves.values()}
-    matching.find()
+    matching.find_jobs()
     return matching
 
 
@@ -243,7 +243,7 @@ _titles = {
 }
 
 
-def _check(
+def _raise_problems(
     matching: Matching, new: Sequence[int] = (), old: Sequence[int] = ()
 ) -> None:
     """**Raises:** one `RuntimeError` that lists the problems, if there are any, with

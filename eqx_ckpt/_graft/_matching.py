@@ -83,7 +83,7 @@ class Matching:
         self.covered: dict[int, str] = {}
         self.used: dict[int, str] = {}
 
-    def find(self) -> None:
+    def find_jobs(self) -> None:
         """Finds the `jobs`, and the `scalars` that are inside of pairs."""
         for pair in self.pairs:
             matched = False

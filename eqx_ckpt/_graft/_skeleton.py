@@ -64,7 +64,7 @@ def skeleton(
     rows = zip(leaves, abstract, strict=True)
     out = jtu.tree_unflatten(structure, [x if is_numpy(x) else y for x, y in rows])
     flat = _flatten.flatten(out, None)
-    _leaked_tracers.check(
+    _leaked_tracers.check_no_tracers(
         flat, flat.record(list(map(_filters.by_default, flat.leaves)))
     )
     if sharding is None:

@@ -117,7 +117,7 @@ def export_safetensors(
         run = _run_of(root, processes)
         with run.share_errors():
             tensors, metadata = plan()
-            _shards.check(root, overwrite, _lazies.places(tensors))
+            _shards.check_target(root, overwrite, _lazies.places(tensors))
             files = _shards.deal(tensors, shard_bytes)
             headers = {name: _header(some, metadata) for name, some in files.items()}
             if run.count > 1:
@@ -128,7 +128,7 @@ def export_safetensors(
                 return
             _check_here(tensors)
             with _lines(tensors, max_bytes, progress) as lines:
-                _shards.write(root, files, headers, lines, durable)
+                _shards.write_files(root, files, headers, lines, durable)
         return
     if isinstance(processes, Together):
         raise ValueError(

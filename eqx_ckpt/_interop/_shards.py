@@ -35,7 +35,7 @@ _shard = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 _replaced = re.compile(r"[^/]*\.safetensors(\.index\.json)?")
 
 
-def check(root: Backend, overwrite: bool, sources: Set[str]) -> None:
+def check_target(root: Backend, overwrite: bool, sources: Set[str]) -> None:
     """**Raises:** `FileExistsError` for a place that no shards may go to, `ValueError`
     for one that leaves are read from."""
     if root.entry() not in (None, "directory", "nothing"):
@@ -125,7 +125,7 @@ def _drop(root: Backend, parts: Iterator[str]) -> None:
                 root.delete(part)
 
 
-def write(
+def write_files(
     root: Backend,
     files: dict[str, list[PlannedLeaf]],
     headers: dict[str, bytes],
@@ -165,8 +165,8 @@ def write_together(
     max_bytes: int,
     durable: bool,
 ) -> None:
-    """As `write`, by many processes into files that they share: each writes what lies
-    on its own devices to its place, and process 0 all that is not spread."""
+    """Writes as `write_files` does, by many processes into files that they share: each
+    writes what its own devices hold, and process 0 all that is not spread."""
     if not isinstance(root, LocalDirectory):
         raise ValueError(
             f"`{root}` is no directory, and many processes write parts of one file "

@@ -100,7 +100,7 @@ class _Matcher:
 
     def match(self) -> Match:
         options, flat, source = self.options, self.flat, self.source
-        _leaked_tracers.check(flat, self._record)
+        _leaked_tracers.check_no_tracers(flat, self._record)
         records = [(self.saved.tree, ""), (self._record, source)]
         passes = _compare.passing(options.static, records, self.what)
         places, wholes = _select.select(

@@ -70,7 +70,7 @@ class StoredBody(Body):
     def components(self) -> list[str]:
         return list(self._groups)
 
-    def find(self, component: str) -> Any:
+    def child_at(self, component: str) -> Any:
         if component not in self._made:
             if component not in self._groups and not self.name:
                 component = _names.child("", component)
@@ -183,12 +183,12 @@ class StoredBody(Body):
 
     @ft.cached_property
     def _children(self) -> list[Any]:
-        return [self.find(component) for _, component in self._rows]
+        return [self.child_at(component) for _, component in self._rows]
 
     def children(self) -> list[Any]:
         return self._children
 
-    def check(self) -> None:
+    def check_below(self) -> None:
         if self._is_checked:
             return
         bodies: list[StoredBody] = [self]
@@ -207,7 +207,7 @@ class StoredBody(Body):
 def node_at(tree: Any, name: str) -> Any:
     """The node of a name, or the leaf, in a checkpoint's own tree."""
     for part in name.split(".") if name else ():
-        tree = _node.body_of(tree).find(part)
+        tree = _node.body_of(tree).child_at(part)
     return tree
 
 

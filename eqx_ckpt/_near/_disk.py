@@ -86,12 +86,12 @@ class Disk:
             self.root.make_directories([os.path.dirname(key)])
             self.root.delete(key)
 
-    def find(self, run: str | None = None) -> tuple[list[NearPart], Problems]:
+    def find_parts(self, run: str | None = None) -> tuple[list[NearPart], Problems]:
         """The parts that are here, as far as their indices tell; and what is wrong with
         other files. **Raises:** `ValueError` if all of it is behind a link."""
         parts: list[NearPart] = []
         problems: Problems = {}
-        _numbered.check(self.root, _PLACE)
+        _numbered.check_not_linked(self.root, _PLACE)
         for key in self._keys(run, problems):
             file = self._path(key)
             try:
@@ -129,14 +129,14 @@ class Disk:
     def report(self) -> bytes:
         """Report for process 0: the parts that are here; the run, the save and the
         error of each that cannot be used; and where the disk is."""
-        parts, problems = self.find()
+        parts, problems = self.find_parts()
         rows = [(f.parts[-3], f.parts[-2], str(e)) for f, e in problems.items()]
         return json.dumps([parts, rows, self.root.url]).encode()
 
     def keep(self, part: NearPart) -> None:
         """Deletes the saves of the run that a step supersedes which is whole: those of
         no newer step. What cannot be deleted, or not be read, now may be later."""
-        parts, problems = self.find(part.run)
+        parts, problems = self.find_parts(part.run)
         stay = {part.save, *(other.save for other in parts if other.step > part.step)}
         # What the system does not read now it may read later.
         cut = [file for file, e in problems.items() if isinstance(e, OSError)]

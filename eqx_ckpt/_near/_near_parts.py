@@ -204,7 +204,7 @@ class Parts:
         whole = [x for place, x in enumerate(leaves.names) if place not in leaves.parts]
         return Offer(nbytes, _digest(regions), _digest(whole), sorted(readers))
 
-    def _read(self, number: int, reads: Sequence[StoredRead]) -> Results:
+    def _read_part(self, number: int, reads: Sequence[StoredRead]) -> Results:
         source, options = self._opened[number]._source, self._options
         with self._reading(number):
             yield from _read.read(source, reads, options.verify, options.max_bytes)
@@ -236,7 +236,7 @@ class Parts:
                 for number in sources:
                     there = [leaves[i].parts.get(number) for i in batch]
                     reads = [read for read in there if read is not None]
-                    with contextlib.closing(self._read(number, reads)) as results:
+                    with contextlib.closing(self._read_part(number, reads)) as results:
                         for one, result in results:
                             (i,) = one.leaves
                             leaves[i].take(number, result)

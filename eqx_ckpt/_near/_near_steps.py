@@ -145,7 +145,7 @@ class Near(NearSteps):
                 file = self._disk.place(self._attempt.run, _NONE, 0)
                 self._disk.make_room(file.parent)
             going = NearSaving(step, SaveHandle(plan.root, is_apart=True))
-            write = lambda: self._write(going, plan, processes)
+            write = lambda: self._write_part(going, plan, processes)
             _async.start(going.handle, plan, write, processes)
             self._going = going
             going.handle.staged()
@@ -200,7 +200,7 @@ class Near(NearSteps):
         root.check_writable()
         return _plan.plan(root, offer.tree, options)
 
-    def _write(self, going: NearSaving, plan: Plan, processes: Processes) -> None:
+    def _write_part(self, going: NearSaving, plan: Plan, processes: Processes) -> None:
         """Writes the part of this process, from a thread of its own."""
         assert self._attempt is not None
         with _log.timed("near") as timer, processes.share_errors():

@@ -31,7 +31,7 @@ class NearSave(NamedTuple):
 def near_saves(directory: Backend) -> list[NearSave]:
     """The near saves on a near disk, by run and step."""
     disk = Disk(directory.url)
-    parts = {(part.run, part.step, part.save): part for part in disk.find()[0]}
+    parts = {(part.run, part.step, part.save): part for part in disk.find_parts()[0]}
     return [_near_save(disk, parts[key]) for key in sorted(parts)]
 
 

@@ -157,7 +157,7 @@ class _Entries:
         key = node and self._key(node, part, keys[-1])
         if not (node and key):
             return False
-        self._write(node, part, key, kind)
+        self._add_entry(node, part, key, kind)
         return True
 
     def _node(self, name: str, keys: str) -> _Container | None:
@@ -184,13 +184,13 @@ class _Entries:
         # Restoring a list fails unless all of its items are there.
         while node.length < number:
             key = f'{{"key":"{node.length}","key_type":1}}'
-            self._write(node, str(node.length), key, "None")
+            self._add_entry(node, str(node.length), key, "None")
             node.length += 1
         if node.length == number:
             node.length += 1
         return f'{{"key":"{part}","key_type":1}}'
 
-    def _write(self, node: _Container, part: str, key: str, kind: str) -> None:
+    def _add_entry(self, node: _Container, part: str, key: str, kind: str) -> None:
         comma = "" if node.key else ","
         self.text.append(
             f'"({node.key}\'{part}\'{comma})":{{"key_metadata":[{node.path}{key}'

@@ -85,7 +85,7 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
     ckpt = _checkpoint.open(path)
     source, root = ckpt._source, ckpt._source.root.real()
     root.check_writable()
-    _check(source)
+    _check_writable(source)
     files = _files_of(ckpt)
     with root.lock(wait=True), contextlib.ExitStack() as undo:
         got = _published.read_index(root)
@@ -102,7 +102,7 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
         undo.pop_all()
 
 
-def _check(source: Source) -> None:
+def _check_writable(source: Source) -> None:
     """**Raises:** `ValueError` for a checkpoint that can have no files for Orbax."""
     index, cure = source.index, "`ec.convert` with `orbax=True` writes one for Orbax"
     if not (source.has_digests and source.is_own):

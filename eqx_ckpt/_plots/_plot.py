@@ -41,7 +41,7 @@ def _leaf(x: LazyArray, ax: Any) -> None:
     """As xarray does: one axis is a line, two are a picture, all else a histogram."""
     is_large = math.prod(x.shape) * x.dtype.itemsize > _sample.WHOLE
     is_sampled = is_large and x._view is None and type(x) is LazyArray
-    sample = _sample.read(x) if is_sampled else _sample.Sample(np.asarray(x))
+    sample = _sample.read_sample(x) if is_sampled else _sample.Sample(np.asarray(x))
     values = _sample.floats(sample.value)
     if values is None or not values.size:
         raise ValueError(f"The leaf `{x.name}` has no numbers to plot.")

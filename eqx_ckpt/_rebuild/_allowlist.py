@@ -34,7 +34,7 @@ def finder(known: Any) -> Callable[[Name], list[Any]]:
                 "imported by the name of a thing."
             )
 
-    def find(name: Name) -> list[Any]:
+    def find_objects(name: Name) -> list[Any]:
         direct = list(_among(objects, name))
         every = [(x, _named.own(x)) for x in [*direct, *_within(modules, name)]]
         alike = [x for x, own in every if own is not None and own.is_alike(name)]
@@ -42,7 +42,7 @@ def finder(known: Any) -> Callable[[Name], list[Any]]:
         same = [x for x in found if _named.own(x) == name]
         return same if same and len(found) > 1 else found
 
-    return ft.cache(find)
+    return ft.cache(find_objects)
 
 
 _KINDS = "classes, functions and modules"

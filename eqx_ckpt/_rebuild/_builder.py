@@ -82,7 +82,7 @@ class Builder:
         **Raises:** `Malformed` for a structure that is never saved with these leaves.
         """
         row, self._at = self._locate(source)
-        return self._make(row, source, None)
+        return self._build(row, source, None)
 
     def _locate(self, source: str) -> tuple[int, int]:
         """The row of the node of a name, and the place of the first leaf in it."""
@@ -112,7 +112,7 @@ class Builder:
             yield child, part, at
             at += self._counts[child]
 
-    def _make(self, row: int, name: str, owner: type | None) -> Any:
+    def _build(self, row: int, name: str, owner: type | None) -> Any:
         """The node or leaf of a row."""
         how = self._tree.kind(row).how
         if how != "leaf" and self._is_given(name):
@@ -148,7 +148,7 @@ class Builder:
     def _rows(self, row: int, name: str, owner: type | None = None) -> list[Any]:
         out = []  # Without a list comprehension, which is a frame more on the stack.
         for child, part, _ in self._children(row, name, self._at):
-            out.append(self._make(child, _names.child(name, part), owner))
+            out.append(self._build(child, _names.child(name, part), owner))
         return out
 
     def _leaf(self, row: int, name: str) -> Any:
@@ -325,14 +325,14 @@ class Builder:
         if parsed is None:
             self.add("node", name, f"a `{wanted[-1]}`")
             return None
-        cls = self.find(parsed, name)
+        cls = self.find_object(parsed, name)
         if cls is not None and not (isinstance(cls, type) and issubclass(cls, base)):
             text = f"a `{parsed.shown}`, which is no class of that kind"
             self.add("value", name, text)
             return None
         return cls
 
-    def find(self, name: Name, field: str) -> Any:
+    def find_object(self, name: Name, field: str) -> Any:
         found = self._allowed(name)
         if len(found) == 1:
             return found[0]
@@ -357,8 +357,8 @@ class _Field(NamedTuple):
     owner: type | None
     builder: Builder
 
-    def find(self, name: Name) -> Any:
-        return self.builder.find(name, self.name)
+    def find_object(self, name: Name) -> Any:
+        return self.builder.find_object(name, self.name)
 
     def unknown(self, text: str) -> None:
         self.builder.add("value", self.name, text)

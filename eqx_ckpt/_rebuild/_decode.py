@@ -5,7 +5,7 @@ import enum
 import functools as ft
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,21 @@ class Malformed(ValueError):
     """For what is never recorded."""
 
 
-def decode(value: Any, resolver: Any) -> Any:
-    """The value that was encoded. For what is not in the JSON it asks `find(name)`,
-    `unknown(text)` and `default(parameter)` of the `resolver`, which says what it lacks
-    by itself, and returns anything then.
+class Resolver(Protocol):
+    """Gives `decode` what is not in the JSON. It notes by itself what it lacks, and
+    returns anything then."""
 
-    **Raises:** `Malformed` for what is never encoded.
+    def find_object(self, name: Name, /) -> Any: ...
+
+    def unknown(self, text: str, /) -> Any: ...
+
+    def default(self, parameter: str, /) -> Any: ...
+
+
+def decode(value: object, resolver: Resolver) -> Any:
+    """Decodes a value from its JSON.
+
+    **Raises:** `Malformed` for JSON that no value is encoded as.
     """
     try:
         return _decode(value, resolver, 0)
@@ -43,7 +52,7 @@ _WRONG = (
 )
 
 
-def _decode(value: Any, resolver: Any, depth: int) -> Any:
+def _decode(value: object, resolver: Resolver, depth: int) -> Any:
     if depth > 2 * _codec.MAX_DEPTH:
         raise Malformed("too deep")
     below = ft.partial(_decode, resolver=resolver, depth=depth + 1)
@@ -71,7 +80,7 @@ _NOT_MADE = frozenset(
 )
 
 
-def _said(kind: str, content: Any) -> str:
+def _said(kind: str, content: object) -> str:
     """A part that is not made again, in a few words."""
     name = name_of(content)
     if kind == "made" and name is not None:
@@ -126,7 +135,7 @@ _TEXTS: dict[str, Callable[[str], Any]] = {
 Below = Callable[[Any], Any]
 
 
-def _pairs(x: list[Any], below: Below, resolver: Any) -> dict[Any, Any]:
+def _pairs(x: list[Any], below: Below, resolver: Resolver) -> dict[Any, Any]:
     return dict(zip(_keys([key for key, _ in x], below), (below(y) for _, y in x)))
 
 
@@ -136,13 +145,13 @@ def _keys(x: list[Any], below: Below) -> list[Any]:
     return keys
 
 
-def _scalar(x: list[Any], below: Below, resolver: Any) -> Any:
+def _scalar(x: list[Any], below: Below, resolver: Resolver) -> Any:
     name, data = x
     return np.frombuffer(bytes.fromhex(data), _dtype(name), 1)[0]
 
 
-def _name(x: list[Any], below: Below, resolver: Any) -> Any:
-    return resolver.find(_parsed(x))
+def _name(x: list[Any], below: Below, resolver: Resolver) -> Any:
+    return resolver.find_object(_parsed(x))
 
 
 def _parsed(x: list[Any]) -> Name:
@@ -152,7 +161,7 @@ def _parsed(x: list[Any]) -> Name:
     return name
 
 
-def _partial(x: list[Any], below: Below, resolver: Any) -> Any:
+def _partial(x: list[Any], below: Below, resolver: Resolver) -> Any:
     function, arguments, keywords = x
     function = below(function)
     arguments = list(map(below, arguments))
@@ -160,9 +169,9 @@ def _partial(x: list[Any], below: Below, resolver: Any) -> Any:
     return ft.partial(function, *arguments, **keywords) if callable(function) else None
 
 
-def _enum(x: list[Any], below: Below, resolver: Any) -> Any:
+def _enum(x: list[Any], below: Below, resolver: Resolver) -> Any:
     module, qualified, member, _ = x
-    cls = resolver.find(_parsed([module, qualified]))
+    cls = resolver.find_object(_parsed([module, qualified]))
     if not isinstance(cls, type):
         return None
     if not issubclass(cls, enum.Enum) or member not in cls.__members__:
@@ -171,9 +180,9 @@ def _enum(x: list[Any], below: Below, resolver: Any) -> Any:
     return cls.__members__[member]
 
 
-def _namedtuple(x: list[Any], below: Below, resolver: Any) -> Any:
+def _namedtuple(x: list[Any], below: Below, resolver: Resolver) -> Any:
     module, qualified, items = x
-    cls, values = resolver.find(_parsed([module, qualified])), below(items)
+    cls, values = resolver.find_object(_parsed([module, qualified])), below(items)
     if not isinstance(cls, type):
         return None
     if not _opening.is_namedtuple(cls) or len(cls._fields) != len(values):  # pyright: ignore
@@ -181,9 +190,9 @@ def _namedtuple(x: list[Any], below: Below, resolver: Any) -> Any:
     return tuple.__new__(cls, values)
 
 
-def _object(x: list[Any], below: Below, resolver: Any) -> Any:
+def _object(x: list[Any], below: Below, resolver: Resolver) -> Any:
     module, qualified, items = x[:3]
-    cls = resolver.find(_parsed([module, qualified]))
+    cls = resolver.find_object(_parsed([module, qualified]))
     values = {name: below(item) for name, item in items}
     if not isinstance(cls, type):
         return None
@@ -203,7 +212,7 @@ def made(cls: type, values: dict[str, Any]) -> Any:
     return out
 
 
-_LISTS: dict[str, Callable[[list[Any], Below, Any], Any]] = {
+_LISTS: dict[str, Callable[[list[Any], Below, Resolver], Any]] = {
     "tuple": lambda x, below, resolver: tuple(map(below, x)),
     "set": lambda x, below, resolver: set(_keys(x, below)),
     "frozenset": lambda x, below, resolver: frozenset(_keys(x, below)),

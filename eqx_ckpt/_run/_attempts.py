@@ -96,14 +96,14 @@ def last(root: Backend) -> Attempt | None:
 
 def _last(root: Backend, numbers: Iterable[int]) -> Attempt | None:
     for number in sorted(numbers, reverse=True):
-        if (found := read(root, number)) is not None:
+        if (found := read_attempt(root, number)) is not None:
             return found
     return None
 
 
-def read(root: Backend, number: int) -> Attempt | None:
+def read_attempt(root: Backend, number: int) -> Attempt | None:
     """An attempt; None if there is none of this number. **Raises:** as `last`."""
-    look = ft.partial(_read, root, number)
+    look = ft.partial(_read_once, root, number)
     try:
         return _store.look_twice(root, look, lambda found: found is not None)
     except ValueError as e:
@@ -114,7 +114,7 @@ def read(root: Backend, number: int) -> Attempt | None:
         ) from e
 
 
-def _read(root: Backend, number: int) -> Attempt | None:
+def _read_once(root: Backend, number: int) -> Attempt | None:
     key = f"{PLACE}/{number}"
     value = root.read(key, limit=_MAX_BYTES)
     # Of one that was killed as it began nothing counts.
@@ -142,7 +142,7 @@ def begin(
     before = _last(root, numbers) or Attempt(secrets.token_hex(8))
     number = max([0, *numbers]) + 1
     new = Attempt(before.run, number, base, after, list(earlier))
-    _numbered.write(root, PLACE, number, json.dumps(new).encode())
+    _numbered.create_file(root, PLACE, number, json.dumps(new).encode())
     stay = {before.number, counting.number if counting else 0}
     for other in numbers:
         if other not in stay:

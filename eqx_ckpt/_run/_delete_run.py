@@ -38,7 +38,7 @@ def delete_run(path: str | os.PathLike[str]) -> bool:
     root.check_writable()
     tops = root.list_top() or {}
     steps = sorted(run.directories())
-    _check(run, tops, steps)
+    _check_deletable(run, tops, steps)
     for step in steps:
         _delete_step(run, step)
     # The history says to the last what there was.
@@ -52,7 +52,7 @@ def delete_run(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-def _check(run: Steps, tops: dict[str, bool], steps: list[int]) -> None:
+def _check_deletable(run: Steps, tops: dict[str, bool], steps: list[int]) -> None:
     if pinned := run.pinned() & {*steps}:
         step = min(pinned)
         why = f"Step {step} of the run at `{run.root}` is pinned"
@@ -62,7 +62,7 @@ def _check(run: Steps, tops: dict[str, bool], steps: list[int]) -> None:
         if name not in known and not _files.is_of_system(name):
             raise _not_ours(run.root, name)
     for place, is_name in _SMALL.items():
-        _numbered.check(run.root, place)
+        _numbered.check_not_linked(run.root, place)
         for name in run.root.below(place).list_top() or {} if place in tops else ():
             if not (is_name(name) or _is_new(name)):
                 raise _not_ours(run.root, f"{place}/{name}")

@@ -47,15 +47,15 @@ class History:
 
     def refresh(self) -> None:
         """Reads what is new. **Raises:** `OSError` if it cannot be read now."""
-        self._read(_KINDS, None)
+        self._read_rows(_KINDS, None)
         self._is_read = True
 
     def refresh_added(self, names: Iterable[str] | None = None) -> None:
         """Reads what is new of added metrics. `names`: of all files, if they have been
         listed. **Raises:** as above."""
-        self._read(_KINDS[1:], names)
+        self._read_rows(_KINDS[1:], names)
 
-    def _read(self, kinds: Sequence[str], names: Iterable[str] | None) -> None:
+    def _read_rows(self, kinds: Sequence[str], names: Iterable[str] | None) -> None:
         for _ in range(_LOOKS):
             new = self._new(kinds, names)
             looks = _store.each(self._root, _rows_in, new)
@@ -105,7 +105,7 @@ class History:
 
     def _list(self, names: Iterable[str] | None = None) -> None:
         if names is None:
-            _numbered.check(self._root, PLACE)
+            _numbered.check_not_linked(self._root, PLACE)
             names = self._root.below(PLACE).list_top() or {}
         self._names = set(filter(_history.parse_name, names))
         self._is_listed = True
@@ -127,11 +127,11 @@ class History:
         cut, once this returns."""
         if not self._is_listed:
             self._list()
-        kind, size = _kind(self._write(rows))
+        kind, size = _kind(self._write_rows(rows))
         while size < _size(_MOST) and self._join(kind, size):
             size += 1
 
-    def _write(self, rows: list[HistoryRow]) -> str:
+    def _write_rows(self, rows: list[HistoryRow]) -> str:
         data = _history.encode(rows)
         name = _history.name(rows, secrets.token_hex(8))
         self._root.make_directories([PLACE])
@@ -159,7 +159,7 @@ class History:
             return False
         rows = {json.dumps(row): row for row in it.chain.from_iterable(parts.values())}
         try:
-            self._write(list(rows.values()))
+            self._write_rows(list(rows.values()))
         except ValueError:  # It would be more than is read.
             return False
         # They are not gone before what has all of them would survive a power cut.

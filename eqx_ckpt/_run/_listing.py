@@ -42,7 +42,7 @@ class Listing(NamedTuple):
     trees: dict[int, list[str]] = {}
 
 
-def read(root: ObjectStore, known: Callable[[], Collection[int]]) -> Listing:
+def list_run(root: ObjectStore, known: Callable[[], Collection[int]]) -> Listing:
     """Lists a run. `known` gives steps that there have been, or any others: by these
     the store is asked for parts of the list that are a few pages long. As that may take
     a request, all of the list is asked for at the same time."""

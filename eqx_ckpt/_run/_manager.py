@@ -178,7 +178,7 @@ class CheckpointManager:
             reuse=reuse,
         )
         saved = SaveOptions(**options)
-        self._policy.check(saved)
+        self._policy.check_options(saved)
         _leaf.check_cast(saved.dtype)
         saved = saved._replace(base=_options.base_facts(saved.base))
         self._saves = Saves(self._steps, self._policy, saved)
@@ -247,7 +247,7 @@ class CheckpointManager:
         for a run that has only steps of Orbax that are not read; and what
         `async_tree_serialise_leaves` raises.
         """
-        step = _steps.check(step)
+        step = _steps.check_step(step)
         given = metrics or {}
         offer = PendingState(step, tree, given, metadata, force, functions, own)
         try:

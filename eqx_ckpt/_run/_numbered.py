@@ -35,13 +35,13 @@ def steps_in(names: Iterable[str]) -> list[int]:
 
 def numbers(root: Backend, place: str) -> list[int]:
     """**Raises:** `ValueError` if the directory is a symbolic link."""
-    check(root, place)
+    check_not_linked(root, place)
     return steps_in(root.below(place).list_top() or {})
 
 
-def write(root: Backend, place: str, number: int, data: bytes) -> None:
+def create_file(root: Backend, place: str, number: int, data: bytes) -> None:
     """Makes a file, whole or not at all, or raises `FileExistsError`."""
-    check(root, place)
+    check_not_linked(root, place)
     root.make_directories([place])
     try:
         if isinstance(root, LocalDirectory):
@@ -60,16 +60,16 @@ def write(root: Backend, place: str, number: int, data: bytes) -> None:
 
 
 def has(root: Backend, place: str, number: int) -> bool:
-    check(root, place)
+    check_not_linked(root, place)
     return root.has(f"{place}/{number}")
 
 
 def delete(root: Backend, place: str, number: int) -> None:
-    check(root, place)
+    check_not_linked(root, place)
     root.delete(f"{place}/{number}")
 
 
-def check(root: Backend, place: str) -> None:
+def check_not_linked(root: Backend, place: str) -> None:
     """**Raises:** `ValueError` if the directory is a symbolic link."""
     if root.is_link(place):
         raise ValueError(

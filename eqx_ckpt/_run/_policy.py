@@ -25,7 +25,7 @@ class Policy(NamedTuple):
     every_seconds: int | float | None = None
     reuse: bool = True
 
-    def check(self, options: SaveOptions) -> None:
+    def check_options(self, options: SaveOptions) -> None:
         """**Raises:** `ValueError` for what makes no sense together."""
         if self.keep_best is not None and self.best is None:
             raise ValueError(

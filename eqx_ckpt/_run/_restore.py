@@ -48,7 +48,7 @@ def restore(
         if step is None:
             tree, own, step = _newest(saves, near, request)
         else:
-            step = _steps.check(step)
+            step = _steps.check_step(step)
             steps.check_own(step)
             tree, own = _of_step(saves, step, request)
             saves.start.restored(step)

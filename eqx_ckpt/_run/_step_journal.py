@@ -46,7 +46,7 @@ class Journal:
         **Raises:** `FileNotFoundError` if it is gone; `ValueError` as
         `_journal.summarise`, or for what is no file.
         """
-        rows = self._read()
+        rows = self._read_rows()
         row = rows.get(step)
         if row is None or row.stamp != stamp:
             self._missing.setdefault(step, time.monotonic())
@@ -57,14 +57,14 @@ class Journal:
 
     def steps(self) -> set[int]:
         """The steps that it knows, which may be gone."""
-        return set(self._read())
+        return set(self._read_rows())
 
     def row_of(self, step: int, save: str) -> StepRow | None:
         """StepRow of the index of this save, if it is in the journal."""
-        row = self._read().get(step)
+        row = self._read_rows().get(step)
         return row if row is not None and row.save == save else None
 
-    def _read(self) -> dict[int, StepRow]:
+    def _read_rows(self) -> dict[int, StepRow]:
         if self._rows is None:
             rows: list[StepRow] = []
             # Whatever is wrong with it, the indices are right.
@@ -93,7 +93,7 @@ class Journal:
         """Is told of each step that is saved, and writes the journal once there is
         enough that it does not say. That it cannot is no error: it is a cache."""
         with contextlib.suppress(OSError, ValueError):
-            rows = self._read()
+            rows = self._read_rows()
             if not self._is_listed:
                 self._list(rows)
             self._missing[step] = now = time.monotonic()

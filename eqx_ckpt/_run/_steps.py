@@ -105,7 +105,7 @@ class Steps:
         return isinstance(self.root, LocalDirectory)
 
     def path(self, step: int) -> str | os.PathLike[str]:
-        step = check(step)
+        step = check_step(step)
         if self.cleans:
             self.signature(step)
         key = self._trees.get(step, f"{step}/{_ITEM}")
@@ -124,15 +124,15 @@ class Steps:
         return list(self.listing().steps)
 
     def listing(self) -> Listing:
-        """The steps, as `_listing.read` has them in an object store; elsewhere a list
-        does not show which are complete. **Raises:** as `directories`."""
+        """The steps. Only the list of an object store (`_listing.list_run`) shows which
+        are complete. **Raises:** as `directories`."""
         if not self.root.can_list():
             raise ValueError(
                 f"Which steps there are in `{self.root}` cannot be told: over HTTP "
                 "nothing is listed. Restore one that you know, with `step=`."
             )
         if isinstance(self.root, ObjectStore):
-            listing = _listing.read(self.root, self.journal.steps)
+            listing = _listing.list_run(self.root, self.journal.steps)
             self._listed_trees = listing.trees
             self._there = set(listing.steps)
             return listing
@@ -242,7 +242,7 @@ class Steps:
 
     def _attempt(self, number: int) -> Attempt | None:
         if number not in self._attempts:
-            found = _attempts.read(self.root, number)
+            found = _attempts.read_attempt(self.root, number)
             if found is None:
                 return None
             self._attempts[number] = found
@@ -429,7 +429,7 @@ class Steps:
         **Raises:** `FileNotFoundError` if it is not there, or is deleted meanwhile;
         `ValueError` if it is damaged.
         """
-        find = lambda: self.signature(check(step))
+        find = lambda: self.signature(check_step(step))
         if (found := _store.look_twice(self.root, find, bool)) is not None:
             tree = self.root.below(self._trees.get(step, f"{step}/{_ITEM}"))
             # Whoever deletes it looks for what was added under this lock.
@@ -508,7 +508,7 @@ class Steps:
 
     def pin(self, step: int) -> None:
         """**Raises:** `FileNotFoundError` if there is no such step."""
-        find = lambda: self.signature(check(step))
+        find = lambda: self.signature(check_step(step))
         if _store.look_twice(self.root, find, bool) is not None:
             tree = self.root.below(self._trees.get(step, f"{step}/{_ITEM}"))
             # Whoever deletes it looks for pins under this lock.
@@ -524,7 +524,7 @@ class Steps:
     def _pin(self, step: int) -> bool:
         """Returns whether it was not pinned."""
         with contextlib.suppress(FileExistsError):
-            _numbered.write(self.root, PINS, step, b"\n")
+            _numbered.create_file(self.root, PINS, step, b"\n")
             return True
         return False
 
@@ -541,7 +541,7 @@ class Steps:
         return False
 
     def unpin(self, step: int) -> None:
-        _numbered.delete(self.root, PINS, check(step))
+        _numbered.delete(self.root, PINS, check_step(step))
 
     def pinned(self) -> set[int]:
         """The steps that are never deleted: each has a file in a directory of pins."""
@@ -573,7 +573,7 @@ class Steps:
         return _background.is_read(self._at(step))
 
     def delete(self, step: int) -> None:
-        step = check(step)
+        step = check_step(step)
         if self.is_read(step):
             raise ValueError(
                 f"A save that goes on reads lazy leaves of step {step}. Delete it once "
@@ -804,7 +804,7 @@ def metrics(steps: Steps, of_all: bool = True) -> dict[int, dict[str, Any]]:
     return {}
 
 
-def check(step: Any) -> int:
+def check_step(step: Any) -> int:
     try:
         number = operator.index(step)
     except TypeError:

@@ -32,7 +32,7 @@ class Rule(NamedTuple):
     has_type: Callable[[Any], bool]
     has_value: Callable[[Any], bool] = lambda value: True
 
-    def check(self, name: str, value: Any) -> None:
+    def check_argument(self, name: str, value: Any) -> None:
         """**Raises:** `TypeError` or `ValueError` for an argument that it cannot be."""
         if not self.has_type(value):
             raise TypeError(f"`{name}` must be {self.text}, not {_shown(value)}.")
@@ -116,8 +116,8 @@ class Together:
     timeout: int | float = TIMEOUT
 
     def __post_init__(self) -> None:
-        _TAG.check("tag", self.tag)
-        SECONDS.check("timeout", self.timeout)
+        _TAG.check_argument("tag", self.tag)
+        SECONDS.check_argument("timeout", self.timeout)
 
 
 # The argument `processes` of calls.
@@ -231,7 +231,7 @@ def checked(
             for name, value in (*zip(order, args), *kwargs.items()):
                 rule = table.get(name)
                 if rule is not None:
-                    rule.check(name, value)
+                    rule.check_argument(name, value)
                 elif name not in table and not is_open:
                     raise unknown(
                         name, call.__qualname__.removesuffix(".__init__"), names

@@ -308,7 +308,7 @@ class LocalDirectory(Backend):
         with Descriptor(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, way) as fd:
             if way is not owned:
                 way.close()
-            _local_files.write(fd, buffers, sync)
+            _local_files.write_buffers(fd, buffers, sync)
 
     def replace(
         self, key: str, data: bytes, found: Value | None, aside: str = ""
@@ -338,7 +338,7 @@ class LocalDirectory(Backend):
         by which `is_same` knows it. What `is_aside` nobody else may look into: its mode
         is then the one that it would have otherwise."""
         path = self.path
-        lock = _descriptor.FileLock(path, True, self._make)
+        lock = _descriptor.FileLock(path, True, self._make_directory)
         with lock:
             fd = lock.descriptor.fileno()
             found = os.fstat(fd)
@@ -355,7 +355,7 @@ class LocalDirectory(Backend):
         """Whether the directory that was `made` is still what is there."""
         return _descriptor.is_same(self.path, made)
 
-    def _make(self) -> Descriptor:
+    def _make_directory(self) -> Descriptor:
         """Makes the directory, unless it is there, and opens it."""
         flags = DIRECTORY | os.O_NOFOLLOW
         for attempts_left in reversed(range(100)):

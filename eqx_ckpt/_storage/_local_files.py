@@ -119,7 +119,7 @@ _MAX_BATCH = 2**18
 _WRITE_BACK = 8 * 2**20
 
 
-def write(fd: int, buffers: Iterable[Any], sync: bool) -> None:
+def write_buffers(fd: int, buffers: Iterable[Any], sync: bool) -> None:
     """Writes buffers, which are drawn one by one, to an open file."""
     waiting, left, is_more = 0, iter(buffers), True
     while is_more:

@@ -110,23 +110,23 @@ class AzureBackend(BucketBackend):
         return _open(account, container, domain, self.options, env)
 
     def start_read(self, key: str, start: int, stop: int | None) -> Any:
-        return _requests.start(self._read, self._path() + key, start, stop)
+        return _requests.start(self._read_blob, self._path() + key, start, stop)
 
     def start_write(
         self, key: str, data: bytes | None, expected: bytes | None = None
     ) -> Any:
-        return _requests.start(self._write, self._path() + key, data, expected)
+        return _requests.start(self._write_blob, self._path() + key, data, expected)
 
     def delete_files(self, keys: Iterable[str]) -> None:
         # All in one request, unless one of them is gone.
         paths = [self._path() + key for key in keys]
-        deleting = _requests.start(self._write, paths, None, None)
+        deleting = _requests.start(self._write_blob, paths, None, None)
         _store.finish_write(self, "", deleting)
 
     def start_list(self, first: bytes) -> Any:
         return _requests.start(self._list_blobs, first.decode("utf-8", "replace"))
 
-    def _read(self, path: str, start: int, stop: int | None) -> Any:
+    def _read_blob(self, path: str, start: int, stop: int | None) -> Any:
         import obstore
         from obstore.exceptions import GenericError, NotModifiedError, PreconditionError
 
@@ -160,7 +160,7 @@ class AzureBackend(BucketBackend):
             raise MissingError(f"the end of `{path}` is missing")
         return _requests.answer(data, got.meta["e_tag"])
 
-    def _write(
+    def _write_blob(
         self, path: str | list[str], data: bytes | None, expected: bytes | None
     ) -> Any:
         import obstore
@@ -188,7 +188,7 @@ class AzureBackend(BucketBackend):
                 raise _remote.no_bucket(self.url, "ContainerNotFound") from None
             if data is None:
                 for one in [] if isinstance(path, str) else path:
-                    self._write(one, None, None)
+                    self._write_blob(one, None, None)
                 return _requests.stamp(ABSENT)
             raise _store.odd(self, str(path), "a write was answered with 404") from e
         except (AlreadyExistsError, NotModifiedError, PreconditionError):

@@ -50,7 +50,7 @@ class HttpBackend(BucketBackend):
     def start_read(self, key: str, start: int, stop: int | None) -> Any:
         url, spec = self._place(key)
         if is_leading(url):
-            return _requests.start(read, url, spec, start, stop)
+            return _requests.start(read_url, url, spec, start, stop)
         reading = super().start_read(key, start, stop)
         return _requests.start(_follow, reading, url, spec, start, stop)
 
@@ -87,15 +87,15 @@ def _follow(
     except TimeoutError:
         with contextlib.suppress(OSError):  # The read says what is wrong.
             if _target(url, spec.get("headers", [])) is not None:
-                return read(url, spec, start, stop)
+                return read_url(url, spec, start, stop)
         return reading.result()
     except Exception as e:
         if not _remote.is_moved(e):
             raise
-    return read(url, spec, start, stop)
+    return read_url(url, spec, start, stop)
 
 
-def read(url: str, spec: dict[str, Any], start: int, stop: int | None) -> Any:
+def read_url(url: str, spec: dict[str, Any], start: int, stop: int | None) -> Any:
     """Reads a range of the file at a URL, wherever its server leads. `spec` is
     that of the store: only the server of the URL is given the headers in it.
 
@@ -109,19 +109,19 @@ def read(url: str, spec: dict[str, Any], start: int, stop: int | None) -> Any:
         given = {**spec, "headers": headers}
         if len(seen) > 1 and not is_leading(url):
             try:
-                return _read(url, given, start, stop)
+                return _read_once(url, given, start, stop)
             except Exception as e:
                 if not _remote.is_moved(e):
                     raise
         target = _target(url, headers)
         if target is None:
-            return _read(url, given, start, stop)
-        _check(seen, target)
+            return _read_once(url, given, start, stop)
+        _check_redirect(seen, target)
         _leading.add(_origin(url))
         seen.append(target)
 
 
-def _read(url: str, spec: dict[str, Any], start: int, stop: int | None) -> Any:
+def _read_once(url: str, spec: dict[str, Any], start: int, stop: int | None) -> Any:
     store = ts.KvStore.open({**spec, "base_url": url}, context=_context.context())
     try:
         reading = store.result().read("", byte_range=slice(start, stop))
@@ -166,8 +166,8 @@ def _target(url: str, headers: list[str]) -> str | None:
         ) from None
 
 
-def _check(seen: list[str], target: str) -> None:
-    """**Raises:** as `read`, for a redirect from the last URL that is not followed."""
+def _check_redirect(seen: list[str], target: str) -> None:
+    """**Raises:** `OSError` for a redirect from the last URL that is not followed."""
     shown, url = _shown(seen[0]), seen[-1]
     if target in seen:
         raise OSError(

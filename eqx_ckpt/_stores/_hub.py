@@ -197,9 +197,9 @@ class HubBackend(HttpBackend):
         return self.open_kv()  # One that is kept would be of another commit.
 
     def start_read(self, key: str, start: int, stop: int | None) -> Any:
-        return _requests.start(self._read, key, start, stop)
+        return _requests.start(self._read_file, key, start, stop)
 
-    def _read(self, key: str, start: int, stop: int | None) -> Any:
+    def _read_file(self, key: str, start: int, stop: int | None) -> Any:
         found = self._file(key)
         if found is None:
             return _requests.MISSING
@@ -217,7 +217,7 @@ class HubBackend(HttpBackend):
             return _requests.answer(data, tag)
         if start == size or start == stop:
             return _requests.answer(b"", tag)
-        got = _http.read(*self._place(key), start, stop)
+        got = _http.read_url(*self._place(key), start, stop)
         if got.state != "value":
             return got
         return _requests.answer(got.value, tag)

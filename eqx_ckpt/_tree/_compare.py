@@ -255,7 +255,7 @@ def moved_names(
 # ---- What may differ.
 
 
-def check(static: Any) -> None:
+def check_static(static: Any) -> None:
     """**Raises:** `ValueError` or `TypeError` for what `static=` does not take."""
     wanted = '`static` must be "error", "ignore" or a list of names of static fields'
     if isinstance(static, str):
@@ -283,7 +283,7 @@ def passing(
     **Raises:** `ValueError` for a pattern that is the name of none. It says `what` the
     fields are in.
     """
-    check(static)
+    check_static(static)
     if isinstance(static, str):
         return lambda name: static == "ignore"
     patterns = list(static)

@@ -66,7 +66,7 @@ class Flat:
 
 def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
     if is_leaf is None:
-        return Flat(tree, None, *_walk.find(tree))
+        return Flat(tree, None, *_walk.find_walk(tree))
     walk = Walk(tree, is_leaf)
     return Flat(tree, is_leaf, walk, walk.leaves)
 

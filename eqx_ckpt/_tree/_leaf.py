@@ -382,14 +382,14 @@ def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     is_checked = array.size and not _holds_all(dtype, array.dtype)
     is_int = _template.number_type(dtype) == "int"
     if is_checked and is_int:
-        _check(_outside(array, dtype), array, dtype)
+        _check_lossless(_outside(array, dtype), array, dtype)
     out = astype(array, dtype)
     if is_checked and not is_int:
-        _check(_overflowing(array, out), array, dtype)
+        _check_lossless(_overflowing(array, out), array, dtype)
     return out
 
 
-def _check(lost: Any, array: np.ndarray, dtype: np.dtype) -> None:
+def _check_lossless(lost: Any, array: np.ndarray, dtype: np.dtype) -> None:
     count = int(np.count_nonzero(lost))
     if count:
         example = array.reshape(-1)[np.argmax(lost)]

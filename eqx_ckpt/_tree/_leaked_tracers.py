@@ -18,7 +18,7 @@ from . import _folding
 from ._flatten import Flat
 
 
-def check(flat: Flat, record: TreeRecord) -> None:
+def check_no_tracers(flat: Flat, record: TreeRecord) -> None:
     """**Raises:** `ValueError` naming the field of what was made by a traced function
     that keeps an array of it out of JAX's sight, as a function does in its closure.
 
@@ -31,7 +31,7 @@ def check(flat: Flat, record: TreeRecord) -> None:
         return
     seen: dict[int, Any] = {}
     for path, value in _not_arrays(flat.tree):
-        tracer = _find(value, seen)
+        tracer = _find_tracer(value, seen)
         if tracer is not None:
             name = _names.name_of(path)[0]
             shape = _folding.short_array(str(tracer.dtype), tracer.shape)
@@ -96,7 +96,7 @@ _ENDS = (
 )
 
 
-def _find(value: Any, seen: dict[int, Any]) -> Any:
+def _find_tracer(value: Any, seen: dict[int, Any]) -> Any:
     """A tracer that a value leads to, without the names that functions look up."""
     todo = [value]
     while todo and len(seen) < _MOST:

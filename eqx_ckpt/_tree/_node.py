@@ -48,7 +48,7 @@ class Body:
     def components(self) -> list[str]:
         return list(self._places)
 
-    def find(self, component: str) -> Any:
+    def child_at(self, component: str) -> Any:
         """The child of that component. **Raises:** `KeyError` if there is none."""
         return self.children()[self._places[component]]
 
@@ -58,7 +58,7 @@ class Body:
     def children(self) -> list[Any]:
         return self._given[1]
 
-    def check(self) -> None:
+    def check_below(self) -> None:
         """**Raises:** `ValueError` if what is below the node, at any depth, cannot be.
 
         JAX loses a level of Python's recursion for good with each node that it is in
@@ -103,7 +103,7 @@ class Node:
         if not name.startswith(_ASKED):
             body = body_of(self)
             try:
-                return body.find(_names.quote(name))
+                return body.child_at(_names.quote(name))
             except KeyError:
                 fields = static_fields(self)
                 if name in fields:
@@ -123,11 +123,11 @@ class Node:
             if not body.spec().is_sequence:
                 raise TypeError(_missing(self, "sequence to slice"))
             names, known = map(str, range(len(self))[key]), {*body.components()}
-            return [body.find(name) if name in known else None for name in names]
+            return [body.child_at(name) if name in known else None for name in names]
         if type(key) is int and key < 0 and body.spec().is_sequence:
             key += len(self)
         try:
-            return _find(body, key)
+            return _child_of(body, key)
         except KeyError:
             text = _missing(self, f"{key!r}")
             if isinstance(key, str) and key in static_fields(self):
@@ -149,7 +149,7 @@ class Node:
 
     def __contains__(self, key: Any) -> bool:
         try:
-            _find(body_of(self), key)
+            _child_of(body_of(self), key)
         except (KeyError, ValueError):
             return False
         return True
@@ -197,7 +197,7 @@ def _missing(node: Node, what: str) -> str:
     return f"{_text.bounded(body.shown()[1], 200)} has no {what}. It has {some}."
 
 
-def _find(body: Body, key: Any) -> Any:
+def _child_of(body: Body, key: Any) -> Any:
     """**Raises:** `KeyError` if there is no such child, `ValueError` for no key."""
     names = [_names.key_component(key)[1]]
     if isinstance(key, str) and key.startswith("%="):
@@ -206,7 +206,7 @@ def _find(body: Body, key: Any) -> Any:
     names.append(_names.component(key)[1])
     for name in names:
         with contextlib.suppress(KeyError):
-            return body.find(name)
+            return body.child_at(name)
     raise KeyError(key)
 
 
@@ -241,14 +241,14 @@ def _key(kind: str, key: Any) -> Any:
 
 def _flatten_with_keys(node: Node) -> tuple[list[tuple[Any, Any]], Spec]:
     body = body_of(node)
-    body.check()
+    body.check_below()
     spec = body.spec()
     keys = [_key(kind, key) for kind, key in spec.keys]
     return list(zip(keys, body.children())), spec
 
 
 def _flatten(node: Node) -> tuple[list[Any], Spec]:
-    body_of(node).check()
+    body_of(node).check_below()
     return body_of(node).children(), body_of(node).spec()
 
 

@@ -459,7 +459,7 @@ class Encoded(NamedTuple):
 def _open_node(x: Node) -> _One:
     """A node of a checkpoint's own tree, which says its fields and labels itself."""
     body = _node.body_of(x)
-    body.check()
+    body.check_below()
     spec = body.spec()
     letters = "".join(letter for letter, _ in spec.keys)
     parts = tuple(_node.components(spec))

@@ -205,7 +205,7 @@ def _finder(known: Mapping[int, Label]) -> Callable[[Label], int | None]:
         for is_name, words in _paths(label)
     ]
 
-    def find(label: Label) -> int | None:
+    def find_entry(label: Label) -> int | None:
         found = {at for name in label.names for at in by_name.get(name, ())}
         if not found and label.marker is not None:
             found = by_path.get(path_of(label), set())
@@ -221,7 +221,7 @@ def _finder(known: Mapping[int, Label]) -> Callable[[Label], int | None]:
             found = {at for at, n in near.items() if n == min(near.values())}
         return found.pop() if len(found) == 1 else None
 
-    return find
+    return find_entry
 
 
 def _grouped(pairs: Iterable[tuple[Any, int]]) -> dict[Any, set[int]]:

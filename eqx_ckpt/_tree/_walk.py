@@ -540,7 +540,7 @@ _last: list[Walk] = []
 _MAX_WALKS = 4
 
 
-def find(tree: Any) -> tuple[Walk, list[Any]]:
+def find_walk(tree: Any) -> tuple[Walk, list[Any]]:
     """The walk of a tree, or of an earlier one like it, and the leaves of the tree."""
     global _last
     for known in _last:

@@ -24,6 +24,6 @@ def _():
 
 @_rooms.check_base.provide
 def _():
-    from ._base import check
+    from ._base import check_base
 
-    return check
+    return check_base

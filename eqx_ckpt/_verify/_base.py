@@ -95,7 +95,7 @@ def _first_decoded(source: Source, record: Record) -> bytes:
     return _digests.as_bytes(result.arrays[0]).tobytes()
 
 
-def check(source: Source, other: Source) -> None:
+def check_base(source: Source, other: Source) -> None:
     """**Raises:** `ValueError` unless `other` is the base of a source."""
     base = source.index.base
     if base is None:

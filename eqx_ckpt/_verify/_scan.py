@@ -131,10 +131,10 @@ def scan(
     for _ in range(threads):
         buffers.put(np.empty(step, np.uint8))
 
-    def check(job: list[_Chunk]) -> list[Problem]:
+    def check_job(job: list[_Chunk]) -> list[Problem]:
         buffer = buffers.get()
         try:
-            return list(_check(source, job, is_verified, buffer))
+            return list(_check_chunks(source, job, is_verified, buffer))
         finally:
             buffers.put(buffer)
 
@@ -153,7 +153,7 @@ def scan(
 
     with Crew(threads) as crew:
         for job in _batching.batched(_plan(source, records), _nbytes, step):
-            pending.append((job, crew.submit(ft.partial(check, job))))
+            pending.append((job, crew.submit(ft.partial(check_job, job))))
             for chunk in job:
                 leaf = chunk.record.name if source.database is None else None
                 ends[chunk.file] = chunk.stop, leaf
@@ -173,7 +173,7 @@ def _check_ends(
     """Looks for bytes after those of the chunks. `ends`: where each file ends, and the
     leaf that it is of, if it is of one."""
 
-    def check(file: str, end: int, leaf: str | None) -> Problem | None:
+    def check_end(file: str, end: int, leaf: str | None) -> Problem | None:
         more = np.empty(1, np.uint8)
         read = ft.partial(source.directory.read_into, file, end, more)
         try:
@@ -185,14 +185,14 @@ def _check_ends(
         return None
 
     jobs = [
-        ft.partial(check, file, end, leaf)
+        ft.partial(check_end, file, end, leaf)
         for file, (end, leaf) in ends.items()
         if end is not None and source.is_own
     ]
     return list(filter(None, _store.gather(source.root, jobs)))
 
 
-def _check(
+def _check_chunks(
     source: Source, job: list[_Chunk], is_verified: bool, buffer: np.ndarray
 ) -> Iterator[Problem]:
     """Reads the chunks of a job, and compares them with their digests."""
@@ -243,7 +243,7 @@ def _index_of(chunk: _Chunk) -> tuple[int, ...]:
 
 def _exactly(window: Window, start: int, stop: int) -> np.ndarray:
     """The bytes `[start, stop)`. **Raises:** `EOFError` if the file ends before."""
-    out = window.read(start, stop)
+    out = window.read_range(start, stop)
     if out.size < stop - start:
         raise EOFError
     return out

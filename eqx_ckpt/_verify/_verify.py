@@ -212,14 +212,14 @@ def _check_extras(source: Source) -> list[Problem]:
         read = ft.partial(_source.read_own, source, process)
         reads.append((_source.own_key(source, process), read))
 
-    def check(key: str, read: Callable[[], Any]) -> Problem | None:
+    def check_extra(key: str, read: Callable[[], Any]) -> Problem | None:
         try:
             read()
         except DamagedError as e:
             return Problem(None, None, key, str(e))
         return None
 
-    found = _store.gather(source.root, [ft.partial(check, *one) for one in reads])
+    found = _store.gather(source.root, [ft.partial(check_extra, *one) for one in reads])
     return list(filter(None, found))
 
 
@@ -227,7 +227,7 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> list[Problem]:
     if source.database is not None:
         return []  # They are in the file of the nodes, which has a digest.
 
-    def check(record: Record) -> Problem | None:
+    def check_json(record: Record) -> Problem | None:
         key = f"{source.key(record)}/zarr.json"
         good = _arrays.zarr_json(record.template)
         found = np.empty(len(good) + 1, np.uint8)
@@ -240,7 +240,7 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> list[Problem]:
         return None
 
     look = lambda record: _store.look_twice(
-        source.root, ft.partial(check, record), lambda problem: problem is None
+        source.root, ft.partial(check_json, record), lambda problem: problem is None
     )
     found = _store.gather(source.root, [ft.partial(look, one) for one in records])
     return list(filter(None, found))

@@ -78,10 +78,10 @@ class _Slot:
         self._sample: Sample | None = None
 
     def sampled(self, lazy: LazyArray, first: LazyArray | None) -> Sample:
-        return self._lock.run(lambda: self._sample or self._read(lazy, first))
+        return self._lock.run(lambda: self._sample or self._read_sample(lazy, first))
 
-    def _read(self, lazy: LazyArray, first: LazyArray | None) -> Sample:
-        self._sample = _sample.read(lazy, first)
+    def _read_sample(self, lazy: LazyArray, first: LazyArray | None) -> Sample:
+        self._sample = _sample.read_sample(lazy, first)
         return self._sample
 
 
@@ -183,11 +183,11 @@ class Site:
     def _samples(self, query: Mapping[str, str]) -> list[Sample | None]:
         lazies = self._lazies(query)
         return [
-            None if x is None else self._read(query, i, lazies)
+            None if x is None else self._read_sample(query, i, lazies)
             for i, x in enumerate(lazies)
         ]
 
-    def _read(
+    def _read_sample(
         self, query: Mapping[str, str], side: int, lazies: Sequence[LazyArray | None]
     ) -> Sample:
         key = query.get("at", ""), query["n"], side
@@ -246,7 +246,7 @@ class Site:
         lazy = lazies[side]
         assert lazy is not None
         if lazy._template.nbytes <= _sample.WHOLE:
-            value = np.asarray(self._read(query, side, lazies).value)
+            value = np.asarray(self._read_sample(query, side, lazies).value)
             return np.asarray(value[index]) if value.shape else value
         part = lazy[index]
         nbytes = math.prod(part.shape) * lazy.dtype.itemsize
@@ -277,7 +277,7 @@ class Site:
         ckpt = self._step(self._subject, query["step"])
         if query["name"] not in ckpt:
             return {"norm": None}
-        return {"norm": finite(_charts.norm(_sample.read(ckpt[query["name"]])))}
+        return {"norm": finite(_charts.norm(_sample.read_sample(ckpt[query["name"]])))}
 
 
 def finite(x: float | None) -> float | str | None:

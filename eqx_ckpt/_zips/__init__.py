@@ -8,9 +8,9 @@ from .. import _rooms
 
 @_rooms.find_source.provide
 def _():
-    from ._probe import find
+    from ._probe import find_source
 
-    return find
+    return find_source
 
 
 @_rooms.is_archive.provide
@@ -29,6 +29,6 @@ def _():
 
 @_rooms.check_file.provide
 def _():
-    from ._archive import check
+    from ._archive import check_target
 
-    return check
+    return check_target

@@ -61,9 +61,9 @@ class Archive:
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
         """Adds a file. Threads that write at the same time wait for each other."""
-        self._lock.run(lambda: self._write(key, buffers))
+        self._lock.run(lambda: self._write_member(key, buffers))
 
-    def _write(self, key: str, buffers: Iterable[Any]) -> None:
+    def _write_member(self, key: str, buffers: Iterable[Any]) -> None:
         info = zipfile.ZipInfo(key, _DATE)
         info.external_attr = 0o644 << 16
         assert self._zip.fp is not None
@@ -109,7 +109,7 @@ class Archive:
 _LOOKS = 3
 
 
-def check(root: Backend, overwrite: bool) -> None:
+def check_target(root: Backend, overwrite: bool) -> None:
     """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
     for _ in range(_LOOKS):
         if _probe.look(root) is None:
@@ -139,7 +139,7 @@ def save(plan: Plan, advance: Advance) -> None:
     if not isinstance(root, Backend):
         pack(root)
         return
-    check(root, options.overwrite)
+    check_target(root, options.overwrite)
     _onefile.publish(root, pack, options.overwrite, options.durable, plan.spec.nbytes)
 
 

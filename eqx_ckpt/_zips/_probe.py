@@ -36,18 +36,18 @@ class Probe(NamedTuple):
 
 
 @_gc.paused()
-def find(root: Backend, like: Any) -> Source | None:
+def find_source(root: Backend, like: Any) -> Source | None:
     """The checkpoint that is a file, or of another format, at a path; None if there is
     none.
 
     **Raises:** `ValueError` for one that is damaged, or cannot be read here.
     """
 
-    def read() -> Source | None:
+    def read_once() -> Source | None:
         probe = look(root)
         return None if probe is None else _rooms.read_format(probe, like)
 
-    return _store.look_twice(root, read)
+    return _store.look_twice(root, read_once)
 
 
 def is_archive(root: Backend) -> bool:

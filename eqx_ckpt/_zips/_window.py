@@ -19,7 +19,7 @@ class Window:
         """Has the next call read anew."""
         self._start = self._stop = 0
 
-    def read(self, start: int, stop: int) -> np.ndarray:
+    def read_range(self, start: int, stop: int) -> np.ndarray:
         """The bytes `[start, stop)`, or as many of them as there are, until the next
         call."""
         if not self._start <= start <= stop <= self._stop:

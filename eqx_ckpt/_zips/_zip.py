@@ -43,7 +43,7 @@ def begins(head: bytes) -> bool:
     return head.startswith(_LOCAL)
 
 
-def read(directory: Backend, key: str | None, head: bytes) -> Zip | None:
+def open_zip(directory: Backend, key: str | None, head: bytes) -> Zip | None:
     """The files in a zip, which begins with `head`; None for another file."""
     if key is not None and head == _NOTHING:
         return Zip(directory, key, {}, 0)

@@ -48,13 +48,13 @@ class ZipSource(Source):
         return {"driver": "zip", "base": file, "path": own}
 
 
-def read(probe: Probe) -> tuple[Zip | None, Source | None]:
+def open_archive(probe: Probe) -> tuple[Zip | None, Source | None]:
     """The zip that a file is, and the checkpoint of ours in it.
 
     **Raises:** `ValueError` for one that is damaged.
     """
     try:
-        archive = _zip.read(probe.directory, probe.key, probe.head)
+        archive = _zip.open_zip(probe.directory, probe.key, probe.head)
         return archive, None if archive is None else _ours(probe.root, archive)
     except ValueError as e:
         raise _probe.refusal(probe.root, e) from e
@@ -84,7 +84,7 @@ def _ours(root: Backend, archive: Zip) -> Source | None:
     if digests[1] - digests[0] != 16 * index.extents.pages[-1]:
         raise DamagedError("its file of digests is damaged")
     _zip.check_apart([*files, (start, stop), digests])
-    _check(index, files)
+    _check_members(index, files)
     stamp = lambda directory: directory.stamp(key)
     return ZipSource(
         root,
@@ -99,7 +99,7 @@ def _ours(root: Backend, archive: Zip) -> Source | None:
     )
 
 
-def _check(index: Index, files: list[tuple[int, int]]) -> None:
+def _check_members(index: Index, files: list[tuple[int, int]]) -> None:
     """**Raises:** `ValueError` unless each file has in it all that the index says."""
     extents = index.extents
     for record in index.leaves.records():

@@ -660,7 +660,7 @@ def interpolate(
             return saved
         dtype = np.dtype(saved.dtype)
 
-        def make(arrays: list[np.ndarray]) -> np.ndarray:
+        def resize(arrays: list[np.ndarray]) -> np.ndarray:
             (array,) = arrays
             rest = array[prefix:].reshape(old)
             if dtype.itemsize < 4:
@@ -669,7 +669,7 @@ def interpolate(
             resized = resized.reshape(wanted[0] - prefix, *wanted[1:]).astype(dtype)
             return np.concatenate([array[:prefix], resized])
 
-        return _deferred.later([saved], make, wanted, dtype)
+        return _deferred.later([saved], resize, wanted, dtype)
 
     shown = [repr(method)]
     shown += [f"grid={grid}"] if grid is not None else []

@@ -61,7 +61,7 @@ def of_stored(x: Any) -> Any:
     formula = x._formula
     parts = [of_stored(part) for part in formula.parts]
 
-    def make(arrays: list[np.ndarray]) -> np.ndarray:
+    def compute(arrays: list[np.ndarray]) -> np.ndarray:
         rest = iter(arrays)
         own = (next(rest) if isinstance(part, Lazy) else part for part in parts)
         # By the same blocks, and cast in the same way, as if it were read.
@@ -70,7 +70,7 @@ def of_stored(x: Any) -> Any:
         return _lazy.fetch([whole], True, as_numpy=True)[0]
 
     lazies = [part for part in parts if isinstance(part, Lazy)]
-    return later(lazies, make, x.shape, x.dtype)
+    return later(lazies, compute, x.shape, x.dtype)
 
 
 def _map(x: Formula, fn: Callable[[np.ndarray], np.ndarray]) -> Formula:
@@ -123,12 +123,12 @@ def concatenate(items: Sequence[Lazy], axis: int) -> Formula:
     shape[axis] = sum(x.shape[axis] for x in items)
     dtype = dtypes.pop()
 
-    def make(arrays: list[np.ndarray]) -> np.ndarray:
+    def join(arrays: list[np.ndarray]) -> np.ndarray:
         # Aligned, so that JAX takes it as it is.
         out = _arrays.aligned(shape, dtype)
         return np.concatenate(arrays, axis, out=out)
 
-    return later(items, make, shape, dtype)
+    return later(items, join, shape, dtype)
 
 
 def stack(items: Sequence[Lazy], axis: int) -> Formula:

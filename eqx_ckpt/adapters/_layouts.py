@@ -44,11 +44,11 @@ def conv_transpose(x: Lazy, groups: int) -> Lazy:
         raise ValueError(f"{first} channels are not of {groups} groups")
     shape = (groups * second, first // groups, *kernel)
 
-    def make(arrays: list[np.ndarray]) -> np.ndarray:
+    def transpose(arrays: list[np.ndarray]) -> np.ndarray:
         parts = arrays[0].reshape(groups, first // groups, second, *kernel)
         return parts.swapaxes(1, 2).reshape(shape)[turned]
 
-    return _deferred.later([x], make, shape, x.dtype)
+    return _deferred.later([x], transpose, shape, x.dtype)
 
 
 def reordered(x: Lazy, order: np.ndarray, axis: int) -> Lazy:

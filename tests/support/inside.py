@@ -53,7 +53,7 @@ CALLS = {
     "is on the CPU": "_tree._host_copy._on_cpu",
     "bytes of an array": "_tree._host_copy.to_host",
     "bytes of regions": "_tree._host_copy.to_host_by_regions",
-    "read as another format": "_formats._readers.read",
+    "read as another format": "_formats._readers.open_foreign",
     "make a record": "_format._leaves.Leaves.record",
     "read digests": "_load._source.Source.read_beside",
     "read leaves": "_load._fetch.load",
@@ -73,8 +73,8 @@ CALLS = {
     "lines that processes agree on": "_save._agree._lines",
     "end of a reshard": "_reshard._loads._arrived",
     "program of a reshard": "_reshard._moves.compiled",
-    "read a leaf to draw": "_edit._sample.read",
-    "write to a near disk": "_near._near_steps.Near._write",
+    "read a leaf to draw": "_edit._sample.read_sample",
+    "write to a near disk": "_near._near_steps.Near._write_part",
 }
 
 

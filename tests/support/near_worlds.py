@@ -87,7 +87,7 @@ class World:
             return 0, None
         bad: set[Copy] = set()
         while True:
-            parts = [disk.find()[0] for disk in mine]
+            parts = [disk.find_parts()[0] for disk in mine]
             found, passed = _whole.choose(last, parts, bad)
             if found is None or not (worse := self._damaged(mine, found)):
                 break

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt._edit._sample import parse_index, read, Sample
+from eqx_ckpt._edit._sample import parse_index, read_sample, Sample
 from eqx_ckpt._view import _charts
 
 
@@ -141,7 +141,7 @@ def test_large_leaves_are_read_by_a_sample(save, layout):
     x += np.arange(24, dtype=np.float32)[:, None, None]
     lazy = ec.open(save("large", {"x": x}, **layout))["x"]
     with ec.counting() as bytes_read:
-        found = read(lazy)
+        found = read_sample(lazy)
     assert bytes_read() < 34 * 2**20
     assert found.value.nbytes <= 2**25 and found.said.startswith("A sample: ")
     values = set(np.unique(found.value))
@@ -154,7 +154,7 @@ def test_large_leaves_are_read_by_a_sample(save, layout):
 def test_what_is_no_array(save):
     tree = {"key": jax.random.key(3), "n": 10**30, "text": "<b>", "x": jnp.ones(3)}
     ckpt = ec.open(save("odd", tree))
-    values = {name: read(ckpt[name]).value for name in ckpt}
+    values = {name: read_sample(ckpt[name]).value for name in ckpt}
     assert values["key"].tolist() == [0, 3] and values["n"] == 10**30
     assert _charts.words(values["x"]) == "[1.0, 1.0, 1.0]"
     assert _charts.words("y" * 5000) == "y" * 4000 + "..."
