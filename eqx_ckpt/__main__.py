@@ -1,6 +1,16 @@
-"""`python -m eqx_ckpt`: see `_cli`."""
+"""The command `eqx-ckpt`, or `python -m eqx_ckpt`: see `_cli`."""
 
-from ._cli._main import script
+import sys
+
+
+def script() -> None:
+    """The console script."""
+    try:
+        from ._cli import _main
+
+        _main.script()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

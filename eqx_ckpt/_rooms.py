@@ -1,7 +1,8 @@
 """Hooks: the functions that rooms around the kernel provide to it.
 
 The kernel never imports those rooms. It calls a hook below, and the room that provides
-the hook does so when the package is imported. A type checker follows both.
+the hook does so when the package is imported: its `__init__` says where the function
+is, and imports nothing else. A type checker follows both.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from ._edit._difference import Diff
-    from ._format._index import BaseFacts
+    from ._format._index import BaseFacts, StoredFunction
     from ._format._leaves import Leaves
     from ._load._checkpoint import Checkpoint
     from ._load._fetch import LeafRead, ReadPlan
@@ -62,6 +63,13 @@ def _without(room: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+# ---- Stores.
+
+# By the scheme of a URL, what makes its root of the path that was given; "*" is for all
+# other schemes. And what contexts of TensorStore say of them.
+kinds_of_stores: Hook[[], Mapping[str, Callable[[Any], Backend]]] = Hook(dict)
+context_of_stores: Hook[[], Mapping[str, Any]] = Hook(dict)
+
 # ---- Loads and open checkpoints.
 
 # The checkpoint of one file, or of another library, at a path.
@@ -73,6 +81,10 @@ keys_of_formats: Hook[[], Sequence[str]] = Hook(lambda: ())
 stands_for: Hook[[Any, bool], Any] = Hook(lambda path, is_empty: None)
 rename_leaves: Hook[[Leaves, Any], tuple[Leaves, Callable[[str], list[str]]]] = Hook(
     _without("_rename")
+)
+# What an index with so many leaves says of functions.
+parse_functions: Hook[[dict[str, dict], int], dict[str, StoredFunction]] = Hook(
+    lambda rows, count: {}
 )
 plan_reshard: Hook[[Source, Sequence[LeafRead], LoadOptions], ReadPlan] = Hook(
     _without("_reshard")

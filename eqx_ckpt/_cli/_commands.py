@@ -7,7 +7,6 @@ import functools as ft
 import importlib
 import json
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +32,7 @@ def _command(
     """Declares a command: the function of its name in a module, which returns a
     `CommandResult`, or `prints` what there is to say. If it `is_light`, its module
     needs no JAX."""
-    find = _function if is_light else whole
+    find = _function if is_light else with_jax
 
     def decorate(declared: Declared) -> click.Command:
         @ft.wraps(declared)
@@ -53,13 +52,8 @@ def _function(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
-def whole(module: str, name: str) -> Any:
-    """A function of the command line, once the package is there as a whole."""
-    package = sys.modules[__name__.partition(".")[0]]
-    if not hasattr(package, "__version__") and package.__spec__ is not None:
-        # `eqx_ckpt_command` has left that for now.
-        assert package.__spec__.loader is not None
-        package.__spec__.loader.exec_module(package)
+def with_jax(module: str, name: str) -> Any:
+    """A function of the command line that needs JAX."""
     if "JAX_PLATFORMS" not in os.environ:
         # Accelerators are left to who trains on them.
         importlib.import_module("jax").config.update("jax_platforms", "cpu")

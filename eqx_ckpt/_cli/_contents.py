@@ -34,7 +34,7 @@ def _ours(path: str) -> Source | None:
 def info(path: str) -> CommandResult:
     source = _ours(path)
     if source is None or source.index.functions:
-        return _commands.whole("_look", "info")(path)
+        return _commands.with_jax("_look", "info")(path)
     return _info.of(source, {})
 
 
@@ -46,10 +46,10 @@ def ls(
     sort: str,
     static: bool,
 ) -> CommandResult:
-    source = _ours(path) or _commands.whole("_look", "source_at")(path)
+    source = _ours(path) or _commands.with_jax("_look", "source_at")(path)
     leaves = source.index.leaves
     if name and name not in leaves.places:
-        _commands.whole("_look", "check_node")(source, name)
+        _commands.with_jax("_look", "check_node")(source, name)
     wanted = [x for x in (name, pattern) if x]
     is_wanted = lambda x: all(_patterns.is_match(x, pattern) for pattern in wanted)
     records = [r for r in leaves.records() if is_wanted(r.name)]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from .. import _rooms
 from .._errors import DamagedError
 from .._version import __version__
 from . import _columns, _extents, _files, _json, _leaves, _packed, _record
@@ -427,9 +428,10 @@ def _placement(
 _TIME = range(2**37)
 _SAVED = {"time": _TIME, "processes": _TIME, "shardings": {...: NUMBER}}
 # The fields that an index may lack: the kind of each, and what is made of it and of the
-# number of leaves. The room of functions adds those.
+# number of leaves.
 OPTIONAL: dict[str, tuple[Any, Callable[[Any, int], Any]]] = {
     "saved": (dict, lambda facts, _: SaveFacts(*fields(facts, _SAVED))),
     "own": ([(NUMBER, DIGEST)], lambda rows, _: list(map(tuple, rows))),
     "base": ((str, ID, DIGEST), lambda row, _: BaseFacts(*row)),
+    "functions": ({...: dict}, _rooms.parse_functions),
 }

@@ -7,11 +7,13 @@ Lazy arrays are in `_computed`: the kernel reads them by what they override of
 """
 
 from .. import _rooms
-from .._format import _index
-from . import _index_functions
 
 
-_index.OPTIONAL["functions"] = {...: dict}, _index_functions.parse
+@_rooms.parse_functions.provide
+def _():
+    from ._index_functions import parse
+
+    return parse
 
 
 @_rooms.open_functions.provide

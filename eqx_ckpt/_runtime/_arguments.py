@@ -308,9 +308,9 @@ def public(module: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
-def no_attribute(module: Mapping[str, Any], name: str) -> AttributeError:
-    """The error for a name that a module does not have."""
-    text = f"module `{module['__name__']}` has no attribute `{name}`"
+def no_attribute(module: str, names: Iterable[str], name: str) -> AttributeError:
+    """The error for a name that a module does not have: it has `names`."""
+    text = f"module `{module}` has no attribute `{name}`"
     near = [_CALLS[name]] if name in _CALLS else []
-    near = near or difflib.get_close_matches(name, public(module), 1, 0.6)
+    near = near or difflib.get_close_matches(name, names, 1, 0.6)
     return AttributeError(text + "".join(f": here it is `{x}`" for x in near) + ".")

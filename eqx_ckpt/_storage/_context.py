@@ -9,10 +9,9 @@ from typing import Any
 
 import tensorstore as ts
 
+from .. import _rooms
 
-# So that nothing reads more than a leaf's own bytes, chunks are not cached. Kinds of
-# store add what they need.
-SPEC: dict[str, Any] = {"cache_pool": {"total_bytes_limit": 0}}
+
 _forked = False
 
 
@@ -39,15 +38,21 @@ def _once(make: Callable[[], ts.Context]) -> Callable[[], ts.Context]:
     return get
 
 
+def _spec() -> dict[str, Any]:
+    """So that nothing reads more than a leaf's own bytes, chunks are not cached. Kinds
+    of store add what they need."""
+    return {"cache_pool": {"total_bytes_limit": 0}, **_rooms.context_of_stores()}
+
+
 @_once
 def context() -> ts.Context:
     watch_forks()
-    return ts.Context(SPEC)
+    return ts.Context(_spec())
 
 
 @_once
 def mmap_context() -> ts.Context:
-    return ts.Context({**SPEC, "file_io_mode": {"mode": "memmap"}}, parent=context())
+    return ts.Context({**_spec(), "file_io_mode": {"mode": "memmap"}}, parent=context())
 
 
 def with_nodes(parent: ts.Context) -> ts.Context:

@@ -9,6 +9,7 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
+from .. import _rooms
 from . import _context
 from ._backend import Backend
 from ._local import LocalDirectory
@@ -33,9 +34,10 @@ def resolve(path: Any, follow: bool = False) -> Backend:
         )
     if text == "" or "\0" in text:
         raise ValueError(f"{text!r} is not a path.")
+    kinds = {"memory": _in_memory, **_rooms.kinds_of_stores()}
     if re.match(r"[a-z][a-z0-9+.-]*://", text):
         if not text.startswith("file://"):
-            make = KINDS.get(text.partition(":")[0]) or KINDS.get("*")
+            make = kinds.get(text.partition(":")[0]) or kinds.get("*")
             if make is None:
                 raise ValueError(f"Without `eqx_ckpt._stores` {text!r} is no path.")
             return make(path)
@@ -45,7 +47,7 @@ def resolve(path: Any, follow: bool = False) -> Backend:
             raise ValueError(
                 f"{path!r} is not a URL of a file: `file:///` and its path."
             )
-    elif text.partition(":/")[0].lower() in {"file", "gs", "https", "s3", *KINDS}:
+    elif text.partition(":/")[0].lower() in {"file", "gs", "https", "s3", *kinds}:
         raise ValueError(
             f"{text!r} is not a URL: give one as a string, such as `s3://bucket/run`."
         )
@@ -110,8 +112,5 @@ def of_url(
     return root
 
 
-# By the scheme of a URL, what makes its root of the path that was given; "*" is for all
-# other schemes. Rooms around the kernel add theirs.
-KINDS: dict[str, Callable[[Any], Backend]] = {
-    "memory": lambda path: of_url(ObjectStore, os.fspath(path)),
-}
+def _in_memory(path: Any) -> ObjectStore:
+    return of_url(ObjectStore, os.fspath(path))

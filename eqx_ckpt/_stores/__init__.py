@@ -6,12 +6,13 @@ Modules, and libraries, are imported when a URL of their kind is first read or w
 
 import functools as ft
 import importlib
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from .. import _rooms
-from .._storage import _context, _root
-from .._storage._backend import Backend
-from . import _remote
+
+
+if TYPE_CHECKING:
+    from .._storage._backend import Backend
 
 
 # By the schemes of URLs, the module and the class.
@@ -28,14 +29,26 @@ _KINDS = {
 }
 
 
-def _resolve(module: str, name: str, path: Any) -> Backend:
+def _resolve(module: str, name: str, path: Any) -> "Backend":
+    from . import _remote
+
     kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return _remote.resolve(kind, path)
 
 
-for _scheme, _kind in _KINDS.items():
-    _root.KINDS[_scheme] = ft.partial(_resolve, *_kind)
-_context.SPEC.update(_remote.CONTEXT)
+_MAKERS = {scheme: ft.partial(_resolve, *kind) for scheme, kind in _KINDS.items()}
+
+
+@_rooms.kinds_of_stores.provide
+def _():
+    return lambda: _MAKERS
+
+
+@_rooms.context_of_stores.provide
+def _():
+    from ._remote import CONTEXT
+
+    return lambda: CONTEXT
 
 
 @_rooms.store_of.provide

@@ -16,7 +16,8 @@ import eqx_ckpt as ec
 
 # As an installation starts it.
 _START = (
-    "import eqx_ckpt_command, sys; sys.argv[0] = 'eqx-ckpt'; eqx_ckpt_command.script()"
+    "from eqx_ckpt.__main__ import script; import sys; sys.argv[0] = 'eqx-ckpt'; "
+    "script()"
 )
 _MODULES = "import atexit, sys; atexit.register(lambda: print([*sys.modules]));"
 
@@ -178,7 +179,7 @@ def test_tab_imports_no_jax(ckpt, words):
         check=True,
     )
     found = done.stdout.splitlines()[-1]
-    assert "'eqx_ckpt_command'" in found and len(done.stdout.splitlines()) > 1
+    assert "'eqx_ckpt._cli._complete'" in found and len(done.stdout.splitlines()) > 1
     assert "'jax'" not in found and "'numpy'" not in found
 
 

@@ -46,7 +46,7 @@ _OTHERS = (
 _SHARE = 0.75
 
 _missing = re.compile(
-    r"No module named 'eqx_ckpt\._\w+|Without `eqx_ckpt\._\w+`"
+    r"No module named 'eqx_ckpt\.\w+|Without `eqx_ckpt\._\w+`"
     r"|cannot import name '\w+' from 'eqx_ckpt|module .eqx_ckpt\S*. has no attribute"
 )
 
@@ -88,10 +88,8 @@ def _copy(root: pathlib.Path, copy: pathlib.Path) -> list[str]:
 
 def _without(line: ast.stmt, rooms: set[str]) -> ast.stmt | None:
     """A line of the package's `__init__`, without what it imports from some rooms."""
-    if not isinstance(line, ast.ImportFrom):
+    if not isinstance(line, ast.ImportFrom) or line.module is not None:
         return line
-    if line.module is not None:
-        return None if line.module.split(".")[0] in rooms else line
     line.names = [x for x in line.names if x.name not in rooms]
     return line if line.names else None
 
