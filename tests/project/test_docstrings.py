@@ -23,7 +23,8 @@ modules = {
     for name, value in _public(getattr(ec, module)).items()
     if value.__module__ == f"eqx_ckpt.{module}" and inspect.isfunction(value)
 }
-public = {**_public(ec), **modules}
+named = {name: getattr(ec, name) for name in ec.__all__}
+public = {x: named[x] for x in named if not inspect.ismodule(named[x])} | modules
 methods = {
     f"{name}.{method}": value
     for name, owner in public.items()
