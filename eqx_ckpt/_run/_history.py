@@ -8,8 +8,10 @@ there counts once.
 
 import itertools as it
 import json
+import math
 import secrets
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .._format import _history, _json
@@ -122,6 +124,16 @@ class History:
 
     # ---- Writing it.
 
+    def add(self, step: int, save: str, metrics: Mapping[str, Any]) -> None:
+        """Adds metrics to a save, unless they are what was added last. They come after
+        all that were added before, whatever the clocks of hosts say."""
+        self.refresh_added()
+        if metrics.items() <= self.added(step, save).items():
+            return
+        before = [row.time for row in self._added.get((step, save), ())]
+        when = max([time.time(), *(math.nextafter(x, math.inf) for x in before)])
+        self.append([HistoryRow(step, save, None, when, None, {**metrics})])
+
     def append(self, rows: list[HistoryRow]) -> None:
         """Adds rows, all of saves or all of added metrics. They are there after a power
         cut, once this returns."""
@@ -143,7 +155,7 @@ class History:
         return name
 
     def _alike(self, *kind: Any) -> list[str]:
-        return [name for name in self._names if _kind(name) == kind]
+        return [name for name in [*self._names] if _kind(name) == kind]
 
     def _join(self, kind: str, size: int) -> bool:
         """Joins all files of a size, if they are many, and others have not joined them.

@@ -98,7 +98,7 @@ class Policy(NamedTuple):
         ranked = [
             (sign * value, step)
             for step, value in values.items()
-            if isinstance(value, int | float) and math.isfinite(value)
+            if isinstance(value, int | float) and -math.inf < value < math.inf
         ]
         return [step for _, step in sorted(ranked, reverse=True)]
 

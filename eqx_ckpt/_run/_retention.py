@@ -102,7 +102,7 @@ class Retention:
         listed = listing.steps if listing else dict.fromkeys([*before, new])
         if self._policy.has_rank:
             self._steps.refresh(listing)
-        changes = self._steps.history.changes
+        changes = self._steps.history.changes.copy()
         changed, self._changes = {*changes[self._changes :]}, len(changes)
         stays = lambda step: step in listed and step not in changed and step != new
         seen = {step: x for step, x in before.items() if stays(step)}
@@ -147,7 +147,10 @@ class Retention:
 
     def _is_behind(self) -> bool:
         """Whether steps have got metrics by which another step would go."""
-        return self._policy.has_rank and self._steps.history.is_behind()
+        history = self._steps.history
+        # Another thread may have added some, or read them.
+        is_new = len(history.changes) > self._changes
+        return self._policy.has_rank and (is_new or history.is_behind())
 
     def _wanted(self, going: Iterable[int], seen: Seen, left: list[str]) -> set[int]:
         """The steps that stay by the caller's own rule, or because it has failed."""

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -72,8 +73,10 @@ class Saves:
         self._pid = os.getpid()
         # Whether its save has failed, so that the caller knows that it is not saved.
         self._is_told = False
-        # Threads give their states one after the other. They wait at any time.
+        # Threads give their states one after the other. They wait at any time, but for
+        # the one that follows up a save: it would wait for itself.
         self._turn = _threads.Lock()
+        self._follower: int | None = None
 
     def processes(self, kind: str, what: str, tag: Any = None) -> Processes:
         """The processes of the run, for one call that all of them make."""
@@ -97,6 +100,7 @@ class Saves:
 
     def _in_turn(self, act: Callable[[], T]) -> T:
         _context.check_fork()  # Whoever had the turn may not be in a child.
+        self._check_thread()
         return self._turn.run(act)
 
     def _offer(self, offer: PendingState) -> bool:
@@ -257,6 +261,7 @@ class Saves:
         self, going: Saving, metrics: dict[str, Any], retain: bool, leads: bool
     ) -> None:
         """Marks a step once its save is over, and deletes what need not stay."""
+        self._follower = threading.get_ident()
         try:
             is_saved = going.handle._saved.exception() is None
             found = None
@@ -283,10 +288,21 @@ class Saves:
         except Exception as e:
             self._undeleted.append(f"{type(e).__name__}: {e}")
         finally:
+            self._follower = None
             going.over.set()
+
+    def _check_thread(self) -> None:
+        """**Raises:** `RuntimeError` in `keep_if`, which is a part of a save."""
+        if self._follower == threading.get_ident():
+            raise RuntimeError(
+                "`keep_if` is called as a part of a save, and a manager's `save`, "
+                "`wait`, `restore`, `pin` and `delete` would wait for that save for "
+                "ever. Read the step by its `path`, and return whether to keep it."
+            )
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted."""
+        self._check_thread()
         for going in self.going.copy():
             try:
                 going.handle.result()

@@ -86,9 +86,8 @@ class Steps:
         self._given = _rooms.store_of(root) or self.root.url
         self.journal = Journal(self.root, self.directories)
         self.history = History(self.root)
-        # So many of its changes have come to what is known here.
-        self._changes = 0
-        self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
+        # The signature of a step, the id of its save, and the metrics it came with.
+        self._known: dict[int, tuple[Any, str, dict[str, Any] | None]] = {}
         # The names of steps that Orbax has called otherwise than by their number alone,
         # once they were listed; and where the trees of its steps are.
         self._names: dict[int, str] | None = None
@@ -367,14 +366,15 @@ class Steps:
             return StepFacts(None, error=e)
 
     def _metrics(self, step: int, signature: Signature) -> dict[str, Any] | None:
-        was, metrics = self._known.get(step, (None, None))
+        was, save, metrics = self._known.get(step, (None, "", None))
         if signature != was:
-            try:
-                metrics = self.read_metrics(step, signature)
-            except (FileNotFoundError, ValueError):
-                metrics = None
-            self._known[step] = signature, metrics
-        return metrics
+            save, metrics = "", None
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                save, metrics = self._saved_metrics(step, signature)
+            self._known[step] = signature, save, metrics
+        # Other threads may learn of added ones at any time.
+        added = self.history.added(step, save)
+        return None if metrics is None else {**metrics, **added}
 
     def saved(self, step: int, signature: Signature) -> int | None:
         """The time of a save of ours, in seconds since 1970, if its index has one."""
@@ -386,13 +386,18 @@ class Steps:
         return None if saved is None else saved.time
 
     def read_metrics(self, step: int, signature: Signature) -> dict[str, Any]:
-        if signature.is_ours:
-            return self.row(step, signature.stamp).metrics
+        save, metrics = self._saved_metrics(step, signature)
+        return {**metrics, **self.history.added(step, save)}
+
+    def _saved_metrics(self, step: int, found: Signature) -> tuple[str, dict[str, Any]]:
+        """The id of the save of a step, and the metrics that it was saved with."""
+        if found.is_ours:
+            row = self.journal.row(step, found.stamp)
+            return row.save, row.metrics
         key = f"{self._name(step)}/metrics/metrics"
         value = self.root.read(key, limit=_MAX_METRICS)
-        found = _json.parse(value.data, f"`{key}`") if value else None
-        own = found if isinstance(found, dict) else {}
-        return {**own, **self.history.added(step, "")}
+        own = _json.parse(value.data, f"`{key}`") if value else None
+        return "", own if isinstance(own, dict) else {}
 
     def row(self, step: int, stamp: str) -> StepRow:
         """As of the journal, with the metrics that were added to the step."""
@@ -403,9 +408,6 @@ class Steps:
     def refresh(self, listing: Listing | None = None) -> None:
         """Reads the metrics that were added to steps since."""
         self.history.refresh_added(listing and listing.history)
-        for step in self.history.changes[self._changes :]:
-            self._known.pop(step, None)
-            self._changes += 1
 
     def record(self, steps: Iterable[int], attempt: int | None = None) -> None:
         """Adds saves of steps to the history, unless they are there. `attempt`: its
@@ -429,7 +431,8 @@ class Steps:
         **Raises:** `FileNotFoundError` if it is not there, or is deleted meanwhile;
         `ValueError` if it is damaged.
         """
-        find = lambda: self.signature(check_step(step))
+        step = check_step(step)
+        find = lambda: self.signature(step)
         if (found := _store.look_twice(self.root, find, bool)) is not None:
             tree = self.root.below(self._trees.get(step, f"{step}/{_ITEM}"))
             # Whoever deletes it looks for what was added under this lock.
@@ -438,10 +441,7 @@ class Steps:
                     is_ours = found.is_ours
                     save = self.journal.row(step, found.stamp).save if is_ours else ""
                     if self.signature(step) == found:
-                        row = HistoryRow(
-                            step, save, None, time.time(), None, {**metrics}
-                        )
-                        self.history.append([row])
+                        self.history.add(step, save, metrics)
                         if self._is_staying(step):
                             return
         raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
@@ -508,7 +508,8 @@ class Steps:
 
     def pin(self, step: int) -> None:
         """**Raises:** `FileNotFoundError` if there is no such step."""
-        find = lambda: self.signature(check_step(step))
+        step = check_step(step)
+        find = lambda: self.signature(step)
         if _store.look_twice(self.root, find, bool) is not None:
             tree = self.root.below(self._trees.get(step, f"{step}/{_ITEM}"))
             # Whoever deletes it looks for pins under this lock.

@@ -5,6 +5,9 @@ import os
 import pathlib
 import shutil
 import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.command import main
@@ -271,3 +274,88 @@ def test_added_metrics_count(root, by):
     assert found[1] == {"accuracy": -1.0} and found[2] == {"accuracy": 0.8, "other": 1}
     assert ec.runs(root, best=("accuracy", "max"))[0].best.number == 3
     assert ec.open(manager.path(3)).metadata["metrics"] == {}
+
+
+WAITS: dict[str, Callable[[Any, ec.Step], Any]] = {
+    "wait": lambda manager, step: manager.wait(),
+    "save": lambda manager, step: manager.save(9, tree_at(9)),
+    "restore": lambda manager, step: manager.restore(tree_at(0), step.number),
+    "pin": lambda manager, step: manager.pin(step.number),
+    "delete": lambda manager, step: manager.delete(step.number),
+}
+
+
+@pytest.mark.parametrize("call", WAITS)
+def test_a_rule_that_would_wait_for_its_own_save_is_an_error(root, call):
+    rule = lambda step: WAITS[call](manager, step)
+    manager = ec.CheckpointManager(root, keep=1, keep_if=rule)
+
+    def save():
+        with manager:
+            fill_run(manager, [1, 2])
+
+    text = r"step 1: `keep_if` raises RuntimeError: .* Read the step by its `path`"
+    # Of a thread, as a run that hangs would never end.
+    with pytest.warns(UserWarning, match=text):
+        thread = threading.Thread(target=save, daemon=True)
+        thread.start()
+        thread.join(120)
+    assert not thread.is_alive()
+    assert manager.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("by", ["its thread", "another thread"])
+def test_metrics_that_are_added_as_steps_are_chosen_count(root, by):
+    """The rule is asked between the look at all steps and the deletion of one."""
+
+    def add(step):
+        give = lambda: manager.add_metrics(step.number, {"accuracy": step.number})
+        thread = threading.Thread(target=give)
+        if by == "its thread":
+            give()
+        else:
+            thread.start()
+            thread.join()
+
+    options = dict(keep=1, best=("accuracy", "max"), keep_if=add)
+    with ec.CheckpointManager(root, **options) as manager:
+        fill_run(manager, range(1, 4), accuracy=[0.5, 0, 0])
+        manager.wait()
+        assert manager.steps() == [2, 3] and manager.best() == 2
+        fill_run(manager, [4], accuracy=[0])
+        manager.wait()
+        assert manager.steps() == [3, 4] and manager.best() == 3
+    assert [x.number for x in manager.history() if x.metrics["accuracy"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("by", ["one manager", "many"])
+def test_the_metric_that_was_added_last_counts_whatever_clocks_say(
+    root, by, monkeypatch
+):
+    manager = ec.CheckpointManager(root)
+    with manager:
+        fill_run(manager, [1], loss=[0])
+    clock = time.time
+    for i, ahead in enumerate([0, -3600, 1e6, -3600, 0, 0, -1e9]):
+        monkeypatch.setattr(time, "time", lambda ahead=ahead: clock() + ahead)
+        add = manager.add_metrics
+        if by == "many":
+            add = ec.CheckpointManager(root).add_metrics
+        add(1, {"loss": i, str(i): 1})
+        (step,) = ec.history(root)
+        assert step.metrics == {"loss": i, **{str(j): 1 for j in range(i + 1)}}
+
+
+def test_numbers_that_no_float_holds_are_ranked(root):
+    """As in metadata that somebody else has written."""
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1], loss=[1])
+    for step, loss in {2: 10**400, 3: -(10**400)}.items():
+        metadata = {"metrics": {"loss": loss}}
+        ec.tree_serialise_leaves(manager.path(step), tree_at(step), metadata=metadata)
+    options = dict(best=("loss", "min"), keep=1)
+    with ec.CheckpointManager(root, **options) as manager:
+        assert manager.best(n=9) == [3, 1, 2]
+        fill_run(manager, [4], loss=[0])
+    assert manager.steps() == [3, 4]
+    assert ec.runs(root, best=("loss", "max"))[0].best.number == 4

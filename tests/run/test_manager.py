@@ -268,6 +268,22 @@ def test_a_step_that_is_not_there(root):
                 manager.restore(tree_at(0), 7, own=own)
 
 
+@pytest.mark.parametrize("integer", [np.int64, np.uint8, np.array, jnp.array])
+def test_a_step_is_any_integer(root, integer):
+    step = integer(3)
+    with ec.CheckpointManager(root) as manager:
+        assert manager.save(step, tree_at(3), {"loss": 1})
+        manager.pin(step)
+        manager.unpin(step)
+        manager.add_metrics(step, {"loss": 2})
+        ec.add_metrics(root, step, {"other": 3})
+        assert manager.path(step) == manager.path(3)
+        assert manager.restore(tree_at(0), step)[1] == 3
+        assert manager.history()[0].metrics == {"loss": 2, "other": 3}
+        manager.delete(step)
+    assert manager.steps() == []
+
+
 def test_what_stays(root):
     options = dict(keep=2, keep_every=100, best=("accuracy", "max"))
     with ec.CheckpointManager(root, **options) as manager:
