@@ -34,6 +34,7 @@ def resolve(path: Any, follow: bool = False) -> Backend:
         )
     if text == "" or "\0" in text:
         raise ValueError(f"{text!r} is not a path.")
+    scheme, is_url, _ = text.partition(":/")
     kinds = {"memory": _in_memory, **_rooms.kinds_of_stores()}
     if re.match(r"[a-z][a-z0-9+.-]*://", text):
         if not text.startswith("file://"):
@@ -47,7 +48,7 @@ def resolve(path: Any, follow: bool = False) -> Backend:
             raise ValueError(
                 f"{path!r} is not a URL of a file: `file:///` and its path."
             )
-    elif text.partition(":/")[0].lower() in {"file", "gs", "https", "s3", *kinds}:
+    elif is_url and scheme.lower() in {"file", "gs", "https", "s3", *kinds}:
         raise ValueError(
             f"{text!r} is not a URL: give one as a string, such as `s3://bucket/run`."
         )

@@ -566,3 +566,13 @@ def test_paths_that_are_nearly_urls(tmp_path, monkeypatch, path):
     with pytest.raises(ValueError, match="is not a URL: give one as a string"):
         ec.open(path)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["s3", "file", "memory", "hf", "S3", "*", "gs:1"])
+def test_directories_that_are_called_as_the_scheme_of_a_url(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    ec.tree_serialise_leaves(name, {"w": 1})
+    assert ec.open(name)["w"].read() == 1
+    assert os.listdir(tmp_path) == [name]
