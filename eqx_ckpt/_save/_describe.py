@@ -96,14 +96,21 @@ def _key(
 
 def _aliases(values: Sequence[Any]) -> dict[int, int]:
     """For each leaf that is the same array as an earlier one, the place of that."""
-    keys = [x.key if type(x) is LazySource else id(x) for x in values]
+    types = list(map(type, values))
+    shared = {cls: _is_shared(cls) for cls in {*types}}
+    some, places = values, range(len(values))
+    if not all(shared.values()):
+        # Of Python's numbers many are one object.
+        is_shared = list(map(shared.__getitem__, types))
+        some = list(it.compress(values, is_shared))
+        places = list(it.compress(places, is_shared))
+    keys: list[Any] = list(map(id, some))
+    if LazySource in shared:
+        keys = [x.key if type(x) is LazySource else id(x) for x in some]
     if len({*keys}) == len(keys):
         return {}
-    types = list(map(type, values))
-    shared = {cls: _is_shared(cls) for cls in types}
     first: dict[Any, int] = {}
-    places = list(it.compress(it.count(), map(shared.__getitem__, types)))
-    origins = [first.setdefault(keys[place], place) for place in places]
+    origins = map(first.setdefault, keys, places)
     return {place: x for place, x in zip(places, origins) if x != place}
 
 

@@ -25,8 +25,7 @@ def write_own(
     own: bytes, writer: LeafWriter, into: Destination[Sink]
 ) -> tuple[int, str]:
     """Writes the own state of this process."""
-    if isinstance(into.work, Backend):
-        into.work.make_directories([into.own])
+    into.make_directory()
     key = f"{into.own}/{_files.own(writer.index)}"
     into.work.write(key, [own], into.syncs)
     return len(own), _index.digest(own)

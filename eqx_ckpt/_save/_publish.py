@@ -11,7 +11,6 @@ checkpoint of one file is of `_zips`.
 import contextlib
 import json
 import time
-from collections.abc import Mapping
 
 from .._format import _files, _index, _schema
 from .._format._index import Index
@@ -25,6 +24,7 @@ from ._instore import Claimed, InStore
 from ._options import SaveOptions
 from ._swapped import Swapped
 from ._transaction import Transaction
+from ._write_leaves import Contents
 
 
 def begin(
@@ -87,14 +87,11 @@ def await_location(
     return work, own
 
 
-def publish(
-    txn: Transaction, index: Index, side: Mapping[str, bytes], sync: bool
-) -> None:
-    """Makes what a save has written, with this index and these files for other readers,
-    the checkpoint at its path."""
-    is_zarr = index.layout == "zarr"
+def publish(txn: Transaction, contents: Contents, sync: bool) -> None:
+    """Makes what a save has written the checkpoint at its path."""
+    is_zarr = contents.index.layout == "zarr"
     txn.last = _files.DIGESTS if is_zarr else f"{txn.own}/digests"
-    txn.publish(encoded(index), side, sync)
+    txn.publish(encoded(contents.index), contents.side, sync)
 
 
 def encoded(index: Index) -> bytes:

@@ -2,46 +2,35 @@
 
 import contextlib
 import functools as ft
-import json
-import operator
 import os
-from collections.abc import Mapping
 from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
 from .. import _rooms
-from .._format import _files, _text
+from .._format import _text
 from .._runtime import _arguments, _gc, _log, _processes, _progress
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance, Count
 from .._storage import _open_files, _root
-from .._storage._backend import Backend
-from .._storage._local import LocalDirectory, SavedFile
-from .._storage._objects import ObjectStore
 from .._storage._open_files import Writable
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import (
     _agree,
-    _assign,
     _background,
     _lazies,
-    _notes,
     _options,
     _payload,
     _plan,
     _publish,
     _reuse,
-    _to_zarr,
-    _writing,
+    _together,
+    _write_leaves,
 )
 from ._options import SaveKeywords, SaveOptions
-from ._payload import LeafBytes
 from ._plan import Plan
-from ._sending import UploadQueue
 from ._transaction import unpublished
-from ._writing import Destination, LeafWriter, Sink
 
 
 @_arguments.checked(_options.DEFAULTS)
@@ -198,15 +187,16 @@ def write(
         if options.progress:
             bar = _progress.bar("save", spec.nbytes, sum(spec.counts), True)
             count.bar = held.enter_context(bar)
-        save = ""
-        if not _open_files.is_archive(plan.root):
-            with processes.share_errors(), _payload.casts(plan.leaves, spec):
-                save = _write_directory(plan, processes, base, count.advance, held)
-        elif processes.count > 1:
+        save, is_one_file = "", _open_files.is_archive(plan.root)
+        if is_one_file and processes.count > 1:
             raise ValueError("Several processes cannot write one file: save to a path.")
-        else:
-            with _payload.casts(plan.leaves, spec):
+        with processes.share_errors(), _payload.casts(plan.leaves, spec):
+            if is_one_file:
                 _rooms.save_file(plan, count.advance)
+            elif processes.count > 1:
+                save = _together.save(plan, processes, count.advance, held)
+            else:
+                save = _save_alone(plan, base, count.advance, held)
     if _log.is_on(_log.INFO):
         metadata = options.metadata
         step = metadata.get("step") if isinstance(metadata, dict) else None
@@ -222,93 +212,16 @@ def write(
     return save
 
 
-def _write_directory(
+def _save_alone(
     plan: Plan,
-    processes: Processes,
     base: _reuse.Base | None,
     advance: Advance,
     held: contextlib.ExitStack,
 ) -> str:
     """Returns the id of the save, whose writer is seen to live while it is `held`."""
-    root, options, spec, max_bytes = plan.root, plan.options, plan.spec, plan.max_bytes
-    layout = _plan.LAYOUTS[options.layout]
-    own = b"" if processes.count == 1 else _agree.account(plan)
-    accounts = processes.gather(own, alike=True)
-    txn = index = None
-    side = {}
-    leads = processes.leads
-    if leads and len(set(accounts)) == 1:
-        with unpublished(root, spec.nbytes):
-            txn = _publish.begin(root, options, held)
-            if processes.count > 1:
-                txn.work.make_directories([txn.own])
-    at = None if txn is None else (txn.work, txn.own)
-    if processes.count > 1:
-        word = processes.broadcast(b"" if txn is None else _publish.announce(txn))
-        if not word:
-            _agree.explain(plan, processes)
-        at = at or _publish.await_location(root, word, processes)
-    assert at is not None
-    into = _destination(plan, *at, held)
-    linked = _writing.NOTHING if base is None else _reuse.keep(base, plan, into)
-    leaves = plan.leaves
-    if leads and plan.has_lazies:
-        skipped = set(map(operator.itemgetter(0), linked.digests))
-        leaves = _lazies.read_small(leaves, skipped, max_bytes)
-    leaf_bytes = LeafBytes(leaves, spec, advance)
-    most = _writing.largest_sent(max_bytes) if root.is_remote else _assign.MAX_FILE
-    writer = LeafWriter(leaf_bytes, processes, max_bytes, most, linked)
-    with unpublished(root, spec.nbytes):
-        files = layout.write(writer, into)
-        if processes.count > 1:
-            into.settle()
-        note = "" if leads else _notes.tell(writer, files, into)
-        state = None
-        if options.own is not None:
-            state = _notes.write_own(options.own, writer, into)
-        states = [state] if state else []
-        words = processes.gather(json.dumps([note, state]).encode())
-        if txn is not None:
-            if processes.count > 1:
-                files, states = _notes.see(writer, layout, files, words, into)
-            written = layout.finish(writer, files, into)
-            side = _plan.side_files(plan, txn.save_id, written)
-            index = _plan.index_of(plan, txn.save_id, written, side, states)
-            if plan.functions:
-                into.work.make_directories([into.own])
-                links = {} if base is None else _reuse.functions(base)
-                write_functions(plan, into, links)
-            into.settle()
-    if txn is not None and index is not None:
-        _publish.publish(txn, index, side, options.durable)
-    processes.broadcast()
-    return into.own.rpartition("/")[2]
-
-
-def _destination(
-    plan: Plan, work: Backend, own: str, stack: contextlib.ExitStack
-) -> Destination[Backend]:
-    """Where this process writes, until the end of `stack`."""
-    outbox = sync_all = None
-    if isinstance(work, ObjectStore):
-        outbox = stack.enter_context(UploadQueue(work, plan.max_bytes // 2).open())
-    durable = plan.options.durable
-    is_zarr = plan.options.layout == "zarr"
-    if durable and is_zarr and isinstance(work, LocalDirectory):
-        if _to_zarr.has_many(plan.spec):
-            sync_all = stack.enter_context(work.synced_together())
-    return Destination(work, own, durable and sync_all is None, sync_all, outbox)
-
-
-def write_functions(
-    plan: Plan, into: Destination[Sink], links: Mapping[str, SavedFile]
-) -> None:
-    """Writes the files of functions. Those whose digests are among the `links` get a
-    second name instead."""
-    for stored, data in plan.functions.values():
-        key = f"{into.own}/{_files.function(stored.file)}"
-        link = links.get(stored.digest)
-        if link is not None and isinstance(into.work, LocalDirectory):
-            if into.work.link_from(link, key, into.syncs):
-                continue
-        into.write(key, [data])
+    with unpublished(plan.root, plan.spec.nbytes):
+        txn = _publish.begin(plan.root, plan.options, held)
+        into = _write_leaves.destination(plan, txn.work, txn.own, held)
+        contents = _write_leaves.write_leaves(plan, into, advance, base)
+    _publish.publish(txn, contents, plan.options.durable)
+    return txn.save_id

@@ -15,7 +15,8 @@ from typing import Any, Generic, NamedTuple, Protocol, runtime_checkable, TypeVa
 from .._format._extents import Placement
 from .._format._packed import Packed
 from .._runtime._processes import Processes
-from . import _assign, _lazies, _payload, _tree_spec
+from .._storage._backend import Backend
+from . import _assign, _payload, _tree_spec
 from ._payload import LeafBytes
 from ._sending import UploadQueue
 from ._tree_spec import TreeSpec
@@ -51,6 +52,15 @@ class Destination(Generic[S]):
     syncs: bool
     sync_all: Callable[[], None] | None = None
     outbox: UploadQueue | None = None
+
+    @property
+    def save_id(self) -> str:
+        return self.own.rpartition("/")[2]
+
+    def make_directory(self) -> None:
+        """Makes the directory of the save: one of layout `"zarr"` begins without."""
+        if isinstance(self.work, Backend):
+            self.work.make_directories([self.own])
 
     def write(self, key: str, buffers: Iterable[Any]) -> None:
         """Writes a file, which is there at the latest after `settle`."""
@@ -118,7 +128,7 @@ class LeafWriter:
     """Writes the leaves of one save: each process its own part of them.
 
     It takes at most `max_bytes` of memory. A file has at most `max_file_bytes`, unless
-    one chunk has more.
+    one chunk has more. So many `requests` read parts of lazy leaves at a time.
     """
 
     def __init__(
@@ -128,13 +138,13 @@ class LeafWriter:
         max_bytes: int,
         max_file_bytes: int = _assign.MAX_FILE,
         linked: LinkedFiles = NOTHING,
+        requests: int = 1,
     ):
         self.data, self.leaves, self.spec = data, data.leaves, data.spec
         self.linked = linked
         self.index, self.count = processes.index, processes.count
         self.max_bytes, self.max_file_bytes = max_bytes, max_file_bytes
-        # How many parts of lazy leaves are read at a time.
-        self.requests = _lazies.requests(data.leaves, max_bytes)
+        self.requests = requests
         there: dict[int, list[range]] = {}
         for place, run, digests in linked.digests:
             there.setdefault(place, []).append(run)

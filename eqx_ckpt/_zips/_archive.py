@@ -14,12 +14,10 @@ from typing import Any
 
 from .._format import _files
 from .._runtime import _threads
-from .._runtime._processes import Processes
 from .._runtime._progress import Advance
-from .._save import _lazies, _notes, _plan, _publish, _serialise, _to_ocdbt
-from .._save._payload import LeafBytes
+from .._save import _publish, _write_leaves
 from .._save._plan import Plan
-from .._save._writing import Destination, LeafWriter
+from .._save._writing import Destination
 from .._storage._backend import Backend
 from . import _onefile, _probe
 
@@ -145,18 +143,7 @@ def save(plan: Plan, advance: Advance) -> None:
 
 def _pack(plan: Plan, advance: Advance, file: Any) -> None:
     """Writes a checkpoint as one file. The index comes last, as ever."""
-    leaves = _lazies.read_small(plan.leaves, frozenset(), plan.max_bytes)
-    writer = LeafWriter(
-        LeafBytes(leaves, plan.spec, advance), Processes(), plan.max_bytes
-    )
-    number = secrets.token_hex(8)
     with Archive(file) as archive:
-        into = Destination(archive, f"d/{number}", False)
-        files = _to_ocdbt.write(writer, into)
-        written = _to_ocdbt.finish(writer, files, into)
-        _serialise.write_functions(plan, into, {})
-        states = []
-        if plan.options.own is not None:
-            states.append(_notes.write_own(plan.options.own, writer, into))
-        index = _plan.index_of(plan, number, written, own=states)
+        into = Destination(archive, f"d/{secrets.token_hex(8)}", False)
+        index, _ = _write_leaves.write_leaves(plan, into, advance)
         archive.write(_files.INDEX, [_publish.encoded(index)])

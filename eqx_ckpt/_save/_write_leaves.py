@@ -1,0 +1,113 @@
+"""All files of a save but its index, written to whatever takes files: a directory, an
+object store, or a zip. One process writes alone here; many write together in
+`_together`, each with a writer of its own.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from .._format import _files
+from .._format._index import Index
+from .._runtime._processes import Processes
+from .._runtime._progress import Advance
+from .._storage._backend import Backend
+from .._storage._local import LocalDirectory, SavedFile
+from .._storage._objects import ObjectStore
+from . import _assign, _lazies, _notes, _plan, _reuse, _to_zarr, _writing
+from ._payload import LeafBytes
+from ._plan import Plan
+from ._sending import UploadQueue
+from ._writing import Destination, Files, LeafWriter, Sink
+
+
+class Contents(NamedTuple):
+    """What a transaction publishes: the index of a save whose data is written, and the
+    files for other readers at its root."""
+
+    index: Index
+    side: Mapping[str, bytes]
+
+
+def destination(
+    plan: Plan, work: Backend, own: str, held: contextlib.ExitStack
+) -> Destination[Backend]:
+    """Where this process writes, until the end of `held`."""
+    outbox = sync_all = None
+    if isinstance(work, ObjectStore):
+        outbox = held.enter_context(UploadQueue(work, plan.max_bytes // 2).open())
+    durable = plan.options.durable
+    is_zarr = plan.options.layout == "zarr"
+    if durable and is_zarr and isinstance(work, LocalDirectory):
+        if _to_zarr.has_many(plan.spec):
+            sync_all = held.enter_context(work.synced_together())
+    return Destination(work, own, durable and sync_all is None, sync_all, outbox)
+
+
+def write_leaves(
+    plan: Plan,
+    into: Destination[Sink],
+    advance: Advance,
+    base: _reuse.Base | None = None,
+) -> Contents:
+    """Writes all of a save but its index, by this process alone. Files of `base` in
+    which nothing has changed are linked instead."""
+    writer = writer_of(plan, into, advance, base=base)
+    files = _plan.LAYOUTS[plan.options.layout].write(writer, into)
+    own = plan.options.own
+    states = [] if own is None else [_notes.write_own(own, writer, into)]
+    return finish(plan, writer, files, states, into, base)
+
+
+def writer_of(
+    plan: Plan,
+    into: Destination[Sink],
+    advance: Advance,
+    processes: Processes = Processes(),
+    base: _reuse.Base | None = None,
+) -> LeafWriter:
+    """The writer of this process's part of a save."""
+    linked = _writing.NOTHING if base is None else _reuse.keep(base, plan, into)
+    leaves, max_bytes, requests = plan.leaves, plan.max_bytes, 1
+    if plan.has_lazies:
+        requests = _lazies.requests(leaves, max_bytes)
+        if processes.leads:
+            skipped = {place for place, *_ in linked.digests}
+            leaves = _lazies.read_small(leaves, skipped, max_bytes)
+    data = LeafBytes(leaves, plan.spec, advance)
+    is_sent = into.outbox is not None
+    most = _writing.largest_sent(max_bytes) if is_sent else _assign.MAX_FILE
+    return LeafWriter(data, processes, max_bytes, most, linked, requests)
+
+
+def finish(
+    plan: Plan,
+    writer: LeafWriter,
+    files: Files,
+    states: Sequence[tuple[int, str]],
+    into: Destination[Sink],
+    base: _reuse.Base | None = None,
+) -> Contents:
+    """Writes the rest of a save whose data files and own `states` are all there."""
+    written = _plan.LAYOUTS[plan.options.layout].finish(writer, files, into)
+    side = _plan.side_files(plan, into.save_id, written)
+    index = _plan.index_of(plan, into.save_id, written, side, states)
+    if plan.functions:
+        _write_functions(plan, into, {} if base is None else _reuse.functions(base))
+    into.settle()
+    return Contents(index, side)
+
+
+def _write_functions(
+    plan: Plan, into: Destination[Sink], links: Mapping[str, SavedFile]
+) -> None:
+    """Writes the files of functions. Those whose digests are among the `links` get a
+    second name instead."""
+    into.make_directory()
+    for stored, data in plan.functions.values():
+        key = f"{into.own}/{_files.function(stored.file)}"
+        link = links.get(stored.digest)
+        if link is not None and isinstance(into.work, LocalDirectory):
+            if into.work.link_from(link, key, into.syncs):
+                continue
+        into.write(key, [data])
