@@ -125,7 +125,7 @@ def begin(
                 _path_state.examine(root, options.overwrite)
         base = _reuse.find(planned, run)
         written = _reuse.SavedArrays(planned.leaves, planned.spec)
-        held = _reuse.hold(base, planned.leaves)
+        held = _reuse.hold(base, planned.leaves, planned.spec)
         copied = _copied(planned, held)
         _background.make_room(copied)
         planned = stage(planned, held)

@@ -74,26 +74,36 @@ class StagedBytes(tuple[np.ndarray], Payload):
         return _digests.block_digest(self.data)
 
 
+def small_batches(
+    leaves: Sequence[PlannedLeaf], places: Iterable[int]
+) -> Iterator[list[int]]:
+    """Those of some places whose leaves are small, which are worked on together: those
+    of one template, and few at a time. More take memory that is new to the system."""
+    number = lambda place: leaves[place].number
+    for _, group in it.groupby(sorted(places, key=number), number):
+        alike = list(group)
+        template = leaves[alike[0]].template
+        most = max(1, _PIECE // max(1, template.nbytes))
+        for start in range(0, len(alike), most) if is_small(template) else ():
+            yield alike[start : start + most]
+
+
 def copied_together(
     leaves: Sequence[PlannedLeaf], but: Set[int]
 ) -> dict[int, StagedBytes | None]:
     """Copies of small leaves that lie in the memory of the host, `but` some, by their
     places: those of one template in one step, as each alone takes longer than its
     bytes."""
-    groups: dict[int, list[int]] = {}
-    for place, leaf in enumerate(leaves):
-        if leaf.owners is None and place not in but:
-            groups.setdefault(leaf.number, []).append(place)
+    places = [
+        place
+        for place, leaf in enumerate(leaves)
+        if leaf.owners is None and place not in but
+    ]
     out: dict[int, StagedBytes | None] = {}
-    for places in groups.values():
-        template = leaves[places[0]].template
-        # More at a time take memory that is new to the system.
-        most = max(1, _PIECE // max(1, template.nbytes))
-        for start in range(0, len(places), most) if is_small(template) else ():
-            some = places[start : start + most]
-            copies = _copies([leaves[i] for i in some])
-            if copies is not None:
-                out.update(zip(some, map(StagedBytes, zip(copies))))
+    for some in small_batches(leaves, places):
+        copies = _copies([leaves[place] for place in some])
+        if copies is not None:
+            out.update(zip(some, map(StagedBytes, zip(copies))))
     return out
 
 

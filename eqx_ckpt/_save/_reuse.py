@@ -17,6 +17,7 @@ has their bytes, so it is held open: what is open is not lost, whoever deletes i
 
 import dataclasses
 import functools as ft
+import itertools as it
 import weakref
 from collections.abc import Sequence, Set
 from typing import Any
@@ -38,7 +39,7 @@ from .._tree._host_copy import Payload
 from . import _payload, _writing
 from ._background import SaveHandle
 from ._lazies import LazySource
-from ._payload import PlannedLeaf, StagedBytes
+from ._payload import PlannedLeaf
 from ._plan import Plan
 from ._tree_spec import TreeSpec
 from ._writing import ChunkRun, Destination, Files, LinkedFiles
@@ -58,13 +59,12 @@ class SavedArrays:
         self.save = ""
         self._form = spec
         values = [leaf.value for leaf in leaves]
-        both = zip(values, map(_payload.is_array_type, map(type, values)))
-        self._refs = [weakref.ref(x) if is_array else None for x, is_array in both]
+        self._are_arrays = list(map(_payload.is_array_type, map(type, values)))
+        self._refs = list(map(weakref.ref, it.compress(values, self._are_arrays)))
 
     @ft.cached_property
     def _arrays(self) -> dict[str, weakref.ref]:
-        found = zip(self._form.names, self._refs)
-        return {name: ref for name, ref in found if ref is not None}
+        return dict(zip(it.compress(self._form.names, self._are_arrays), self._refs))
 
     def has(self, leaf: PlannedLeaf) -> bool:
         found = self._arrays.get(leaf.name)
@@ -118,12 +118,12 @@ def find(plan: Plan, processes: Processes) -> Base | None:
     return Base(root, written.save, known, same - known)
 
 
-def hold(base: Base | None, leaves: Sequence[PlannedLeaf]) -> Set[int]:
+def hold(base: Base | None, leaves: Sequence[PlannedLeaf], spec: TreeSpec) -> Set[int]:
     """Opens the files of `base` in which all is the same, as is seen without a copy.
 
     **Returns:** the places of leaves that are in these, and need not be copied.
     """
-    if base is None or not (base.known or base.likely):
+    if base is None or not _is_worth(base.known | base.likely, leaves, spec):
         return frozenset()
     try:
         source = base.source()
@@ -162,6 +162,13 @@ def _near(leaf: PlannedLeaf) -> PlannedLeaf:
 _WORTH = 64
 
 
+def _is_worth(same: Set[int], leaves: Sequence[PlannedLeaf], spec: TreeSpec) -> bool:
+    """Whether it takes less to link the leaves at some places than to write them."""
+    sizes = [template.nbytes for template in spec.templates]
+    kept = sum(sizes[leaves[place].number] for place in same)
+    return bool(same) and kept * _WORTH >= spec.nbytes
+
+
 def keep(base: Base, plan: Plan, into: Destination) -> LinkedFiles:
     """Links the files of `base` that go into a save as they are, and says what is in
     them."""
@@ -179,9 +186,7 @@ def keep(base: Base, plan: Plan, into: Destination) -> LinkedFiles:
             path=base.root.url,
         )
         return _writing.NOTHING
-    sizes = [template.nbytes for template in spec.templates]
-    kept = sum(sizes[leaves[place].number] for place in same)
-    if not base.held and kept * _WORTH < spec.nbytes:
+    if not base.held and not _is_worth(same, leaves, spec):
         return _writing.NOTHING
     linked = _link(base, source, _sizes(leaves, stretches), into)
     files: Files = [stretches[number] for number in linked]
@@ -227,7 +232,6 @@ def _compare(
     runs that have not changed; and the leaves that have not."""
     saved, extents = source.index.leaves, source.index.extents
     found = _found(source, leaves)
-    digests = _small_digests(leaves, {p for _, p in found if p is not None} - known)
     files: dict[int, list[ChunkRun]] = {}
     changed: set[int] = set()
     same: set[int] = set()
@@ -245,10 +249,10 @@ def _compare(
     # Leaves of one chunk, which many are, go through no more than they need.
     ones: list[tuple[int, int]] = []
     kinds = {leaf.number: leaf.template for leaf in leaves}
-    small = {number for number, t in kinds.items() if _is_one(t)}
+    numbers = {number for number, t in kinds.items() if _is_one(t)}
     for at, place in found:
-        if place is not None and (place in digests or place in known):
-            if leaves[place].number in small:
+        if place is not None and leaves[place].number in numbers:
+            if place in known or not isinstance(leaves[place].value, LazySource):
                 ones.append((at, place))
                 continue
         record = saved.record(at, known=True)
@@ -271,10 +275,11 @@ def _compare(
     places = [at for at, _ in ones]
     saved_digests = source.digests.each(extents.first_digests(places))
     one = range(1)
+    digests = _digests_of_ones(leaves, {place for _, place in ones} - known)
     for (_, place), (file, offset), own in zip(
         ones, extents.starts(places), saved_digests
     ):
-        if place in known or digests[place] == own:
+        if place in known or digests.get(place) == own:
             note(place, one, file, own, offset, None)
             same.add(place)
         else:
@@ -284,7 +289,7 @@ def _compare(
 
 def _is_one(t: Template) -> bool:
     """Whether a leaf is one chunk with one digest, stored as it is."""
-    return t.codec is None and _payload.is_small(t)
+    return t.codec is None and t.chunk == t.shape and t.nbytes <= _grid.BLOCK
 
 
 def _found(
@@ -311,27 +316,17 @@ def _found(
     return out
 
 
-# Bytes of small leaves that are looked at together.
-_TOGETHER = 2**20
-
-
-def _small_digests(leaves: Sequence[PlannedLeaf], places: Set[int]) -> dict[int, bytes]:
-    """The digests of those of some leaves that are small."""
-    groups: dict[int, list[int]] = {}
-    for place in sorted(places):
-        leaf = leaves[place]
-        is_zero_copy = leaf.value is None or isinstance(leaf.value, Payload)
-        if not leaf.owners and (not is_zero_copy or type(leaf.value) is StagedBytes):
-            groups.setdefault(leaf.number, []).append(place)
+def _digests_of_ones(
+    leaves: Sequence[PlannedLeaf], places: Set[int]
+) -> dict[int, bytes]:
+    """The digests of some leaves of one chunk, but for those without a value."""
     out: dict[int, bytes] = {}
-    for some in groups.values():
-        if not _payload.is_small(leaves[some[0]].template):
-            continue
-        most = max(1, _TOGETHER // max(1, leaves[some[0]].template.nbytes))
-        for i in range(0, len(some), most):
-            part = some[i : i + most]
-            rows = _payload.small_bytes([leaves[place] for place in part])
-            out.update(zip(part, map(_digests.block_digest, rows)))
+    rest = {place for place in places if leaves[place].value is not None}
+    for some in _payload.small_batches(leaves, rest):
+        rows = _payload.small_bytes([leaves[place] for place in some])
+        out.update(zip(some, map(_digests.block_digest, rows)))
+    for place in rest - out.keys():
+        out[place] = _digests.block_digest(_payload.whole(leaves[place]))
     return out
 
 
