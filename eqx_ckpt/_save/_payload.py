@@ -205,11 +205,39 @@ class LeafBytes:
     def chunks(self, place: int, numbers: range) -> Iterator[Iterable[Any]]:
         """Some chunks of a leaf as they are stored: padded, and compressed if so. Each
         comes in pieces, of which all are drawn before the next chunk is."""
-        t = self.leaves[place].template
+        leaf, grid, first = self.leaves[place], self.grids[place], self._first[place]
+        t, value = leaf.template, leaf.value
         encode = None if t.codec is None else _codecs.encoder(t)
-        if t.chunk != t.shape:
-            return self._cut(place, numbers, encode)
-        return iter([self._whole(place, encode)])
+        if isinstance(value, StagedBytes):
+            parts = iter([value.data])
+        elif t.chunk == t.shape:
+            parts = iter([_host_copy.to_host(value, t)])
+        else:
+            regions = grid.regions[numbers.start : numbers.stop]
+            parts = _host_copy.to_host_by_regions(value, t, regions)
+        for number, part in zip(numbers, parts):
+            self.advance(part.nbytes, number + 1 == len(grid.keys))
+            yield self._pieces(first + grid.blocks[number], value, t, part, encode)
+
+    def _pieces(
+        self,
+        row: int,
+        value: Any,
+        t: Template,
+        part: np.ndarray,
+        encode: Callable[[np.ndarray], bytes] | None,
+    ) -> Iterator[Any]:
+        """A chunk, of which nothing is held any more once all is drawn."""
+        is_live = _may_change(value, part)
+        if is_live and encode is None and part.nbytes == t.full:
+            yield from self._copied(row, _digests.as_bytes(part))
+            return
+        part = part.copy() if is_live else part
+        data = _digests.as_bytes(part)
+        self._digest(row, data)
+        if data.nbytes != t.full:
+            data = _padded(part, t.chunk)
+        yield data if encode is None else encode(data)
 
     def together(self, batch: SmallBatch) -> bytes:
         """The bytes of small leaves, each of one chunk that is not compressed, as they
@@ -244,44 +272,6 @@ class LeafBytes:
                 self.digests[start : start + size] = row
         self.advance(len(data) - sum(map(len, gaps)), len(leaves))
         return data
-
-    def _cut(
-        self, place: int, numbers: range, encode: Callable[[np.ndarray], bytes] | None
-    ) -> Iterator[Iterable[Any]]:
-        leaf, grid, first = self.leaves[place], self.grids[place], self._first[place]
-        t = leaf.template
-        regions = grid.regions[numbers.start : numbers.stop]
-        parts = _host_copy.to_host_by_regions(leaf.value, t, regions)
-        for number, part in zip(numbers, parts):
-            row, is_live = first + grid.blocks[number], _may_change(leaf.value, part)
-            if is_live and encode is None and part.nbytes == grid.full:
-                yield self._copied(row, _digests.as_bytes(part))
-            else:
-                part = part.copy() if is_live else part
-                data = _digests.as_bytes(part)
-                self._digest(row, data)
-                if data.nbytes != grid.full:
-                    data = _padded(part, t.chunk)
-                yield [data if encode is None else encode(data)]
-            self.advance(part.nbytes, number + 1 == len(grid.keys))
-
-    def _whole(
-        self, place: int, encode: Callable[[np.ndarray], bytes] | None
-    ) -> Iterable[Any]:
-        """The bytes of a leaf of one chunk."""
-        leaf, row = self.leaves[place], self._first[place]
-        self.advance(self.grids[place].full, 1)
-        if isinstance(leaf.value, StagedBytes):
-            data = leaf.value.data
-        else:
-            part = _host_copy.to_host(leaf.value, leaf.template)
-            data = part.reshape(-1).view(np.uint8)
-            if _may_change(leaf.value, part):
-                if encode is None:
-                    return self._copied(row, data)
-                data = data.copy()
-        self._digest(row, data)
-        return [data if encode is None else encode(data)]
 
     def _copied(self, row: int, data: np.ndarray) -> Iterator[np.ndarray]:
         """The bytes of a chunk, copied: what is digested is then what is written, also

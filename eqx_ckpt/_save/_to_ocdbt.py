@@ -146,8 +146,9 @@ def _write_file(
             end, own = 0, stretches[0].ends if stretches else None
             for pieces in chunks:
                 for piece in pieces:
-                    yield piece
                     end += len(piece)
+                    yield piece
+                    del piece  # Before the next chunk takes as much.
                 if own is not None:
                     own.append(end)
             if stretches:

@@ -5,21 +5,9 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from support.peaks import peak
 
 import eqx_ckpt as ec
-
-
-def status(field):
-    for line in open("/proc/self/status"):
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-
-
-def peak(work):
-    open("/proc/self/clear_refs", "w").write("5")
-    before = status("VmRSS")
-    out = work()
-    return (status("VmHWM") - before) / 2**20, out
 
 
 path = sys.argv[1]
