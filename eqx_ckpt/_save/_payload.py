@@ -79,7 +79,7 @@ def small_batches(
 ) -> Iterator[list[int]]:
     """Those of some places whose leaves are small, which are worked on together: those
     of one template, and few at a time. More take memory that is new to the system."""
-    number = lambda place: leaves[place].number
+    number = [leaf.number for leaf in leaves].__getitem__
     for _, group in it.groupby(sorted(places, key=number), number):
         alike = list(group)
         template = leaves[alike[0]].template
