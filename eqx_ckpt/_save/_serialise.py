@@ -2,6 +2,7 @@
 
 import contextlib
 import functools as ft
+import json
 import os
 from typing import Any, Unpack
 
@@ -20,12 +21,12 @@ from . import (
     _agree,
     _background,
     _lazies,
+    _notes,
     _options,
     _payload,
     _plan,
     _publish,
     _reuse,
-    _together,
     _write_leaves,
 )
 from ._options import SaveKeywords, SaveOptions
@@ -194,7 +195,7 @@ def write(
             if is_one_file:
                 _rooms.save_file(plan, count.advance)
             elif processes.count > 1:
-                save = _together.save(plan, processes, count.advance, held)
+                save = _save_together(plan, processes, count.advance, held)
             else:
                 save = _save_alone(plan, base, count.advance, held)
     if _log.is_on(_log.INFO):
@@ -225,3 +226,43 @@ def _save_alone(
         contents = _write_leaves.write_leaves(plan, into, advance, base)
     _publish.publish(txn, contents, plan.options.durable)
     return txn.save_id
+
+
+def _save_together(
+    plan: Plan, processes: Processes, advance: Advance, held: contextlib.ExitStack
+) -> str:
+    """As `_save_alone`, by many processes, each of which writes its own part of the
+    leaves. Process 0 holds the transaction, collects notes on all parts, and publishes.
+    """
+    root, options, nbytes = plan.root, plan.options, plan.spec.nbytes
+    layout = _plan.LAYOUTS[options.layout]
+    accounts = processes.gather(_agree.account(plan), alike=True)
+    txn = contents = None
+    if processes.leads and len(set(accounts)) == 1:
+        with unpublished(root, nbytes):
+            txn = _publish.begin(root, options, held)
+            txn.work.make_directories([txn.own])
+    word = processes.broadcast(b"" if txn is None else _publish.announce(txn))
+    if not word:
+        _agree.explain(plan, processes)
+    if txn is not None:
+        work, own = txn.work, txn.own
+    else:
+        work, own = _publish.await_location(root, word, processes)
+    into = _write_leaves.destination(plan, work, own, held)
+    writer = _write_leaves.writer_of(plan, into, advance, processes)
+    with unpublished(root, nbytes):
+        files = layout.write(writer, into)
+        into.settle()
+        note = "" if processes.leads else _notes.tell(writer, files, into)
+        state = None
+        if options.own is not None:
+            state = _notes.write_own(options.own, writer, into)
+        words = processes.gather(json.dumps([note, state]).encode())
+        if txn is not None:
+            files, states = _notes.see(writer, layout, files, words, into)
+            contents = _write_leaves.finish(plan, writer, files, states, into)
+    if txn is not None and contents is not None:
+        _publish.publish(txn, contents, options.durable)
+    processes.broadcast()
+    return into.save_id

@@ -1,7 +1,5 @@
 """All files of a save but its index, written to whatever takes files: a directory, an
-object store, or a zip. One process writes alone here; many write together in
-`_together`, each with a writer of its own.
-"""
+object store, or a zip."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
