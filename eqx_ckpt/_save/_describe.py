@@ -98,15 +98,10 @@ def _aliases(values: Sequence[Any]) -> dict[int, int]:
     """For each leaf that is the same array as an earlier one, the place of that."""
     types = list(map(type, values))
     shared = {cls: _is_shared(cls) for cls in {*types}}
-    some, places = values, range(len(values))
-    if not all(shared.values()):
-        # Of Python's numbers many are one object.
-        is_shared = list(map(shared.__getitem__, types))
-        some = list(it.compress(values, is_shared))
-        places = list(it.compress(places, is_shared))
-    keys: list[Any] = list(map(id, some))
-    if LazySource in shared:
-        keys = [x.key if type(x) is LazySource else id(x) for x in some]
+    # Of Python's numbers many are one object.
+    places = list(it.compress(it.count(), map(shared.__getitem__, types)))
+    some = map(values.__getitem__, places)
+    keys = [x.key if type(x) is LazySource else id(x) for x in some]
     if len({*keys}) == len(keys):
         return {}
     first: dict[Any, int] = {}

@@ -20,7 +20,6 @@ import functools as ft
 import itertools as it
 import weakref
 from collections.abc import Sequence, Set
-from typing import Any
 
 import jax
 
@@ -232,20 +231,10 @@ def _compare(
     runs that have not changed; and the leaves that have not."""
     saved, extents = source.index.leaves, source.index.extents
     found = _found(source, leaves)
-    files: dict[int, list[ChunkRun]] = {}
     changed: set[int] = set()
     same: set[int] = set()
-    rows: _Rows = {}
-
-    def note(place: int, run: range, file: int, own: bytes | None, *where: Any) -> bool:
-        """Notes a run of chunks, with its digests if it has not changed."""
-        if own is None:
-            changed.add(file)
-            return False
-        rows[place, run] = own
-        files.setdefault(file, []).append(ChunkRun(place, run, *where))
-        return True
-
+    # Runs of chunks that have not changed: the file, the digests, and the run.
+    kept: list[tuple[int, bytes, ChunkRun]] = []
     # Leaves of one chunk, which many are, go through no more than they need.
     ones: list[tuple[int, int]] = []
     kinds = {leaf.number: leaf.template for leaf in leaves}
@@ -265,26 +254,30 @@ def _compare(
             run = range(start, stop)
             own = source.digests_of(record, run)
             if place not in known and not _is_same(leaves[place], run, own):
-                own = None
+                changed.add(file)
+                is_same = False
+                continue
             ends = None
             if record.template.codec is not None:
                 ends = [extents.extent(record, start, n + 1) for n in run]
-            is_same &= note(place, run, file, own, offset, ends)
+            kept.append((file, own, ChunkRun(place, run, offset, ends)))
         if is_same:
             same.add(place)
-    places = [at for at, _ in ones]
+    places, one = [at for at, _ in ones], range(1)
     saved_digests = source.digests.each(extents.first_digests(places))
-    one = range(1)
     digests = _digests_of_ones(leaves, {place for _, place in ones} - known)
-    for (_, place), (file, offset), own in zip(
-        ones, extents.starts(places), saved_digests
-    ):
+    rows = zip(ones, extents.starts(places), saved_digests)
+    for (_, place), (file, offset), own in rows:
         if place in known or digests.get(place) == own:
-            note(place, one, file, own, offset, None)
+            kept.append((file, own, ChunkRun(place, one, offset, None)))
             same.add(place)
         else:
             changed.add(file)
-    return {f: runs for f, runs in files.items() if f not in changed}, rows, same
+    files: dict[int, list[ChunkRun]] = {}
+    for file, _, run in kept:
+        if file not in changed:
+            files.setdefault(file, []).append(run)
+    return files, {(run.place, run.numbers): own for _, own, run in kept}, same
 
 
 def _is_one(t: Template) -> bool:
