@@ -264,8 +264,11 @@ def test_progress_is_shown_of_saves_and_loads(tmp_path, layout, capsys):
     fetched = capsys.readouterr().err
     ec.async_tree_serialise_leaves(path, tree, layout=layout, progress=True).result()
     again = capsys.readouterr().err
+    ec.tree_serialise_leaves(path, tree, layout=layout, chunks=2**20, progress=True)
+    cut = capsys.readouterr().err
     for text, what in [
         (saved, "save"),
+        (cut, "save"),
         (loaded, "load"),
         (fetched, "load"),
         (again, "save"),
