@@ -24,7 +24,7 @@ from ._instore import Claimed, InStore
 from ._options import SaveOptions
 from ._swapped import Swapped
 from ._transaction import Transaction
-from ._write_leaves import Contents
+from ._write_leaves import RootFiles
 
 
 def begin(
@@ -87,11 +87,11 @@ def await_location(
     return work, own
 
 
-def publish(txn: Transaction, contents: Contents, sync: bool) -> None:
+def publish(txn: Transaction, root_files: RootFiles, sync: bool) -> None:
     """Makes what a save has written the checkpoint at its path."""
-    is_zarr = contents.index.layout == "zarr"
+    is_zarr = root_files.index.layout == "zarr"
     txn.last = _files.DIGESTS if is_zarr else f"{txn.own}/digests"
-    txn.publish(encoded(contents.index), contents.side, sync)
+    txn.publish(encoded(root_files.index), root_files.side, sync)
 
 
 def encoded(index: Index) -> bytes:

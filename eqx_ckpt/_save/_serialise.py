@@ -223,8 +223,8 @@ def _save_alone(
     with unpublished(plan.root, plan.spec.nbytes):
         txn = _publish.begin(plan.root, plan.options, held)
         into = _write_leaves.destination(plan, txn.work, txn.own, held)
-        contents = _write_leaves.write_leaves(plan, into, advance, base)
-    _publish.publish(txn, contents, plan.options.durable)
+        root_files = _write_leaves.write_leaves(plan, into, advance, base)
+    _publish.publish(txn, root_files, plan.options.durable)
     return txn.save_id
 
 
@@ -237,7 +237,7 @@ def _save_together(
     root, options, nbytes = plan.root, plan.options, plan.spec.nbytes
     layout = _plan.LAYOUTS[options.layout]
     accounts = processes.gather(_agree.account(plan), alike=True)
-    txn = contents = None
+    txn = root_files = None
     if processes.leads and len(set(accounts)) == 1:
         with unpublished(root, nbytes):
             txn = _publish.begin(root, options, held)
@@ -261,8 +261,8 @@ def _save_together(
         words = processes.gather(json.dumps([note, state]).encode())
         if txn is not None:
             files, states = _notes.see(writer, layout, files, words, into)
-            contents = _write_leaves.finish(plan, writer, files, states, into)
-    if txn is not None and contents is not None:
-        _publish.publish(txn, contents, options.durable)
+            root_files = _write_leaves.finish(plan, writer, files, states, into)
+    if txn is not None and root_files is not None:
+        _publish.publish(txn, root_files, options.durable)
     processes.broadcast()
     return into.save_id

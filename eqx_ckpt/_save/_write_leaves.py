@@ -19,9 +19,9 @@ from ._sending import UploadQueue
 from ._writing import Destination, Files, LeafWriter, Sink
 
 
-class Contents(NamedTuple):
-    """What a transaction publishes: the index of a save whose data is written, and the
-    files for other readers at its root."""
+class RootFiles(NamedTuple):
+    """The files at the root of a save, which its transaction publishes once all others
+    are there: the index, and those for other readers."""
 
     index: Index
     side: Mapping[str, bytes]
@@ -47,7 +47,7 @@ def write_leaves(
     into: Destination[Sink],
     advance: Advance,
     base: _reuse.Base | None = None,
-) -> Contents:
+) -> RootFiles:
     """Writes all of a save but its index, by this process alone. Files of `base` in
     which nothing has changed are linked instead."""
     writer = writer_of(plan, into, advance, base=base)
@@ -85,7 +85,7 @@ def finish(
     states: Sequence[tuple[int, str]],
     into: Destination[Sink],
     base: _reuse.Base | None = None,
-) -> Contents:
+) -> RootFiles:
     """Writes the rest of a save whose data files and own `states` are all there."""
     written = _plan.LAYOUTS[plan.options.layout].finish(writer, files, into)
     side = _plan.side_files(plan, into.save_id, written)
@@ -93,7 +93,7 @@ def finish(
     if plan.functions:
         _write_functions(plan, into, {} if base is None else _reuse.functions(base))
     into.settle()
-    return Contents(index, side)
+    return RootFiles(index, side)
 
 
 def _write_functions(
