@@ -200,13 +200,12 @@ def index_of(templates: list[Template], deal: _assign.Assignment) -> bytes:
     numbers = [distinct[t] for t in templates]
     form = _tree_spec.TreeSpec(tuple(names), tuple(numbers), tuple(distinct), ())
     files = [_to_ocdbt.PlainStretches(form, runs) for _, runs in deal]
-    where = _to_ocdbt.packed if form.has_columns else _to_ocdbt.listed
-    digests = "0" * 32 * (len(files) if form.has_columns else 1)
+    digests = "0" * 32 * len(files)
     # The record of a tree of dicts and lists, as these names have it.
     flat = _flatten.flatten(ec.nest(dict.fromkeys(names, 0)), None)
     record = _recorder.record(flat.walk, flat.leaves, [True] * len(names))
     leaves = Leaves(names, list(distinct), numbers, recorded=record)
-    names, placement = list(map(str, range(len(files)))), where(form, files)
+    names, placement = list(map(str, range(len(files)))), _to_ocdbt.place(form, files)
     index = Index("0" * 16, "ocdbt", None, leaves, names, placement, digests)
     return _index.encode(index)
 

@@ -122,9 +122,7 @@ def _stored(path: str) -> list[str]:
     else:
         with _opened(f"{path}/{_INDEX}") as file:
             data = file.read(_MAX_BYTES)
-    index = json.loads(data)
-    many = index.get("columns")
-    return many["names"].split(" ") if many else index["names"]
+    return json.loads(data)["names"]
 
 
 # For Click: the arguments and options that take paths, steps, and names of these kinds.

@@ -1,13 +1,10 @@
-"""Where the chunks of leaves lie: one table, whatever form an index has it in.
-
-An index says it leaf by leaf (`Placement`), or for very many leaves by a rule
-(`_packed`).
+"""Where the chunks of leaves lie, as a table. An index says it by a rule: see
+`_placement`.
 """
 
 import dataclasses
 import functools as ft
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +20,8 @@ class Extents:
 
     `ends` are those of the compressed chunks, if all of them followed each other: that
     of chunk `n` of a row is `ends[coded + n + 1]`. An alias lies where its origin does,
-    whatever is in rows of its own. Digests are in the order of the leaves, in one page,
-    or in that of the files, in a page for each (`is_paged`).
+    whatever is in rows of its own. Digests are in the order of the files, in a page for
+    each.
     """
 
     leaves: Leaves
@@ -35,7 +32,6 @@ class Extents:
     offset: np.ndarray
     coded: np.ndarray
     ends: np.ndarray
-    is_paged: bool = False
 
     def shifted(self, by: Sequence[int]) -> "Extents":
         """The same where what is in a file lies so far further on."""
@@ -102,9 +98,6 @@ class Extents:
         self.leaves.check_templates()
         blocks = self._blocks()
         check_total(blocks.sum(dtype=float))
-        if not self.is_paged:
-            sums = np.append(0, np.cumsum(blocks))
-            return sums[:-1], [0, sums.item(-1)]
         is_next = (file[1:] > file[:-1]) | (offset[1:] >= offset[:-1])
         if is_next.all() and (file[1:] >= file[:-1]).all():
             order = slice(None)
@@ -195,113 +188,11 @@ def check_apart(file: np.ndarray, start: np.ndarray, stop: np.ndarray) -> None:
         raise ValueError("the index has two chunks at one place in the files")
 
 
-# ---- Leaf by leaf.
-
-
-class Placement(NamedTuple):
-    """The chunks of leaf `i` lie one after the other, from `offset[i]` of `file[i]` on.
-    A `(leaf, chunk, file, offset)` of `splits` says from which chunk on they lie
-    elsewhere. `sizes` has those of the chunks of compressed leaves. With
-    `layout="zarr"` there are no such files, and the columns say nothing.
-    """
-
-    file: list[int]
-    offset: list[int]
-    splits: list[tuple[int, int, int, int]] = []
-    sizes: dict[int, list[int]] = {}
-
-
-def listed(placement: Placement, files: int, leaves: Leaves) -> Extents:
-    """The table of what is said leaf by leaf.
-
-    **Raises:** `ValueError` for splits and places that cannot be.
-    """
-    try:
-        file = np.asarray(placement.file, np.int64)
-        offset = np.asarray(placement.offset, np.int64)
-    except OverflowError:
-        raise ValueError("the index has a place that cannot be") from None
-    count, none = len(file), np.zeros(0, np.int64)
-    base, first = np.arange(count + 1), np.broadcast_to(np.uint32(0), count)
-    if placement.splits:
-        chunks, _ = sizes_of(leaves)
-        base, first, file, offset = _split(placement.splits, chunks, file, offset)
-    coded, ends = none, none
-    if placement.sizes:
-        coded, ends = _coded(placement.sizes, np.diff(base))
-    return Extents(leaves, files, base, first, file, offset, coded, ends)
-
-
-def check_listed(extents: Extents, placement: Placement) -> None:
-    """**Raises:** `ValueError` unless every chunk has a place of its own in the files.
-
-    So the leaves cannot be larger than the files are.
-    """
-    leaves, file, offset = extents.leaves, extents.file, extents.offset
-    chunks, full = sizes_of(leaves)
-    leaf = np.repeat(np.arange(len(chunks)), np.diff(extents.base))
-    bad = (file < 0) | (file >= extents.files)
-    bad |= (offset < 0) | (offset >= _template.MAX_BYTES)
-    if bad.any():
-        name = leaves.names[leaf.item(bad.argmax())]
-        raise ValueError(f"leaf {name!r} has no place in the files")
-    first = extents.first.astype(np.int64)
-    stop = stops_of(leaf, first, chunks)
-    nbytes = (stop - first) * full[leaf]
-    compressed = np.flatnonzero(is_compressed(leaves)[leaf] & (stop > first))
-    _check_sizes(placement.sizes, leaves, leaf[compressed])
-    if len(compressed):
-        at, ends = extents.coded[compressed], extents.ends
-        nbytes[compressed] = ends[at + stop[compressed]] - ends[at + first[compressed]]
-    taken = nbytes > 0
-    start = offset[taken]
-    check_apart(file[taken], start, start + nbytes[taken])
-
-
-def _split(
-    splits: Sequence[tuple[int, ...]],
-    chunks: np.ndarray,
-    file: np.ndarray,
-    offset: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The columns with the runs but the first of leaves that are split."""
-    rows = np.asarray(splits, np.int64)
-    leaf, chunk, *places = rows[np.lexsort((rows[:, 1], rows[:, 0]))].T
-    is_first = np.append(True, leaf[1:] != leaf[:-1])
-    stop = stops_of(leaf, chunk, chunks)
-    if (chunk >= stop).any() or (chunk[is_first] < 1).any():
-        raise ValueError("the index has a malformed split")
-    counts = 1 + np.bincount(leaf, minlength=len(chunks))
-    first = np.insert(np.zeros(len(chunks), np.uint32), leaf + 1, chunk)
-    file, offset = (
-        np.insert(old, leaf + 1, new) for old, new in zip((file, offset), places)
-    )
-    return np.append(0, np.cumsum(counts)), first, file, offset
-
-
-def _coded(
-    sizes: dict[int, list[int]], rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """`coded` and `ends`, by how many rows each leaf has."""
-    coded, every = np.full(len(rows), -1, np.int64), []
-    for leaf, some in sorted(sizes.items()):
-        coded[leaf] = len(every)
-        every += some
-    ends = np.append(0, np.cumsum(np.asarray(every, np.int64)))
-    return np.repeat(coded, rows), ends
-
-
-def _check_sizes(
-    sizes: dict[int, list[int]], leaves: Leaves, compressed: np.ndarray
-) -> None:
-    """**Raises:** `ValueError` unless just the compressed leaves have `sizes`."""
-    if set(compressed.tolist()) != sizes.keys():
-        raise ValueError("the index lacks the sizes of compressed chunks")
-    for leaf, some in sizes.items():
-        t = leaves.templates[leaves.template[leaf]]
-        if (
-            len(some) != t.chunk_count
-            or max(some) > _template.most_encoded(t.full)
-            or min(some) < _template.least_encoded(t.full)
-        ):
-            raise ValueError("the index has impossible sizes of chunks")
+def in_one_run(
+    leaves: Leaves, files: int, file: Sequence[int], offset: Sequence[int]
+) -> Extents:
+    """The table of leaves of one run each, from a place in a file on."""
+    base, none = np.arange(len(file) + 1), np.zeros(0, np.int64)
+    first = np.broadcast_to(np.uint32(0), len(file))
+    places = np.asarray(file, np.int64), np.asarray(offset, np.int64)
+    return Extents(leaves, files, base, first, *places, none, none)

@@ -18,12 +18,12 @@ import xxhash
 from .. import _rooms
 from .._errors import DamagedError
 from .._version import __version__
-from . import _columns, _extents, _files, _json, _leaves, _packed, _record
-from ._extents import Extents, Placement
+from . import _extents, _files, _json, _leaves, _placement, _record
+from ._extents import Extents
 from ._leaves import Leaves
-from ._packed import Packed
+from ._placement import Placement
 from ._record import TreeRecord
-from ._schema import DIGEST, fields, ID, NUMBER, POSITIVE
+from ._schema import DIGEST, fields, ID, NUMBER
 
 
 FORMAT = "eqx_ckpt"
@@ -86,7 +86,7 @@ class Index:
     metadata: Any
     leaves: Leaves
     files: list[str]
-    placement: Placement | Packed
+    placement: Placement | Extents
     digests: str = ""
     others: dict[str, str] = dataclasses.field(default_factory=dict)
     writer: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -101,17 +101,17 @@ class Index:
     @ft.cached_property
     def extents(self) -> Extents:
         """Where the chunks lie in the files. **Raises:** `DamagedError`."""
-        files, placement = len(self.files), self.placement
-        if isinstance(placement, Packed):
+        placement = self.placement
+        if isinstance(placement, Extents):
+            extents = placement
+        elif self.layout == "zarr":  # There are no files of many leaves.
+            nowhere = [0] * len(self.leaves.names)
+            extents = _extents.in_one_run(self.leaves, 1, nowhere, nowhere)
+        else:
             try:
-                extents = _packed.lay(placement, files, self.leaves)
+                extents = _placement.lay(placement, len(self.files), self.leaves)
             except ValueError as e:
                 raise DamagedError(str(e)) from e
-        else:
-            if self.layout == "zarr":  # The columns say nothing.
-                nowhere = [0] * len(self.leaves.names)
-                placement = Placement(nowhere, nowhere)
-            extents = _extents.listed(placement, files, self.leaves)
         return extents.shifted(self.shift) if self.shift else extents
 
     def check_leaves(self) -> None:
@@ -208,27 +208,20 @@ def encode_functions(functions: dict[str, StoredFunction]) -> dict[str, Any]:
 
 
 def encode_columns(
-    leaves: Leaves, files: list[str], placement: Placement | Packed
+    leaves: Leaves, files: list[str], placement: Placement | Extents
 ) -> bytes:
     """The fields with an entry for each leaf, template, data file or node."""
     tree = leaves.recorded
     if isinstance(tree, TreeRecord):
         tree = _record.encode(tree)
-    if isinstance(placement, Packed):
-        columns = {**_leaves.encode(leaves), **_packed.encode(placement)}
-        own = {"files": files, "columns": columns}
-    else:
-        own = {
-            "names": leaves.names,
-            "template": leaves.template,
-            "files": files,
-            **placement._asdict(),
-            "sizes": sorted(placement.sizes.items()),
-        }
+    assert isinstance(placement, Placement)
     return _fields_of(
         {
             "templates": leaves.templates,
-            **own,
+            "names": leaves.names,
+            "template": leaves.template,
+            "files": files,
+            **_placement.encode(placement),
             "aliases": sorted(leaves.aliases.items()),
             **(_leaves.encode_parts(leaves.parts) if leaves.parts else {}),
             **({} if tree is None else {"tree": tree}),
@@ -276,10 +269,8 @@ def decode(data: bytes) -> Index:
     if not data.startswith(f'{{"format":"{FORMAT}"'.encode()):
         raise ValueError("the index is not one of eqx_ckpt")
     check_digest(data)
-    index = _typed(_columns.parse(data), digest(data.rpartition(_OTHERS)[0]))
-    if index.layout == "ocdbt" and isinstance(index.placement, Placement):
-        _extents.check_listed(index.extents, index.placement)
-    return index
+    value = _json.parse(data, encoding="ascii")
+    return _typed(value, digest(data.rpartition(_OTHERS)[0]))
 
 
 def check(parts: tuple[bytes, bytes, bytes], data: bytes) -> None:
@@ -302,10 +293,8 @@ def check(parts: tuple[bytes, bytes, bytes], data: bytes) -> None:
 @ft.lru_cache(maxsize=4)
 def _checked(columns: bytes, layout: str) -> Index:
     """An index that has these columns, and nothing else."""
-    value = _columns.parse(b"{" + columns + b"}")
-    index = Index("", layout, None, *_table_of(value, layout))
-    if layout == "ocdbt" and isinstance(index.placement, Placement):
-        _extents.check_listed(index.extents, index.placement)
+    value = _json.parse(b"{" + columns + b"}", encoding="ascii")
+    index = Index("", layout, None, *_table_of(value))
     _ = index.extents
     index.check_leaves()
     return index
@@ -359,10 +348,10 @@ def _typed(value: dict[str, Any], seal: str = "", known: Index | None = None) ->
     if layout not in ("ocdbt", "zarr"):
         raise ValueError(f"the index has the unknown layout {layout!r}")
     if known is None:
-        leaves, files, placement = _table_of(value, layout)
+        leaves, files, placement = _table_of(value)
     else:
         leaves, files, placement = known.leaves, known.files, known.placement
-    pages = len(files) if isinstance(placement, Packed) else 1
+    pages = len(files) if layout == "ocdbt" else 1
     if len(digests) != 32 * pages:
         raise ValueError("the index lacks the digests of pages")
     if not is_save_id(save):
@@ -380,14 +369,13 @@ def _typed(value: dict[str, Any], seal: str = "", known: Index | None = None) ->
 
 
 def _table_of(
-    value: dict[str, Any], layout: str
-) -> tuple[Leaves, list[str], Placement | Packed]:
+    value: dict[str, Any],
+) -> tuple[Leaves, list[str], Placement | Extents]:
     """The leaves, the data files and where the leaves lie in them."""
     (files,) = fields(value, {"files": [str]})
     if files != [str(number) for number in range(len(files))]:
         raise ValueError("the index names files that are not of this format")
-    leaves = _leaves.parse(value)
-    return leaves, files, _placement(value, leaves, len(files), layout)
+    return _leaves.parse(value), files, _placement.parse(value, len(files))
 
 
 # What every index has, but for its columns.
@@ -398,30 +386,6 @@ _FIELDS = {
     "others": {...: DIGEST},
     "writer": {...: str},
 }
-
-
-def _placement(
-    value: dict[str, Any], leaves: Leaves, files: int, layout: str
-) -> Placement | Packed:
-    """Where the JSON of an index says that leaves lie in so many data files.
-
-    **Raises:** `ValueError` for columns of other types, or that do not fit together.
-    """
-    count = len(leaves.names)
-    if "columns" in value:
-        return _packed.parse(value["columns"], files)
-    place = range(count)
-    kinds = {"file": [int], "offset": [int], "sizes": [(place, [POSITIVE])]}
-    kinds["splits"] = [(place, NUMBER, range(files), NUMBER)]
-    file, offset, sizes, splits = fields(value, kinds)
-    if layout == "ocdbt":
-        if not len(file) == len(offset) == count:
-            raise ValueError("the columns of the index differ in length")
-        for a, b in leaves.aliases.items():
-            if (file[a], offset[a]) != (file[b], offset[b]):
-                raise ValueError("the index has an impossible alias")
-    sizes = _leaves.by_place(sizes, "sizes")
-    return Placement(file, offset, list(map(tuple, splits)), sizes)
 
 
 # Later times are no dates.

@@ -4,7 +4,7 @@ import functools as ft
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -59,27 +59,6 @@ def parse_at(text: str, start: int) -> tuple[Any, int]:
         return _STRICT.raw_decode(text, start)
     except RecursionError as e:
         raise ValueError("it is nested too deeply") from e
-
-
-def parse_cut(data: bytes, cuts: Sequence[slice]) -> Any:
-    """The JSON of an index, but for the texts at `cuts`, between their quotes: they are
-    memory of `data`, which is neither copied nor looked at.
-
-    **Raises:** `ValueError` as `parse`.
-    """
-    memory = memoryview(data)
-    texts = iter([memory[cut] for cut in cuts])
-    starts = [0, *(cut.stop + 1 for cut in cuts)]
-    stops = [*(cut.start - 1 for cut in cuts), len(data)]
-    # A constant that JSON does not have stands for each of them.
-    rest = b"NaN".join([memory[start:stop] for start, stop in zip(starts, stops)])
-
-    def text(constant: str) -> memoryview:
-        found = next(texts, None)
-        return _refuse(constant) if found is None else found
-
-    check_cost(rest)
-    return _loads(rest, "the index", "ascii", _decoder(text))
 
 
 def check_cost(data: bytes, what: str = "the index") -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import DamagedError
-from . import _columns, _names, _record, _template
+from . import _names, _record, _template
 from ._record import Label, TreeRecord
 from ._schema import fields, NUMBER
 from ._template import Template
@@ -93,7 +93,7 @@ class Leaves:
 
     names: Sequence[str]
     templates: list[Template]
-    template: list[int] | np.ndarray
+    template: list[int]
     aliases: dict[int, int] = dataclasses.field(default_factory=dict)
     parts: Mapping[int, Part | Unreadable] = dataclasses.field(default_factory=dict)
     recorded: TreeRecord | dict[str, Any] | None = None
@@ -174,9 +174,11 @@ class Leaves:
 
     @ft.cached_property
     def places(self) -> Mapping[str, int]:
-        if isinstance(self.names, _columns.NameTable):
-            return _columns.Places(self.names)
-        return _columns.numbered(self.names)
+        """The places of names. **Raises:** `ValueError` for two of one name."""
+        out = dict(zip(self.names, range(len(self.names))))
+        if len(out) != len(self.names):
+            raise ValueError("the index has two leaves of one name")
+        return out
 
     @ft.cached_property
     def template_sizes(self) -> tuple[list[int], list[int]]:
@@ -239,17 +241,6 @@ class Leaves:
         return sum(count * t.nbytes for count, t in counted if count)
 
 
-def text(columns: dict[str, Any], name: str) -> memoryview:
-    """A column that is a text. **Raises:** `ValueError` if it is not, or not ASCII."""
-    if type(columns.get(name)) is memoryview:
-        return columns[name]
-    (column,) = fields(columns, {name: str})
-    try:
-        return memoryview(column.encode("ascii"))
-    except UnicodeEncodeError:
-        raise ValueError("the index has a malformed column") from None
-
-
 def by_place(pairs: list[Any], name: str) -> dict[int, Any]:
     """A field of an index: pairs of the place of a leaf, and what it has.
 
@@ -275,7 +266,8 @@ def parse(value: dict[str, Any]) -> Leaves:
         Template(*row)._replace(shape=tuple(row[3]), chunk=tuple(row[5]))
         for row in rows
     ]
-    names, template = _columns_of(value, len(templates))
+    kinds = {"names": [str], "template": [range(len(templates))]}
+    names, template = fields(value, kinds)
     if len(template) != len(names):
         raise ValueError("the columns of the index differ in length")
     (pairs,) = fields(value, {"aliases": [(range(len(names)), NUMBER)]})
@@ -300,7 +292,7 @@ def encode_parts(parts: Mapping[int, Part | Unreadable]) -> dict[str, Any]:
 
 
 def _parts(
-    value: dict[str, Any], templates: list[Template], template: list[int] | np.ndarray
+    value: dict[str, Any], templates: list[Template], template: list[int]
 ) -> dict[int, Part]:
     (parts,) = fields(value, {"parts": [([NUMBER], [[NUMBER]])]})
     rows = [Part(tuple(shape), tuple(map(tuple, starts))) for shape, starts in parts]
@@ -324,30 +316,3 @@ def _check_part(part: Part, t: Template) -> None:
         ends = [s + n for s, n in zip(start, region)]
         if len(start) != rank or any(e > n for e, n in zip(ends, shape)):
             raise ValueError("the index has an impossible part")
-
-
-def _columns_of(
-    value: dict[str, Any], count: int
-) -> tuple[Sequence[str], list[int] | np.ndarray]:
-    """The name of each leaf, and the number of its template, of which there are so
-    many."""
-    if "columns" in value:
-        (columns,) = fields(value, {"columns": dict})
-        order = _columns.decode(text(columns, "order"))
-        names = _columns.NameTable(text(columns, "names"), order)
-        template = _columns.decode(text(columns, "template"))
-        if len(template) and template.max() >= count:
-            raise ValueError("the index names a template that it does not have")
-        return names, template
-    names, template = fields(value, {"names": [str], "template": [range(count)]})
-    return names, template
-
-
-def encode(leaves: Leaves) -> dict[str, str]:
-    """The names and the templates of leaves as columns."""
-    names = leaves.names
-    return {
-        "names": " ".join(names),
-        "order": _columns.encode(sorted(range(len(names)), key=names.__getitem__)),
-        "template": _columns.encode(leaves.template),
-    }

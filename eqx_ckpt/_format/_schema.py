@@ -19,7 +19,7 @@ Kind = Any
 
 
 # What the index calls sizes, offsets and counts.
-NUMBER, POSITIVE = range(2**60), range(1, 2**60)
+NUMBER = range(2**60)
 # Steps, attempts and processes. Nobody counts farther.
 COUNT = range(10**18)
 DIGEST = re.compile("[0-9a-f]{32}")
@@ -76,6 +76,11 @@ def fits(value: Any, kind: Kind) -> bool:
             elif isinstance(of_items, range):
                 good = {*map(type, items)} == {int}
                 good = good and min(items) in of_items and max(items) in of_items
+            elif type(of_items) is tuple:
+                good = {*map(type, items)} == {list}
+                good = good and {*map(len, items)} == {len(of_items)}
+                columns = map(list, zip(*items)) if good else ()
+                pending.extend(zip(columns, ([kind] for kind in of_items)))
             else:
                 pending.extend(zip(items, it.repeat(of_items)))
         elif isinstance(kind, re.Pattern):

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 import numpy as np
 import xxhash
 
-from .._format import _json, _names, _template, _text
-from .._format._extents import Placement
+from .._format import _extents, _json, _names, _template, _text
 from .._format._index import Index
 from .._format._leaves import Leaves, Unreadable
 from .._format._record import Label
@@ -172,13 +171,14 @@ def source(
     )
     saved.places  # Two leaves of one name are an error.
     stamped = stamp(directory)
+    places = [x.file for x in leaves], [x.offset for x in leaves]
     index = Index(
         save=stamped,
         layout=format,
         metadata=metadata,
         leaves=saved,
         files=files,
-        placement=Placement([x.file for x in leaves], [x.offset for x in leaves]),
+        placement=_extents.in_one_run(saved, len(files), *places),
     )
     strides = {i: x.strides for i, x in enumerate(leaves) if x.strides is not None}
     what = stamp, stamped, stored, database, strides

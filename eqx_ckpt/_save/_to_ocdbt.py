@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .._format import _index, _ocdbt, _packed, _template
-from .._format._extents import Placement
-from .._format._packed import Packed
+from .._format import _digests, _index, _ocdbt, _placement, _template
+from .._format._placement import Placement
 from .._runtime import _log, _threads
 from .._storage import _arrays
 from .._storage._backend import Backend
@@ -168,7 +167,7 @@ def lay(
     for i, (place, numbers) in enumerate(runs):
         full, is_alone = templates[spec.numbers[place]]
         # What has no bytes needs no padding, which nothing might follow.
-        offset = -(-at // _packed.ALIGN) * _packed.ALIGN if numbers else at
+        offset = -(-at // _placement.ALIGN) * _placement.ALIGN if numbers else at
         if is_alone:
             yield ChunkRun(place, numbers, offset, None)
             at = offset + len(numbers) * full
@@ -225,12 +224,10 @@ def finish(writer: LeafWriter, files: Files, into: Destination[Sink]) -> Written
     """Writes the rest of a save whose data files are all there: the database, if it is
     to have one, and the digests."""
     spec, base = writer.spec, into.own
-    how = spec.has_columns, spec.has_database
     if writer.is_single_writer:
-        files, placed, database = _plain(spec, writer.max_file_bytes, *how)
+        placed, pages, database = _plain(spec, writer.max_file_bytes)
     else:
-        files = [*writer.linked.files, *files]
-        placed, database = _place(spec, files, *how)
+        placed, pages, database = _place(spec, [*writer.linked.files, *files])
     others: dict[str, bytes] = {}
     manifest = b""
     if database is None:
@@ -245,42 +242,49 @@ def finish(writer: LeafWriter, files: Files, into: Destination[Sink]) -> Written
         others[f"{base}/manifest.ocdbt"] = manifest
     for key, value in others.items():
         into.write(key, [value])
-    pages = [bytes(writer.data.digests)]
-    if spec.has_columns:
-        pages = [b"".join(writer.data.rows(*run[:2]) for run in runs) for runs in files]
-    into.write(f"{base}/digests", pages)
-    digests = "".join(map(_index.digest, pages))
+    rows = memoryview(writer.data.digests)
+    digests = [b"".join(map(rows.__getitem__, page)) for page in pages]
+    into.write(f"{base}/digests", digests)
     own = dict(zip(others, map(_index.digest, others.values())))
-    return Written(placed, digests, own, manifest)
+    return Written(placed, "".join(map(_index.digest, digests)), own, manifest)
 
 
 # The zarr.json files and the nodes of a database, and its root.
 _Database = tuple[bytes, _ocdbt.Subtree] | None
+# Where the leaves lie, which digests are in the page of each file, and the database
+# that says the first.
+_Placed = tuple[DataFiles, list[list[slice]], _Database]
 
 
-def _place(
-    spec: TreeSpec, files: Files, has_columns: bool, has_database: bool
-) -> tuple[DataFiles, _Database]:
-    """Where the leaves lie in the files of a save, and the database that says so."""
+def _place(spec: TreeSpec, files: Files) -> _Placed:
     names = list(map(str, range(len(files))))
-    placed = DataFiles(names, (packed if has_columns else listed)(spec, files))
-    if not has_database:
-        return placed, None
+    placed = DataFiles(names, place(spec, files))
+    pages = [_page(spec, stretches) for stretches in files]
+    if not spec.has_database:
+        return placed, pages, None
     entries, blobs = _entries(spec, files)
     nodes, top = _ocdbt.tree(entries, [*names, "tree"], "tree", len(blobs))
-    return placed, (blobs + nodes, top)
+    return placed, pages, (blobs + nodes, top)
 
 
 @_tree_spec.remembered
-def _plain(
-    spec: TreeSpec, most: int, has_columns: bool, has_database: bool
-) -> tuple[Files, DataFiles, _Database]:
-    """The same, and the files, of a save as of `_laid`."""
-    files: Files = [
-        [x for some, _ in batches for x in some] for batches in _laid(spec, most)
-    ]
-    placed, database = _place(spec, files, has_columns, has_database)
-    return files, placed, database
+def _plain(spec: TreeSpec, most: int) -> _Placed:
+    """The same of a save as of `_laid`."""
+    own = [[x for some, _ in batches for x in some] for batches in _laid(spec, most)]
+    return _place(spec, own)
+
+
+def _page(spec: TreeSpec, stretches: Iterable[ChunkRun]) -> list[slice]:
+    """The bytes of the digests of a file, as they lie in those of all leaves."""
+    grids, firsts, out = spec.grids, spec.first_digests, []
+    start = stop = 0
+    for place, numbers, _, _ in stretches:
+        first, blocks = firsts[place], grids[place].blocks
+        if first + blocks[numbers.start] != stop:
+            out.append(slice(_digests.SIZE * start, _digests.SIZE * stop))
+            start = first + blocks[numbers.start]
+        stop = first + blocks[numbers.stop]
+    return [*out, slice(_digests.SIZE * start, _digests.SIZE * stop)]
 
 
 def _starts(spec: TreeSpec, files: Files) -> list[tuple[int, int]]:
@@ -295,46 +299,22 @@ def _starts(spec: TreeSpec, files: Files) -> list[tuple[int, int]]:
     return starts
 
 
-def listed(spec: TreeSpec, files: Files) -> Placement:
-    """Where the chunks lie, one by one."""
-    splits = [
-        (place, numbers.start, number, offset)
-        for number, stretches in enumerate(files)
-        for place, numbers, offset, _ in stretches
-        if numbers.start
-    ]
-    sizes: dict[int, list[int]] = {}
-    if spec.is_compressed:
-        by_chunk = lambda run_: (run_.place, run_.numbers.start)
-        for run_ in sorted(itertools.chain(*files), key=by_chunk):
-            if run_.ends:
-                sizes.setdefault(run_.place, []).extend(_steps(run_))
-    file, offset = map(list, zip(*_starts(spec, files)))
-    return Placement(file, offset, splits, sizes)
-
-
-def packed(spec: TreeSpec, files: Files) -> Packed:
+def place(spec: TreeSpec, files: Files) -> Placement:
     """Where the chunks lie, by a rule."""
-    grids = spec.grids
+    grids, runs = spec.grids, list(itertools.chain(*files))
     rows = (
-        (place, numbers.start, numbers.stop, offset, s.stop(grids[place].full) - offset)
-        for s in itertools.chain(*files)
-        for place, numbers, offset, _ in [s]
+        [x.place for x in runs],
+        [x.numbers.start for x in runs],
+        [x.numbers.stop for x in runs],
+        [x.offset for x in runs],
+        [x.stop(grids[x.place].full) - x.offset for x in runs],
     )
     counts = np.asarray(list(map(len, files)), np.int64)
-    sizes = [n for run_ in itertools.chain(*files) for n in _steps(run_)]
-    return _packed.pack(
-        np.fromiter(rows, np.dtype((np.int64, 5)), counts.sum()),
-        counts,
-        len(spec.names),
-        np.asarray(sizes, np.int64),
+    ends = [x.ends for x in runs if x.ends]
+    sizes = [stop - start for x in ends for stop, start in zip(x, [0, *x])]
+    return _placement.place(
+        np.asarray(rows, np.int64).T, counts, len(spec.names), np.asarray(sizes, int)
     )
-
-
-def _steps(run_: ChunkRun) -> Iterator[int]:
-    """The sizes of the chunks of a stretch, if they are compressed."""
-    ends = run_.ends or []
-    return (stop - start for stop, start in zip(ends, [0, *ends]))
 
 
 def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
@@ -379,56 +359,43 @@ def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
 def longest(leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int) -> Written:
     """**Raises:** `ValueError` for more runs of chunks than are read."""
     own = zip(spec.templates, spec.counts)
-    total = sum((t.chunk_count * t.full + _packed.ALIGN) * n for t, n in own)
+    total = sum((t.chunk_count * t.full + _placement.ALIGN) * n for t, n in own)
     files = _assign.most_files(total, processes, _writing.FAR_FILE)
     names = [str(n) for n in range(min(files, spec.chunk_count + len(leaves)))]
     base = f"d/{'0' * 16}"
     keys = (f"{base}/tree", f"{base}/manifest.ocdbt") if spec.has_database else ()
-    make = _most_packed if spec.has_columns else _most_listed
     return Written(
-        placed=DataFiles(names, make(leaves, len(names), total)),
-        digests="0" * 32 * (len(names) if spec.has_columns else 1),
+        placed=DataFiles(names, _longest(leaves, len(names), total, processes)),
+        digests="0" * 32 * len(names),
         others=dict.fromkeys(keys, "0" * 32),
     )
 
 
-def _most_listed(leaves: Sequence[PlannedLeaf], files: int, total: int) -> Placement:
-    own = [(i, x.template, x.owners) for i, x in enumerate(leaves) if x.alias is None]
-    counts = [t.chunk_count for _, t, _ in own]
-    # Wherever one file ends and another begins, and one process and another.
-    splits = files + sum(len(owners) - 1 for _, _, owners in own if owners)
-    last = len(leaves), max(counts, default=0), files, total
-    sizes = {
-        place: [_template.most_encoded(t.full)] * count
-        for count, (place, t, _) in zip(counts, own)
-        if t.codec is not None
-    }
-    return Placement(
-        [files] * len(leaves),
-        [total] * len(leaves),
-        [last] * min(splits, sum(counts)),
-        sizes,
-    )
-
-
-def _most_packed(leaves: Sequence[PlannedLeaf], files: int, total: int) -> Packed:
-    known: dict[bytes, np.ndarray] = {}
-    runs = coded = 0
+def _longest(
+    leaves: Sequence[PlannedLeaf], files: int, total: int, processes: int
+) -> Placement:
+    known: dict[tuple[tuple[int, int], ...], None] = {}
+    runs, sizes = 0, []
     for leaf in leaves:
         if leaf.alias is None:
             owners = leaf.owners or [(range(0), 0)]
-            rows = np.asarray([(len(run), who) for run, who in owners], np.uint32)
-            known.setdefault(rows.tobytes(), rows)
-            runs += len(rows)
-            coded += leaf.template.chunk_count if leaf.template.codec else 0
-    if runs > _packed.MAX_RUNS:
+            known[tuple((len(run), who) for run, who in owners)] = None
+            runs += len(owners)
+            if leaf.template.codec:
+                most = _template.most_encoded(leaf.template.full)
+                sizes += [most] * leaf.template.chunk_count
+    if runs > _placement.MAX_RUNS:
         raise ValueError(
             f"it has {runs} runs of chunks that different processes write, and "
-            f"{_packed.MAX_RUNS} are read at most"
+            f"{_placement.MAX_RUNS} are read at most"
         )
     # What is linked from another save may be dealt out in another way.
-    last = files, len(leaves), 2**16, files, total - total % _packed.ALIGN
-    pattern = np.zeros(len(leaves), np.uint32)
-    rows = np.concatenate([*known.values(), np.zeros((256, 2), np.uint32)])
-    begins = np.tile(np.asarray(last, np.int64), (files + 256, 1))
-    return Packed(rows, pattern, begins, np.zeros(coded, np.uint32))
+    lanes = processes + 256
+    rows = [*itertools.chain(*known), *[(2**16, lanes)] * 256]
+    begin = lanes, len(leaves), 2**16, files, total - total % _placement.ALIGN
+    return Placement(
+        patterns=np.asarray(rows),
+        pattern=np.full(len(leaves), len(known) + 256),
+        begins=np.tile(np.asarray(begin), (files + 256, 1)),
+        sizes=np.asarray(sizes, np.int64),
+    )

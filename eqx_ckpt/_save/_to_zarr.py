@@ -5,8 +5,7 @@ name.
 import functools as ft
 from collections.abc import Sequence
 
-from .._format import _files, _index
-from .._format._extents import Placement
+from .._format import _files, _index, _placement
 from .._runtime import _threads
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
@@ -125,7 +124,7 @@ def longest(leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int) -> Wr
     return Written(_NOWHERE, "0" * 32, {})
 
 
-_NOWHERE = DataFiles([], Placement([], []))
+_NOWHERE = DataFiles([], _placement.NOWHERE)
 
 
 def _cuts(path: str) -> list[int]:

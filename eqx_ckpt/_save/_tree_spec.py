@@ -10,7 +10,7 @@ import itertools as it
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .._format import _columns, _grid
+from .._format import _grid
 from .._format._grid import Grid
 from .._format._template import Template
 
@@ -60,12 +60,6 @@ class TreeSpec:
         """The place of the leaf whose bytes each one shares."""
         aliases = dict(self.aliases)
         return list(map(aliases.get, range(len(self.names))))
-
-    @property
-    def has_columns(self) -> bool:
-        """Whether the index of a save in few files has columns."""
-        is_large = len(self.names) > _columns.MOST_LEAVES
-        return is_large or self.chunk_count > _columns.MOST_CHUNKS
 
     @property
     def has_database(self) -> bool:

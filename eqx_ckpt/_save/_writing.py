@@ -12,8 +12,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, runtime_checkable, TypeVar
 
-from .._format._extents import Placement
-from .._format._packed import Packed
+from .._format._placement import Placement
 from .._runtime._processes import Processes
 from .._storage._backend import Backend
 from . import _assign, _payload, _tree_spec
@@ -236,7 +235,7 @@ class DataFiles:
     """The data files of a save, and where its leaves lie in them."""
 
     files: list[str]
-    placement: Placement | Packed
+    placement: Placement
 
 
 class Written(NamedTuple):

@@ -11,7 +11,6 @@ import pathlib
 import shutil
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import equinox as eqx
 import jax
@@ -19,9 +18,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xxhash
+from support import inside
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _columns as _format_columns
 
 
 class Net(eqx.Module):
@@ -52,32 +51,28 @@ def everything(_: Any) -> bool:
     return True
 
 
-# Kinds of good checkpoints: a layout, and how large leaves are compressed; "columns"
-# stands for one of very many leaves.
+# Kinds of good checkpoints: a layout, and how large leaves are compressed.
 KINDS = {
     "ocdbt": ("ocdbt", None),
     "zarr": ("zarr", None),
     "ocdbt-lz4": ("ocdbt", "lz4"),
     "zarr-lz4": ("zarr", "lz4"),
     "ocdbt-zstd": ("ocdbt", "zstd"),
-    "ocdbt-columns": ("ocdbt", "columns"),
 }
 
 
 def save(path: pathlib.Path, kind: str) -> None:
     layout, compression = KINDS[kind]
-    few = 0 if compression == "columns" else _format_columns.MOST_LEAVES
-    with mock.patch.object(_format_columns, "MOST_LEAVES", few):
-        ec.tree_serialise_leaves(
-            path,
-            tree(),
-            everything,
-            layout=layout,
-            compression=None if compression == "columns" else compression,
-            chunks=lambda name, *_: (32, 128) if name == "net.weight" else None,
-            durable=False,
-            orbax=True,
-        )
+    ec.tree_serialise_leaves(
+        path,
+        tree(),
+        everything,
+        layout=layout,
+        compression=compression,
+        chunks=lambda name, *_: (32, 128) if name == "net.weight" else None,
+        durable=False,
+        orbax=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +143,11 @@ def template(value: dict[str, Any], name: str, **changes: Any) -> None:
     value["templates"].append([new[f] for f in fields])
 
 
+def offset(path: pathlib.Path, name: str) -> int:
+    """Where a leaf begins in its data file (`ocdbt`)."""
+    return inside.runs_of(path, name)[0][3]
+
+
 def data(path: pathlib.Path) -> pathlib.Path:
     """The directory of the data files (`ocdbt`)."""
     return path / "d" / index_of(path)["save"]
@@ -168,4 +168,4 @@ def move(file: pathlib.Path, outside: pathlib.Path) -> pathlib.Path:
     return target
 
 
-from . import _columns, _contents, _files, _index, _names, _sizes, _structure  # noqa: E402, F401
+from . import _contents, _files, _index, _names, _places, _sizes, _structure  # noqa: E402, F401

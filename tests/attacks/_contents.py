@@ -4,7 +4,7 @@ import os
 
 import xxhash
 
-from . import attack, data, forge, index_of, place, redigest, template
+from . import attack, data, forge, offset, place, redigest, template
 
 
 @attack("read", "digests is missing")
@@ -36,8 +36,7 @@ def digests_of_other_chunks(path, outside):
 @attack("read", "not those that were saved")
 def chunks_that_change_places(path, outside):
     """Two chunks of one leaf change places, each as it was saved."""
-    value = index_of(path)
-    start = value["offset"][place(value, "net.weight")]
+    start = offset(path, "net.weight")
     file = data(path) / "0"
     content = bytearray(file.read_bytes())
     size = 32 * 128 * 4
@@ -51,17 +50,15 @@ def one_bit(path, outside):
     """One bit of the data."""
     file = data(path) / "0"
     content = bytearray(file.read_bytes())
-    value = index_of(path)
-    content[value["offset"][place(value, "net.bias")]] ^= 1
+    content[offset(path, "net.bias")] ^= 1
     file.write_bytes(content)
 
 
 def _digested(path, name, new):
     """Gives a small leaf other bytes, with a digest to match."""
-    value = index_of(path)
     file = data(path) / "0"
     content = bytearray(file.read_bytes())
-    start = value["offset"][place(value, name)]
+    start = offset(path, name)
     old = bytes(content[start : start + len(new)])
     content[start : start + len(new)] = new
     file.write_bytes(content)
@@ -97,18 +94,18 @@ def other_kinds(path, outside):
 # ---- Compressed leaves.
 
 
-@attack("open", "impossible sizes", kind="ocdbt-lz4")
+@attack("read", "impossible sizes", kind="ocdbt-lz4")
 def compressed_terabyte(path, outside):
     """A terabyte in compressed chunks of a few bytes, which no codec makes of it."""
 
     def alter(v):
         template(v, "net.weight", keys="ka", shape=[2**38], chunk=[2**28])
-        v["sizes"] = [[place(v, "net.weight"), [64] * 1024]]
+        v["sizes"] = [64] * 1024
 
     forge(path, alter)
 
 
-@attack("open", "lacks the sizes", kind="ocdbt-lz4")
+@attack("read", "lacks the sizes", kind="ocdbt-lz4")
 def compressed_without_sizes(path, outside):
     """Compressed chunks of no length."""
     forge(path, lambda v: v.update(sizes=[]))
@@ -196,10 +193,9 @@ def blosc_of_another_compressor(path, outside):
 @attack("read", "the Blosc header", kind="ocdbt-lz4")
 def blosc_of_gigabytes_in_a_database(path, outside):
     """A chunk among others in a file, that says that it makes 2 GB."""
-    value = index_of(path)
-    file = data(path) / str(value["file"][place(value, "net.weight")])
+    file = data(path) / "0"
     content = bytearray(file.read_bytes())
-    start = value["offset"][place(value, "net.weight")]
+    start = offset(path, "net.weight")
     content[start + 4 : start + 8] = (2**31 - 17).to_bytes(4, "little")
     file.write_bytes(content)
 
@@ -209,8 +205,8 @@ def blosc_chunks_of_other_sizes(path, outside):
     """Chunks that end elsewhere than the index says."""
 
     def alter(v):
-        _, sizes = v["sizes"][0]
-        v["sizes"][0][1] = [sizes[0] - 1, sizes[1] + 1, *sizes[2:]]
+        sizes = v["sizes"]
+        v["sizes"] = [sizes[0] - 1, sizes[1] + 1, *sizes[2:]]
 
     forge(path, alter)
 

@@ -108,24 +108,6 @@ def many_digits(path, outside):
     metadata(path, b"9" * 10**6)
 
 
-@attack("open", "a place that cannot be")
-def offset_beyond_64_bits(path, outside):
-    """An offset that no C integer holds."""
-    forge(path, lambda v: v["offset"].__setitem__(0, 2**63))
-
-
-@attack("open", "has no place in the files")
-def offset_below_zero(path, outside):
-    """An offset before the file."""
-    forge(path, lambda v: v["offset"].__setitem__(0, -64))
-
-
-@attack("open", "has no place in the files")
-def file_that_is_not(path, outside):
-    """A file by a number that counts from the end."""
-    forge(path, lambda v: v["file"].__setitem__(0, -1))
-
-
 @attack("open", "no 'template' of the right type")
 def template_that_is_not(path, outside):
     """A template by a number beyond 64 bits."""
@@ -138,22 +120,22 @@ def wrong_types(path, outside):
     forge(path, lambda v: v.update(names="".join(n[0] for n in v["names"])))
 
 
-@attack("open", "no 'file' of the right type")
+@attack("open", "no 'template' of the right type")
 def bool_as_integer(path, outside):
     """True, which Python takes for 1."""
-    forge(path, lambda v: v["file"].__setitem__(0, False))
+    forge(path, lambda v: v["template"].__setitem__(0, False))
 
 
-@attack("open", "no 'offset' of the right type")
+@attack("open", "no 'template' of the right type")
 def float_as_integer(path, outside):
-    """An offset that is a float."""
-    forge(path, lambda v: v["offset"].__setitem__(0, 64.0))
+    """A number that is a float."""
+    forge(path, lambda v: v["template"].__setitem__(0, 1.0))
 
 
 @attack("open", "differ in length")
 def columns_of_two_lengths(path, outside):
     """A column that ends before the others."""
-    forge(path, lambda v: v["offset"].pop())
+    forge(path, lambda v: v["template"].pop())
 
 
 @attack("open", r"pip install 'eqx_ckpt>=9.9'")
@@ -204,22 +186,6 @@ def save_id_as_path(path, outside):
 def alias_of_itself(path, outside):
     """An alias that leads to itself, for ever."""
     forge(path, lambda v: v.update(aliases=[[3, 3]]))
-
-
-@attack("open", "impossible alias")
-def alias_of_other_bytes(path, outside):
-    """An alias whose own place is not that of the leaf it stands for."""
-    forge(path, lambda v: v["offset"].__setitem__(v["aliases"][0][0], 64))
-
-
-@attack("open", "malformed split")
-def splits_that_go_back(path, outside):
-    """Chunks that go on elsewhere from a chunk that the leaf does not have."""
-
-    def alter(v):
-        v["splits"] = [[v["names"].index("net.weight"), 10**6, 0, 0]]
-
-    forge(path, alter)
 
 
 @attack("open", "not one of eqx_ckpt")

@@ -59,17 +59,6 @@ def leaf_and_node(path, outside):
     rename(path, "net", "key")
 
 
-@attack("open", "two chunks at one place")
-def two_leaves_at_one_place(path, outside):
-    """Two leaves of the same bytes, so that a small file loads as a large tree."""
-
-    def alter(v):
-        a, b = place(v, "net.bias"), place(v, "net.weight")
-        v["file"][a], v["offset"][a] = v["file"][b], v["offset"][b] + 64
-
-    forge(path, alter)
-
-
 @attack("touch", "largest index")
 def index_beyond_all(path, outside):
     """An item of a list so far back that the list does not fit into memory."""

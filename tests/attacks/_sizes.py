@@ -80,7 +80,6 @@ def terabyte(path, outside):
 
     def alter(v):
         template(v, "net.weight", keys="ka", shape=[2**38], chunk=[2**24])
-        v["offset"][place(v, "net.weight")] = 2**40
 
     forge(path, alter)
 
@@ -91,7 +90,6 @@ def terabyte_of_one_chunk(path, outside):
 
     def alter(v):
         template(v, "net.weight", keys="ka", shape=[2**38], chunk=[2**38])
-        v["offset"][place(v, "net.weight")] = 2**40
 
     forge(path, alter)
 
@@ -106,11 +104,9 @@ def small_leaves_that_are_not_there(path, outside):
         number = len(v["templates"]) - 1
         v["template"][place(v, "net.bias")] = old
         del v["tree"]
-        for i in range(1000):
-            v["names"].append(f"more.{i}")
-            v["file"].append(0)
-            v["template"].append(number)
-            v["offset"].append(2**30 + i * 2**16)
+        v["begins"].append([0, len(v["names"]), 0, 0, 2**30])
+        v["names"] += [f"more.{i}" for i in range(1000)]
+        v["template"] += [number] * 1000
 
     forge(path, alter)
 

@@ -1,8 +1,6 @@
 """A skeleton of 70 billion parameters with lazy leaves: `DIRECTORY`. Prints its
 parameters, seconds, and MiB of memory."""
 
-import itertools as it
-import math
 import pathlib
 import resource
 import sys
@@ -61,8 +59,6 @@ def scaled(x):
 def grow(value):
     for row in value["templates"]:
         row[3] = row[5] = scaled(row[3])
-    sizes = [4 * math.prod(value["templates"][i][3]) for i in value["template"]]
-    value["offset"] = [0, *it.accumulate(sizes[:-1])]
     value["tree"]["values"] = scaled(value["tree"]["values"])
 
 

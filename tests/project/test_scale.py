@@ -4,8 +4,7 @@ import pathlib
 
 import pytest
 
-from eqx_ckpt._format import _columns, _index, _json
-from eqx_ckpt._format._packed import Packed
+from eqx_ckpt._format import _index, _json
 from eqx_ckpt._limits import limits
 
 
@@ -18,10 +17,7 @@ def scale(monkeypatch):
     return scale
 
 
-@pytest.mark.parametrize("has_columns", [False, True])
-def test_the_index_that_is_planned_is_read(scale, monkeypatch, has_columns):
-    if has_columns:
-        monkeypatch.setattr(_columns, "MOST_LEAVES", 0)
+def test_the_index_that_is_planned_is_read(scale, monkeypatch):
     monkeypatch.setattr(limits, "min_file_bytes", 2**22)
     kept = {}
     index_of = scale.index_of
@@ -30,7 +26,6 @@ def test_the_index_that_is_planned_is_read(scale, monkeypatch, has_columns):
     # A file has parts of many leaves, and a leaf is in the files of all hosts.
     plan = scale.plan(scale.Model(3, 2048, 4096, 2, 8192), 4)
     index = _index.decode(kept["index"])
-    assert isinstance(index.placement, Packed) is has_columns
     assert len(index.leaves.names) == plan.leaves and plan.index == len(kept["index"])
     assert len(index.files) == plan.files > 4
     places = set()

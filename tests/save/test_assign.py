@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from support.helpers import examples
 
-from eqx_ckpt._format import _columns, _grid, _packed
+from eqx_ckpt._format import _grid, _placement
 from eqx_ckpt._format._template import Template
 from eqx_ckpt._save import _assign, _to_ocdbt, _tree_spec
 from eqx_ckpt._save._payload import PlannedLeaf
@@ -126,11 +126,10 @@ def test_too_many_runs_are_refused_when_they_are_planned(monkeypatch):
     owners = [(range(n, n + 1), n % 2) for n in range(9)]
     leaves = [PlannedLeaf(name, None, template, 0, None, owners) for name in "abc"]
     form = _tree_spec.TreeSpec(("a", "b", "c"), (0, 0, 0), (template,), ())
-    monkeypatch.setattr(_columns, "MOST_LEAVES", 0)
     most = _to_ocdbt.longest(leaves, form, 2).placed.placement
     # The leaves have one pattern.
     assert most.patterns[:9].tolist() == [[1, n % 2] for n in range(9)]
-    assert not most.patterns[9:].any()
-    monkeypatch.setattr(_packed, "MAX_RUNS", 26)
+    assert (most.patterns[9:] == [2**16, 258]).all()
+    monkeypatch.setattr(_placement, "MAX_RUNS", 26)
     with pytest.raises(ValueError, match="it has 27 runs of chunks"):
         _to_ocdbt.longest(leaves, form, 2)

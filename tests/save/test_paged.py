@@ -1,4 +1,4 @@
-"""Checkpoints whose index has columns: all that others can, and pages of digests."""
+"""Checkpoints of several files: all that others can, and pages of digests."""
 
 import json
 
@@ -25,9 +25,8 @@ def tree(value=1.0):
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    """Few leaves are many here, and small files and pages large."""
-    inside.limit(monkeypatch, plain_leaves=5, min_file_bytes=2**20)
-    inside.limit(monkeypatch, joint_digest_bytes=64)
+    """Small files and pages are large here."""
+    inside.limit(monkeypatch, min_file_bytes=2**20, joint_digest_bytes=64)
 
 
 def index_of(path):
@@ -40,8 +39,7 @@ def test_a_round_trip(tmp_path, chunks, compression):
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, tree(), chunks=chunks, compression=compression)
     index = index_of(path)
-    assert "columns" in index
-    assert "names" not in index and len(index["files"]) > 2
+    assert len(index["files"]) > 2
     assert len(index["digests"]) == 32 * len(index["files"])
     assert ec.verify(path) == []
     assert_alike(ec.tree_deserialise_leaves(path, tree(2.0)), tree())
@@ -56,27 +54,12 @@ def test_a_round_trip(tmp_path, chunks, compression):
         ec.tree_deserialise_leaves(path, {"other": 1.0})
 
 
-def test_where_they_begin(tmp_path, monkeypatch):
-    inside.limit(monkeypatch, plain_chunks=6)
-    for tree, has_columns in (
-        ([np.float32(i) for i in range(5)], False),
-        ([np.float32(i) for i in range(6)], True),
-        ([np.zeros(6 * 2**10, np.uint8)], False),
-        ([np.zeros(7 * 2**10, np.uint8)], True),
-    ):
-        ec.tree_serialise_leaves(tmp_path / "a", tree, chunks=2**10)
-        assert ("columns" in index_of(tmp_path / "a")) is has_columns
-        assert_alike(ec.tree_deserialise_leaves(tmp_path / "a", tree), tree)
-        assert ec.verify(tmp_path / "a") == []
-    ec.tree_serialise_leaves(tmp_path / "b", [0] * 9, layout="zarr")
-    assert "columns" not in index_of(tmp_path / "b")
-
-
 def test_other_readers_are_told_of_no_more_chunks(tmp_path, monkeypatch, caplog):
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, tree(), orbax=True)
     assert (path / "_METADATA").exists() and (path / "manifest.ocdbt").exists()
     inside.limit(monkeypatch, chunks_for_other_readers=10)
+    inside.forget()
     with caplog.at_level("WARNING", "eqx_ckpt"):
         ec.tree_serialise_leaves(path, tree(2.0), orbax=True)
     assert "none of the files with which other libraries read it" in caplog.text
@@ -86,7 +69,7 @@ def test_other_readers_are_told_of_no_more_chunks(tmp_path, monkeypatch, caplog)
     assert_alike(ec.tree_deserialise_leaves(path, tree()), tree(2.0))
 
 
-@pytest.mark.parametrize("place", ["{}/a.zip", "memory://columns"])
+@pytest.mark.parametrize("place", ["{}/a.zip", "memory://files"])
 def test_other_places(tmp_path, place):
     path = place.format(tmp_path)
     if path.endswith(".zip"):
@@ -183,7 +166,7 @@ def test_a_file_of_digests_that_is_longer(tmp_path):
 _PATCH = """
 import pytest
 from support import inside
-inside.limit(pytest.MonkeyPatch(), plain_leaves=0, min_file_bytes=700)
+inside.limit(pytest.MonkeyPatch(), min_file_bytes=700)
 """
 
 
@@ -191,7 +174,7 @@ inside.limit(pytest.MonkeyPatch(), plain_leaves=0, min_file_bytes=700)
 def test_lanes_of_two_processes(tmp_path):
     good(run_team(2, _PATCH + golden.SHARDS, tmp_path))
     path = tmp_path / "processes"
-    begins = index_of(path)["columns"]["begins"]
+    begins = index_of(path)["begins"]
     assert {lane for lane, *_ in begins} == {0, 1} and len(begins) > 2
     assert ec.verify(path) == []
     ckpt = ec.open(path)

@@ -142,8 +142,8 @@ def chunks_of(root: pathlib.Path) -> list[Chunk]:
         full = math.prod(chunk) * jnp.dtype(stored).itemsize
         at = {}
         if index["layout"] == "ocdbt":
-            at[0] = index["file"][place], index["offset"][place]
-            at.update({c: (f, o) for p, c, f, o in index["splits"] if p == place})
+            runs = inside.runs_of(root, name)
+            at = {first: where for first, _, *where in runs}
         grid = [-(-n // c) for n, c in zip(shape, chunk)]
         file, start = "", 0
         for number, position in enumerate(np.ndindex(*grid)):

@@ -103,16 +103,16 @@ def write_compressed(directory: pathlib.Path) -> None:
     ec.tree_serialise_leaves(path, big, compression="lz4", layout="zarr")
 
 
-def write_columns(directory: pathlib.Path) -> None:
-    """As if these were very many leaves, in files that were very large."""
+def write_files(directory: pathlib.Path) -> None:
+    """As if the files were very large."""
     with pytest.MonkeyPatch.context() as patch:
-        inside.limit(patch, plain_leaves=0, min_file_bytes=4096)
+        inside.limit(patch, min_file_bytes=1024)
         ec.tree_serialise_leaves(
-            directory / "columns", tree(), storable, metadata=METADATA, chunks=_chunks
+            directory / "files", tree(), storable, metadata=METADATA, chunks=_chunks
         )
         tree_of_both = {"plain": compressible()[:9000], "weights": compressible()}
         ec.tree_serialise_leaves(
-            directory / "lz4-columns", tree_of_both, compression="lz4", chunks=16384
+            directory / "lz4-files", tree_of_both, compression="lz4", chunks=16384
         )
 
 
@@ -161,6 +161,6 @@ if __name__ == "__main__":
     out = GOLDEN / sys.argv[1]
     golden.write(out)
     golden.write_compressed(out)
-    golden.write_columns(out)
+    golden.write_files(out)
     good(run_team(2, SHARDS, out))
     good(run_team(2, OWN, out))

@@ -24,9 +24,6 @@ from eqx_ckpt._limits import limits
 # Constants of the format, and of its readers.
 CONSTANTS = {
     "entries_of_a_node": "_format._ocdbt._NODE_ENTRIES",
-    # An index with more than these is made of columns.
-    "plain_leaves": "_format._columns.MOST_LEAVES",
-    "plain_chunks": "_format._columns.MOST_CHUNKS",
     "chunks_for_other_readers": "_save._tree_spec._MOST_CHUNKS",
     "index_bytes": "_format._json.MAX_INDEX",
     "files_synced_one_by_one": "_save._to_zarr._MANY",
@@ -183,6 +180,13 @@ def _between(call: Any, change: str, place: int, before: Change, after: Change) 
         return out
 
     return made
+
+
+def runs_of(path: Any, name: str) -> list[tuple[int, int, int, int]]:
+    """The runs of chunks of a leaf: from and to which chunk, the number of their file,
+    and where they begin in it."""
+    index = _found("_load._open.open_source")(_root(path)).index
+    return index.extents.segments(index.leaves.record(index.leaves.places[name]))
 
 
 def leftover(path: Any, save: str) -> str:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xxhash
+from support import inside
 from support.command import main
 from support.helpers import files_of, run_program
 from support.stores import StoredFiles
@@ -57,8 +58,8 @@ def test_a_problem_says_where(tmp_path, layout):
     if layout == "zarr":
         file, at = "w/c/2/0", 20
     else:
-        place = index["names"].index("w")
-        file, at = f"d/{index['save']}/0", index["offset"][place] + 2 * 64 + 20
+        ((_, _, _, at),) = inside.runs_of(path, "w")
+        file, at = f"d/{index['save']}/0", at + 2 * 64 + 20
     _flip(path / file, at)
     (problem,) = ec.verify(path)
     assert problem.leaf == "w" and problem.chunk == (2, 0) and problem.file == file
@@ -80,7 +81,7 @@ def test_large_chunks_are_read_in_steps(tmp_path, layout):
     for max_bytes in (2**20, 2**24, 2**28):
         assert ec.verify(path, max_bytes=max_bytes) == []
     index = json.loads((path / "eqx_ckpt.json").read_bytes())
-    for name, chunk, inside, what in [
+    for name, chunk, beyond, what in [
         ("flat", (0,), 6_300_000, "bytes"),
         ("flat", (0,), 10, "bytes"),
         # Of 100 rows and 2001 columns, the rest is padding.
@@ -93,15 +94,14 @@ def test_large_chunks_are_read_in_steps(tmp_path, layout):
         if layout == "zarr":
             file, at = path / name / "c" / "/".join(map(str, chunk)), 0
         else:
-            place = index["names"].index(name)
+            ((_, _, _, at),) = inside.runs_of(path, name)
             file = path / "d" / index["save"] / "0"
-            at = index["offset"][place]
             at += {(0,): 0, (0, 1, 1): 3, (1, 0, 0): 4}[chunk] * 2_000_000
-        _flip(file, at + inside)
+        _flip(file, at + beyond)
         for max_bytes in (2**20, 2**28):
             (problem,) = ec.verify(path, max_bytes=max_bytes)
             assert problem[:2] == (name, chunk) and what in problem.what
-        _flip(file, at + inside)
+        _flip(file, at + beyond)
 
 
 def test_memory(layout):

@@ -1,0 +1,326 @@
+"""Where the chunks of leaves lie, by a rule rather than one by one: so a save of
+millions of chunks has a short index. See FORMAT.md, "Places".
+
+A lane is a sequence of runs of chunks, in the order of the leaves, that lie one after
+the other. A pattern says how the chunks of a leaf are dealt out to lanes, and a *begin*
+where a lane goes on in another place: it is a row `(lane, leaf, chunk, file, offset)`,
+of the first chunk that lies there. All else is sums.
+"""
+
+import itertools as it
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _extents, _template
+from ._extents import Extents
+from ._leaves import Leaves
+from ._schema import fields, NUMBER
+
+
+# More than 400 billion parameters have on 512 hosts.
+MAX_RUNS = 2**23
+# Every run starts at a multiple of this in its file, which is what a memory-mapped read
+# into aligned memory is fastest from.
+ALIGN = 64
+# An array has fewer chunks.
+_BITS = 17
+
+
+class Placement(NamedTuple):
+    """The places of chunks. A row of `patterns` is a number of chunks and their lane;
+    a pattern ends with a row of 0 chunks, which is all that are left. `pattern` has the
+    number of that of each leaf; it is empty if there is but one. `sizes` has those of
+    compressed chunks as they lie in the files.
+    """
+
+    patterns: np.ndarray
+    pattern: np.ndarray
+    begins: np.ndarray
+    sizes: np.ndarray
+
+
+_none = np.zeros(0, np.int64)
+NOWHERE = Placement(_none.reshape(0, 2), _none, _none.reshape(0, 5), _none)
+
+
+def place(
+    runs: np.ndarray, counts: np.ndarray, leaves: int, sizes: np.ndarray
+) -> Placement:
+    """The rule that runs lie by.
+
+    **Arguments:**
+
+    - `runs`: a row `(leaf, first, stop, offset, nbytes)` for each, in the order of the
+        files.
+    - `counts`: how many of them each file has.
+    - `leaves`: how many there are.
+    - `sizes`: those of compressed chunks, in the same order.
+    """
+    # There may be millions: what is not needed any more is let go.
+    leaf, first, stop = (runs[:, i].astype(np.int32) for i in range(3))
+    offset, nbytes = runs[:, 3], runs[:, 4]
+    key = _key(leaf, first)
+    is_lane = np.ones(len(key), bool)
+    is_lane[1:] = key[1:] <= key[:-1]
+    lane = np.cumsum(is_lane, dtype=np.int32) - np.int32(1)
+    is_begin = is_lane.copy()
+    starts = np.cumsum(counts) - counts
+    is_begin[starts[counts > 0]] = True
+    goes_on = offset[1:] == aligned(offset[:-1] + nbytes[:-1])
+    is_begin[1:] |= ~goes_on & (nbytes[1:] > 0)
+    file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    offset = np.where(nbytes > 0, offset, aligned(offset))
+    columns = lane, leaf, first, file, offset
+    begins = np.stack([column[is_begin].astype(np.int64) for column in columns], 1)
+    begins = begins[np.lexsort(begins.T[::-1])]
+    del runs, offset, nbytes, goes_on, file, columns
+    order = np.argsort(key, kind="stable")
+    del key
+    leaf, first, stop, lane = leaf[order], first[order], stop[order], lane[order]
+    # Where a lane only goes on in another place, its run goes on too.
+    is_new = ~is_begin[order]
+    is_new[1:] |= (leaf[1:] != leaf[:-1]) | (lane[1:] != lane[:-1])
+    is_new[:1] = True
+    is_last = np.append(is_new[1:], True)
+    del order
+    leaf, lane = leaf[is_new], lane[is_new]
+    length = stop[is_last] - first[is_new]
+    length[np.append(leaf[1:] != leaf[:-1], True)] = 0
+    del first, stop
+    patterns, pattern = _interned(
+        leaf, np.stack([length, lane], 1, dtype=np.uint32, casting="unsafe"), leaves
+    )
+    return Placement(patterns, pattern, begins, sizes)
+
+
+def aligned(at: np.ndarray) -> np.ndarray:
+    return -(-at // ALIGN) * ALIGN
+
+
+def _interned(
+    leaf: np.ndarray, rows: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The patterns that there are, and the number of that of each leaf."""
+    if (rows == rows[:1]).all() and (leaf[1:] > leaf[:-1]).all():
+        return rows[:1], np.zeros(0, np.uint32)  # As where one process writes all.
+    starts = np.searchsorted(leaf, np.arange(count + 1))
+    known: dict[bytes, int] = {}
+    kept: list[np.ndarray] = []
+    pattern = np.zeros(count, np.uint32)
+    for place, (start, stop) in enumerate(zip(starts.tolist(), starts[1:].tolist())):
+        if start == stop:
+            continue  # An alias lies where its origin does.
+        own = rows[start:stop]
+        number = known.setdefault(own.tobytes(), len(known))
+        if number == len(kept):
+            kept.append(own)
+        pattern[place] = number
+    if len(kept) < 2:
+        pattern = pattern[:0]
+    return np.concatenate(kept) if kept else rows[:0], pattern
+
+
+# ---- As JSON.
+
+
+def encode(placement: Placement) -> dict[str, Any]:
+    columns = placement._asdict().items()
+    return {name: column.tolist() for name, column in columns}
+
+
+# Of chunks, their bytes, patterns and lanes.
+_NUMBER = range(2**31)
+
+
+def parse(value: dict[str, Any], files: int) -> Placement:
+    """The inverse of `encode`. Whether chunks can lie so is seen by `lay`.
+
+    **Raises:** `ValueError` for columns of other types.
+    """
+    begin = _NUMBER, NUMBER, NUMBER, range(files), NUMBER
+    kinds = {
+        "patterns": [(_NUMBER, _NUMBER)],
+        "pattern": [_NUMBER],
+        "begins": [begin],
+        "sizes": [_NUMBER],
+    }
+    columns = map(np.asarray, fields(value, kinds), it.repeat(np.int64))
+    patterns, pattern, begins, sizes = columns
+    begins = begins.reshape(-1, 5)
+    if (begins[:, 4] % ALIGN).any():
+        raise ValueError("the index has a malformed row")
+    return Placement(patterns.reshape(-1, 2), pattern, begins, sizes)
+
+
+# ---- As a table.
+
+# Rows in the order of the leaves: the leaf, the first chunk, and the lane.
+_Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def lay(placement: Placement, files: int, leaves: Leaves) -> Extents:
+    """**Raises:** `ValueError` unless every chunk has a place of its own."""
+    leaves.check_templates()
+    if not leaves.names:
+        return _extents.in_one_run(leaves, files, [], [])
+    if _is_plain(placement, leaves):
+        return _lay_plain(placement, files, leaves)
+    chunks, full = _extents.sizes_of(leaves)
+    _extents.check_total((chunks.astype(float) * full).sum())
+    begins = placement.begins
+    begins = begins[np.lexsort((begins[:, 2], begins[:, 1], begins[:, 0]))]
+    leaf, first, lane = _split(_expand(placement, leaves, chunks), begins, chunks)
+    order, group, begins = _in_files(leaf, first, lane, begins)
+    stop = _extents.stops_of(leaf, first, chunks)
+    nbytes = (stop - first) * full[leaf]
+    coded = ends = np.zeros(0, np.int64)
+    is_compressed = _extents.is_compressed(leaves)[leaf] & (stop > first)
+    if len(placement.sizes) or is_compressed.any():
+        own = order[is_compressed[order]]
+        coded = np.full(len(leaf), -1, np.int64)
+        coded[own] = _first_sizes(placement.sizes, (stop - first)[own], full[leaf[own]])
+        coded[own] -= first[own]
+        ends = np.append(0, np.cumsum(placement.sizes, dtype=np.int64))
+        nbytes[own] = ends[coded[own] + stop[own]] - ends[coded[own] + first[own]]
+    offset = np.empty(len(leaf), np.int64)
+    bounds = np.searchsorted(group, np.arange(len(begins) + 1))
+    offset[order] = _offsets(aligned(nbytes)[order], bounds, begins)
+    file = np.empty(len(leaf), np.uint32)
+    file[order] = begins[group, 3]
+    base = np.append(0, np.cumsum(np.bincount(leaf, minlength=len(chunks))))
+    first = first.astype(np.uint32)
+    return Extents(leaves, files, base, first, file, offset, coded, ends)
+
+
+def _is_plain(placement: Placement, leaves: Leaves) -> bool:
+    """Whether each leaf is one run of chunks of one size, in one lane that goes through
+    the files in their order: most saves of one process are so."""
+    if len(placement.pattern) or len(placement.sizes) or len(placement.patterns) != 1:
+        return False
+    count, templates = len(leaves.names), leaves.templates
+    if count > MAX_RUNS or any(t.codec for t in templates):
+        return False
+    if max(t.chunk_count * t.full for t in templates) * count > _template.MAX_BYTES:
+        return False
+    length, lane = placement.patterns[0].tolist()
+    lanes, leaf, chunk, file, offset = placement.begins.T
+    if length or chunk.any() or (lanes != lane).any():
+        return False
+    if not len(leaf) or leaf[0] != 0 or leaf[-1] >= count:
+        return False
+    if (np.diff(leaf) <= 0).any() or (np.diff(file) < 0).any():
+        return False
+    return leaves.aliases.keys().isdisjoint(leaf.tolist())
+
+
+def _lay_plain(placement: Placement, files: int, leaves: Leaves) -> Extents:
+    count, begins = len(leaves.names), placement.begins
+    sizes = aligned(np.multiply(*map(np.asarray, leaves.template_sizes)))
+    taken = sizes.take(leaves.template, mode="clip")
+    taken[list(leaves.aliases)] = 0
+    bounds = np.append(begins[:, 1], count)
+    offset = _offsets(taken, bounds, begins)
+    file = np.repeat(begins[:, 3].astype(np.uint32), np.diff(bounds))
+    base = np.arange(count + 1, dtype=np.uint32)
+    first, none = np.broadcast_to(np.uint32(0), count), np.zeros(0, np.int64)
+    return Extents(leaves, files, base, first, file, offset, none, none)
+
+
+def _expand(placement: Placement, leaves: Leaves, chunks: np.ndarray) -> _Rows:
+    """The runs that the patterns say, but for those of aliases."""
+    length, lane = placement.patterns.astype(np.int64).T
+    lasts = np.flatnonzero(length == 0)
+    starts = np.append(0, lasts[:-1] + 1)
+    count, pattern = len(chunks), placement.pattern.astype(np.int64)
+    if not len(pattern):
+        pattern = np.zeros(count, np.int64)
+    is_whole = len(lasts) > 0 and lasts[-1] + 1 == len(length)
+    if len(pattern) != count or not is_whole or pattern.max() >= len(lasts):
+        raise ValueError("the index has a malformed pattern")
+    own = (lasts - starts + 1)[pattern]
+    own[list(leaves.aliases)] = 0
+    total = int(own.sum())
+    if total > MAX_RUNS:
+        raise ValueError(f"the index has more than {MAX_RUNS} runs of chunks")
+    leaf = np.repeat(np.arange(count), own)
+    row = np.arange(total) - np.repeat(np.cumsum(own) - own - starts[pattern], own)
+    sums = np.cumsum(length) - length
+    first = (sums - np.repeat(sums[starts], lasts - starts + 1))[row]
+    # An array without elements has one run of no chunks.
+    if ((first > 0) & (first >= chunks[leaf])).any():
+        raise ValueError("the index has a malformed pattern")
+    return leaf.astype(np.int32), first.astype(np.int32), lane[row].astype(np.int32)
+
+
+def _key(leaf: np.ndarray, chunk: np.ndarray) -> np.ndarray:
+    return leaf.astype(np.int64) << _BITS | chunk
+
+
+def _split(rows: _Rows, begins: np.ndarray, chunks: np.ndarray) -> _Rows:
+    """The runs as they are cut where a lane goes on elsewhere."""
+    leaf, first, lane = rows
+    lanes, leaves, cuts = begins[:, 0], begins[:, 1], begins[:, 2]
+    malformed = ValueError("the index has a malformed row")
+    if (leaves >= len(chunks)).any() or ((cuts > 0) & (cuts >= chunks[leaves])).any():
+        raise malformed
+    wanted = _key(leaves, cuts)
+    at = np.searchsorted(_key(leaf, first), wanted, "right") - 1
+    good = (at >= 0) & (leaf[at] == leaves) & (lane[at] == lanes)
+    if not good.all() or len(np.unique(wanted)) < len(wanted):
+        raise malformed
+    cut = np.flatnonzero(first[at] < cuts)
+    if not len(cut):
+        return rows
+    cut = cut[np.argsort(wanted[cut])]
+    new = leaves[cut], cuts[cut], lanes[cut]
+    leaf, first, lane = (np.insert(old, at[cut] + 1, x) for old, x in zip(rows, new))
+    return leaf, first, lane
+
+
+def _in_files(
+    leaf: np.ndarray, first: np.ndarray, lane: np.ndarray, begins: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The order of the runs in the files, the `begins` in theirs, and for each run the
+    number of the one that it follows."""
+    is_begin = np.zeros(len(lane), bool)
+    wanted = _key(begins[:, 1], begins[:, 2])
+    is_begin[np.searchsorted(_key(leaf, first), wanted)] = True
+    order = np.argsort(lane, kind="stable")
+    lane, is_begin = lane[order], is_begin[order]
+    is_first = np.append(True, lane[1:] != lane[:-1])[: len(lane)]
+    if (is_first & ~is_begin).any():
+        raise ValueError("the index has chunks without a place")
+    group = np.cumsum(is_begin) - 1
+    files = np.lexsort((begins[:, 4], begins[:, 3]))
+    rank = np.empty_like(files)
+    rank[files] = np.arange(len(files))
+    group = rank[group]
+    if (group[1:] < group[:-1]).any():
+        again = np.argsort(group, kind="stable")
+        order, group = order[again], group[again]
+    return order, group, begins[files]
+
+
+def _first_sizes(sizes: np.ndarray, count: np.ndarray, full: np.ndarray) -> np.ndarray:
+    """Per-run number of the first of the sizes of its chunks, of compressed runs in the
+    order of the files."""
+    first = np.cumsum(count) - count
+    if len(sizes) != count.sum():
+        raise ValueError("the index lacks the sizes of compressed chunks")
+    least = np.minimum.reduceat(sizes, first)
+    most = np.maximum.reduceat(sizes, first)
+    is_less = least < np.maximum(1, _template.least_encoded(full))
+    if (is_less | (most > _template.most_encoded(full))).any():
+        raise ValueError("the index has impossible sizes of chunks")
+    return first
+
+
+def _offsets(taken: np.ndarray, bounds: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Where runs lie in their files, by the bytes that they take. Those from each of
+    the `bounds` to the next follow a begin. **Raises:** as `_extents.check_apart`."""
+    sums = np.append(0, np.cumsum(taken))
+    start, stop = sums[bounds[:-1]], sums[bounds[1:]]
+    file, at = begins[:, 3], begins[:, 4]
+    _extents.check_apart(file, at, at + stop - start)
+    return sums[:-1] + np.repeat(at - start, np.diff(bounds))
