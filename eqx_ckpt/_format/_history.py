@@ -4,18 +4,15 @@ were added to one.
 The rows are a set: in whatever files they are, and however often, they say the same.
 """
 
-import json
 import re
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import _index, _json, _schema
+from ._rows import RowFormat
 from ._schema import COUNT, ID, optional
 
 
 PLACE = "eqx_ckpt.history"
-_HEAD = b'{"format":"eqx_ckpt history","version":1,"rows":'
 _name = re.compile(r"(saved|added)-([1-9][0-9]{0,8})-[0-9a-f]{16}")
 
 
@@ -34,7 +31,8 @@ class HistoryRow(NamedTuple):
 
 _SAVE = re.compile(f"{ID.pattern}|")
 _NUMBER = lambda x: type(x) in (int, float)
-_ROW = COUNT, _SAVE, optional(COUNT), _NUMBER, optional(COUNT), dict
+_KINDS = COUNT, _SAVE, optional(COUNT), _NUMBER, optional(COUNT), dict
+FORMAT = RowFormat("history", HistoryRow, _KINDS)
 
 
 def name(rows: Sequence[HistoryRow], word: str) -> str:
@@ -48,24 +46,3 @@ def parse_name(name: str) -> tuple[str, int] | None:
     for other files."""
     found = _name.fullmatch(name)
     return (found[1], int(found[2])) if found else None
-
-
-def encode(rows: Sequence[HistoryRow]) -> bytes:
-    """**Raises:** `ValueError` for more than is read."""
-    body = json.dumps(rows, separators=(",", ":"), allow_nan=False)
-    return zlib.compress(_index.sealed(_HEAD + body.encode("ascii")))
-
-
-def decode(data: bytes) -> list[HistoryRow]:
-    """**Raises:** `ValueError` for what is torn, damaged or another version."""
-    try:
-        text = zlib.decompressobj().decompress(data, _json.MAX_INDEX)
-    except zlib.error as e:
-        raise ValueError(f"it is torn or damaged: {e}") from e
-    _index.check_digest(text)
-    if not text.startswith(_HEAD):
-        raise ValueError("it is not a history that this release reads")
-    found = _json.parse(text, "the history")["rows"]
-    if not _schema.fits(found, [_ROW]):
-        raise ValueError("it has a malformed row")
-    return [HistoryRow(*row) for row in found]

@@ -5,18 +5,16 @@ The journal is a cache, which anyone may lose, damage or write. A row in it coun
 if the index of its step still has the stamp that it had when it was read.
 """
 
-import json
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from . import _index, _json, _schema
+from . import _index, _json
+from ._rows import RowFormat
 from ._schema import COUNT, ID, optional
 
 
 KEY = "eqx_ckpt.journal"
 # No more, as whoever looks at a step looks at each of its files.
 _MOST_FILES = 10**6
-_HEAD = b'{"format":"eqx_ckpt journal","version":1,"steps":'
 
 
 class StepRow(NamedTuple):
@@ -33,29 +31,9 @@ class StepRow(NamedTuple):
     metrics: dict[str, Any]
 
 
-_ROW = (
-    *(COUNT, str, ID, COUNT, COUNT),
-    optional(range(_MOST_FILES)),
-    optional(float),
-    dict,
-)
-
-
-def encode(rows: Iterable[StepRow]) -> bytes:
-    """**Raises:** `ValueError` for more than is read."""
-    body = json.dumps(sorted(rows), separators=(",", ":"), allow_nan=False)
-    return _index.sealed(_HEAD + body.encode("ascii"))
-
-
-def decode(data: bytes) -> list[StepRow]:
-    """**Raises:** `ValueError` for what is torn, damaged or another version."""
-    _index.check_digest(data)
-    if not data.startswith(_HEAD):
-        raise ValueError("it is not a journal that this release reads")
-    found = _json.parse(data, "the journal")["steps"]
-    if not _schema.fits(found, [_ROW]):
-        raise ValueError("it has a malformed row")
-    return [StepRow(*row) for row in found]
+_FACTS = COUNT, str, ID, COUNT, COUNT
+_KINDS = *_FACTS, optional(range(_MOST_FILES)), optional(float), dict
+FORMAT = RowFormat("journal", StepRow, _KINDS)
 
 
 # The id of the save, its metadata, the number of its leaves, their bytes, and how many

@@ -144,7 +144,7 @@ class History:
             size += 1
 
     def _write_rows(self, rows: list[HistoryRow]) -> str:
-        data = _history.encode(rows)
+        data = _history.FORMAT.encode(rows)
         name = _history.name(rows, secrets.token_hex(8))
         self._root.make_directories([PLACE])
         self._root.write(f"{PLACE}/{name}", [data], sync=True)
@@ -199,7 +199,7 @@ def _rows_in(root: Backend, name: str) -> list[HistoryRow] | None:
     if found is None:
         return None
     try:
-        return _history.decode(found.data)
+        return _history.FORMAT.decode(found.data)
     except ValueError as e:
         text = f"`{PLACE}/{name}` of `{root}` is not read: {e}"
         _log.say(_log.DEBUG, text)

@@ -71,7 +71,7 @@ class Journal:
             with contextlib.suppress(OSError, ValueError):
                 found = self._root.read(_journal.KEY, limit=_json.MAX_INDEX)
                 if found is not None:
-                    rows = _journal.decode(found.data)
+                    rows = _journal.FORMAT.decode(found.data)
             self._rows = {row.step: row for row in rows}
         return self._rows
 
@@ -124,7 +124,7 @@ class Journal:
             self._missing.pop(step, None)
             if row is not None:
                 rows[step] = row
-        data = _journal.encode(list(rows.values()))
+        data = _journal.FORMAT.encode(sorted(rows.values()))
         if self._root.has(_journal.KEY):
             self._root.delete(_journal.KEY)
         self._root.write(_journal.KEY, [data])

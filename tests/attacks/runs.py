@@ -22,6 +22,7 @@ import sys
 import tempfile
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -30,7 +31,7 @@ import numpy as np
 from support import command
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _index, _journal
+from eqx_ckpt._format import _history, _index, _journal
 from eqx_ckpt._limits import limits
 from eqx_ckpt._run import _attempts
 from eqx_ckpt._run._step_journal import Journal
@@ -43,7 +44,6 @@ from . import forge, index_of
 
 DOCUMENTED = (ValueError, RuntimeError, OSError)
 _HANG = 600
-_HEAD = b'{"format":"eqx_ckpt journal","version":1,"steps":'
 _ID = "0123456789abcdef"
 # A number that JSON has and Python refuses to read.
 _LONG = "1" + "0" * 5000
@@ -193,11 +193,18 @@ def cases(pattern: pathlib.Path, outside: str) -> list[Case]:
         out.append(Case(f"last attempt {new}", _writes(last, new.text)))
     for what, data in _torn(attempt.read_text()):
         out.append(Case(f"attempt {what}", _writes(key, lambda data=data: data)))
-    journal = pattern / "run" / _journal.KEY
-    for new in altered(json.loads(journal.read_bytes())["steps"], outside):
-        sealed = lambda new=new: _index.sealed(_HEAD + _encoded(new.text()))
-        key = journal.relative_to(pattern)
-        out.append(Case(f"journal {new}", _writes(key, sealed)))
+    history = min((pattern / "run" / _history.PLACE).iterdir())
+    for what, file in (
+        ("journal", pattern / "run" / _journal.KEY),
+        ("history", history),
+    ):
+        text = zlib.decompress(file.read_bytes())
+        head, key = text[: text.index(b"[")], file.relative_to(pattern)
+        for new in altered(json.loads(text)["rows"], outside):
+            sealed = lambda head=head, new=new: zlib.compress(
+                _index.sealed(head + _encoded(new.text()))
+            )
+            out.append(Case(f"{what} {new}", _writes(key, sealed)))
     for new in altered(ec.open(part_of(pattern)).metadata, outside):
         out.append(Case(f"part {new}", _reparts(new.text)))
     for new in altered(index_of(pattern / "run/15/default")["metadata"], outside):

@@ -9,6 +9,7 @@ import random
 import shutil
 import tempfile
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -49,7 +50,11 @@ def write_journal(root):
 def steps_in_journal(root):
     """The steps that the journal says something of."""
     data = StoredFiles(root).get(KEY)
-    return None if data is None else [row[0] for row in json.loads(data)["steps"]]
+    return (
+        None
+        if data is None
+        else [row[0] for row in json.loads(zlib.decompress(data))["rows"]]
+    )
 
 
 def scan(root):
@@ -70,8 +75,8 @@ def answers(root):
 
 def resealed(rows):
     """A journal with other rows, which is undamaged."""
-    head = b'{"format":"eqx_ckpt journal","version":1,"steps":'
-    return seal(head + json.dumps(rows).encode())
+    head = b'{"format":"eqx_ckpt journal","version":1,"rows":'
+    return zlib.compress(seal(head + json.dumps(rows).encode()))
 
 
 def damage(root, how, rng, old):
@@ -84,8 +89,8 @@ def damage(root, how, rng, old):
     else:
         data = path.read_bytes()
     rows = []
-    with contextlib.suppress(ValueError):  # It is damaged as it is.
-        rows = json.loads(data)["steps"]
+    with contextlib.suppress(ValueError, zlib.error):  # It is damaged as it is.
+        rows = json.loads(zlib.decompress(data))["rows"]
     if how == "cut":
         data = data[: rng.randrange(len(data) + 1)]
     elif how == "flip" and data:
