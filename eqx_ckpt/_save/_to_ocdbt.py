@@ -270,8 +270,10 @@ def _place(spec: TreeSpec, files: Files) -> _Placed:
 @_tree_spec.remembered
 def _plain(spec: TreeSpec, most: int) -> _Placed:
     """The same of a save as of `_laid`."""
-    own = [[x for some, _ in batches for x in some] for batches in _laid(spec, most)]
-    return _place(spec, own)
+    files: Files = [
+        [x for some, _ in batches for x in some] for batches in _laid(spec, most)
+    ]
+    return _place(spec, files)
 
 
 def _page(spec: TreeSpec, stretches: Iterable[ChunkRun]) -> list[slice]:

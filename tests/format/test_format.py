@@ -73,7 +73,7 @@ def chunks_of(index):
     for (file, offset), run in sorted(runs.items()):
         for leaf, region, size, is_first in run:
             offset = -(-offset // 64) * 64 if is_first else offset
-            out[file].append((leaf, region, offset, size or next(sizes)))
+            out[file].append((leaf, region, offset, size or next(sizes, 0)))
             offset += out[file][-1][-1]
     return out
 
