@@ -243,18 +243,22 @@ def _read_rows(
     reading: LoadOptions,
 ) -> Iterator[tuple[int, list[np.ndarray]]]:
     parts = [(leaf, region) for number, region in group for leaf in rows[number]]
-    lazies = [
-        _part(leaf.value, region) if leaf.is_array else leaf.value
-        for leaf, region in parts
-        if isinstance(leaf.value, LazyArray)
-    ]
-    fetched = iter(_lazy.fetch(lazies, reading.verify, reading.max_bytes))
+    # Arrays are read as those of NumPy, and all else as what it is.
+    lazies: dict[bool, list[LazyArray]] = {True: [], False: []}
+    for leaf, region in parts:
+        if isinstance(leaf.value, LazyArray):
+            lazy = leaf.value if region is None else leaf.value[region]
+            lazies[leaf.is_array].append(lazy)
+    fetched = {
+        is_array: iter(_lazy.fetch(some, reading.verify, reading.max_bytes, is_array))
+        for is_array, some in lazies.items()
+    }
     arrays = []
     for leaf, region in parts:
         t = leaf.template
         if isinstance(leaf.value, LazyArray):
-            value = next(fetched)
-            if leaf.is_array:
+            value = next(fetched[leaf.is_array])
+            if region is not None:
                 t = t._replace(shape=value.shape)
             arrays.append(_host_copy.to_host(value, t))
         elif region is None:
@@ -264,7 +268,3 @@ def _read_rows(
     rest = iter(arrays)
     for number, _ in group:
         yield number, [next(rest) for _ in rows[number]]
-
-
-def _part(lazy: LazyArray, region: Region | None) -> LazyArray:
-    return _lazy.on_host(lazy if region is None else lazy[region])

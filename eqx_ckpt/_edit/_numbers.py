@@ -18,14 +18,14 @@ from .._tree import _leaf
 
 
 # So many elements are looked at together: they fit into the caches.
-_MANY = 2**16
+MANY = 2**16
 
 
 def runs(arrays: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
     """Arrays of one shape in parts of so many elements, each of one axis."""
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
-    for start in range(0, flat[0].size, _MANY):
-        yield [array[start : start + _MANY] for array in flat]
+    for start in range(0, flat[0].size, MANY):
+        yield [array[start : start + MANY] for array in flat]
 
 
 def is_number(t: Template) -> bool:
@@ -80,10 +80,10 @@ def numbers(stored: np.ndarray, t: Template) -> np.ndarray:
 
 
 def as_floats(x: np.ndarray) -> np.ndarray:
-    """Numbers as rows of one float64, or of the two of a complex number."""
+    """Numbers as float64, with a last axis: of one, or of the two of a complex one."""
     if x.dtype.kind == "c":
-        return np.ascontiguousarray(x).view(np.float64).reshape(-1, 2)
-    return x.astype(np.float64).reshape(-1, 1)
+        return np.ascontiguousarray(x).view(np.float64).reshape(*x.shape, 2)
+    return x.astype(np.float64)[..., None]
 
 
 class Sums(NamedTuple):
@@ -127,14 +127,23 @@ _SAFE, _MOST = 400, 1000
 
 def sums(x: np.ndarray) -> Sums:
     """Statistics of rows of finite numbers."""
-    if len(x) == 0:
-        return NO_SUMS
-    exponent = math.frexp(float(np.max(np.abs(x))))[1]
-    exponent = 0 if abs(exponent) < _SAFE else max(-_MOST, min(_MOST, exponent))
-    if exponent:
-        x = x * 2.0**-exponent
-    mean = np.mean(x, axis=0)
-    return Sums(exponent, len(x), mean, float(np.sum((x - mean) ** 2)))
+    return sums_of_each(x[None])[0]
+
+
+def sums_of_each(x: np.ndarray) -> list[Sums]:
+    """The same of several arrays of one shape."""
+    many, count, _ = x.shape
+    if count == 0:
+        return [NO_SUMS] * many
+    exponents = np.frexp(np.max(np.abs(x), axis=(1, 2)))[1]
+    is_safe = np.abs(exponents) < _SAFE
+    exponents = np.where(is_safe, 0, np.clip(exponents, -_MOST, _MOST))
+    if exponents.any():
+        x = x * np.ldexp(1.0, -exponents)[:, None, None]
+    means = np.mean(x, axis=1)
+    squares = np.sum((x - means[:, None]) ** 2, axis=(1, 2))
+    rows = zip(exponents.tolist(), means, squares.tolist(), strict=True)
+    return [Sums(exponent, count, *row) for exponent, *row in rows]
 
 
 def join(a: Sums, b: Sums) -> Sums:

@@ -3,7 +3,7 @@
 import itertools as it
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,31 +150,68 @@ def stats(
     found = [_Found(leaf.template) for leaf in todo]
     leaves = [[leaf] for leaf in todo]
     reading = LoadOptions(verify=verify, max_bytes=max_bytes, progress=progress)
+    waiting: list[tuple[_Found, np.ndarray]] = []
+    size = 0
     for number, (array,) in _elements.stream("stats", leaves, reading):
-        found[number].add(array)
+        # A small one may be a view of all that was read with it.
+        is_small = array.size < _numbers.MANY
+        waiting.append((found[number], array.copy() if is_small else array))
+        size += array.size
+        if size >= _numbers.MANY:
+            _measure(waiting)
+            waiting, size = [], 0
+    _measure(waiting)
     for name, number in places.items():
         rows[name] = found[number].row(rows[name])
     return Stats(side.shown, rows)
+
+
+def _measure(arrays: Sequence[tuple["_Found", np.ndarray]]) -> None:
+    """Adds arrays to what was found of their leaves: those that are alike at once."""
+    alike: dict[Any, list[tuple[_Found, np.ndarray]]] = {}
+    for found, stored in arrays:
+        if found.template.dtype == "int":
+            found.add_integer(stored)
+        else:
+            alike.setdefault((found.template, stored.size), []).append((found, stored))
+    for (t, size), group in alike.items():
+        founds = [found for found, _ in group]
+        parts = [np.ascontiguousarray(stored).reshape(1, -1) for _, stored in group]
+        rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        for start in range(0, size, _numbers.MANY):
+            x = _numbers.numbers(rows[:, start : start + _numbers.MANY], t)
+            if np.isfinite(x).all():
+                _add(founds, x)
+            else:  # What each leaf lacks differs.
+                for found, row in zip(founds, x, strict=True):
+                    _add([found], found.finite(row)[None])
+
+
+def _add(founds: Sequence["_Found"], x: np.ndarray) -> None:
+    """Adds a row of finite numbers to each."""
+    sums = _numbers.sums_of_each(_numbers.as_floats(x))
+    zeros = np.count_nonzero(x == 0, axis=1).tolist()
+    is_complex = x.dtype.kind == "c"
+    ends: Sequence[Any] = [()] * len(x)
+    if x.size:
+        with np.errstate(over="ignore"):
+            sizes = np.abs(x) if is_complex else x
+        ends = np.stack([sizes.min(axis=1), sizes.max(axis=1)], axis=1).tolist()
+    for found, own, zero, two in zip(founds, sums, zeros, ends, strict=True):
+        found.add(is_complex, own, zero, two)
 
 
 class _Found:
     """Statistics of a leaf so far."""
 
     def __init__(self, template: Template):
-        self._template = template
+        self.template = template
         self._sums = _numbers.NO_SUMS
         self._ends: list[Any] = []  # The least and the greatest of each part.
         self._nan = self._inf = self._zero = 0
         self._is_complex = False
 
-    def add(self, stored: np.ndarray) -> None:
-        if self._template.dtype == "int":
-            self._add_integer(stored)
-            return
-        for (part,) in _numbers.runs([stored]):
-            self._add(_numbers.numbers(part, self._template))
-
-    def _add_integer(self, stored: np.ndarray) -> None:
+    def add_integer(self, stored: np.ndarray) -> None:
         """Adds an integer of Python, of any size."""
         value = int.from_bytes(stored.tobytes(), "little", signed=True)
         self._ends = [value]
@@ -184,20 +221,19 @@ class _Found:
             about = math.inf if value > 0 else -math.inf
             self._sums = Sums(0, 1, np.array([about]), 0.0)
 
-    def _add(self, x: np.ndarray) -> None:
-        self._zero += int(np.count_nonzero(x == 0))
+    def finite(self, x: np.ndarray) -> np.ndarray:
+        """What is finite. All else is counted."""
         good = np.isfinite(x)
-        if not good.all():
-            nans = int(np.count_nonzero(np.isnan(x)))
-            self._nan += nans
-            self._inf += x.size - int(np.count_nonzero(good)) - nans
-            x = x[good]
-        self._is_complex = x.dtype.kind == "c"
-        if x.size:
-            with np.errstate(over="ignore"):
-                ends = np.abs(x) if self._is_complex else x
-            self._ends += [ends.min().item(), ends.max().item()]
-        self._sums = _numbers.join(self._sums, _numbers.sums(_numbers.as_floats(x)))
+        nans = int(np.count_nonzero(np.isnan(x)))
+        self._nan += nans
+        self._inf += x.size - int(np.count_nonzero(good)) - nans
+        return x[good]
+
+    def add(self, is_complex: bool, sums: Sums, zero: int, ends: Sequence[Any]) -> None:
+        self._is_complex = is_complex
+        self._sums = _numbers.join(self._sums, sums)
+        self._zero += zero
+        self._ends += ends
 
     def row(self, row: LeafStats) -> LeafStats:
         sums = self._sums
