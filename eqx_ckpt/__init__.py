@@ -145,9 +145,9 @@ if not _typing.TYPE_CHECKING:
         if name not in _MODULES:
             if name.startswith("_"):
                 raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
-            from ._runtime import _arguments
+            from ._runtime import _elsewhere
 
-            raise _arguments.no_attribute(__name__, _MODULES, name)
+            raise _elsewhere.unknown_name(__name__, _MODULES, name)
         return globals().setdefault(name, _importing.run(lambda: _import(name)))
 
 

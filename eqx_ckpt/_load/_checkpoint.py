@@ -11,7 +11,7 @@ from .. import _rooms
 from .._format import _names
 from .._format._index import BaseFacts, SaveFacts
 from .._format._leaves import Leaves
-from .._runtime import _arguments
+from .._runtime import _arguments, _elsewhere
 from .._storage._backend import Backend
 from .._storage._open_files import Readable
 from .._tree import _folding, _leaf, _nearest
@@ -107,6 +107,11 @@ class Checkpoint(_Base):
     def functions(self) -> Mapping[str, Any]:
         """The stored functions by name: a mapping to [`Function`][]s."""
         return _rooms.open_functions(self._source)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise _elsewhere.unknown_attribute(self, "Checkpoint", name)
 
     def __getitem__(self, name: str) -> LazyArray:
         """The leaf of a dotted name. **Raises:** `KeyError` naming the nearest."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from .._format import _template, _view
 from .._format._leaves import Record, Unreadable
 from .._format._template import Template
 from .._format._view import View
-from .._runtime import _arguments
+from .._runtime import _arguments, _elsewhere
 from .._runtime._processes import Processes
 from .._storage import _arrays, _context
 from .._storage._backend import Backend
@@ -282,6 +282,11 @@ class LazyArray(jax.ShapeDtypeStruct):
             f"The leaf `{self.name}` has not been read. Use `.read()` or "
             "`ec.materialise`; or `ec.lazy`, which computes with it as it is read."
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise _elsewhere.unknown_attribute(self, "LazyArray", name)
 
     __bool__ = __int__ = __float__ = __complex__ = __index__ = _refuse
     __contains__ = _refuse

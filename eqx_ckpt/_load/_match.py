@@ -344,6 +344,8 @@ class _Matcher:
         }
         lines += _folding.sections(problems.rows, titles, hint)
         elsewhere = self._source_hint(missing)
+        if not elsewhere and problems.names("unexpected"):
+            elsewhere = _UNEXPECTED
         return _text.message([*lines, elsewhere] if elsewhere else lines)
 
     def _source_hint(self, missing: list[str]) -> str:
@@ -360,6 +362,12 @@ class _Matcher:
                     )
         return ""
 
+
+_UNEXPECTED = (
+    '`unexpected="ignore"` leaves out what `like` does not have. If `like` has it under '
+    "other names, or has stacked what was a list, `ec.graft(like, path, [(lambda m: m, "
+    "lambda c: c)])` says which pairs and rules fit."
+)
 
 _titles = {
     "missing": 'missing: in `like`, not in the {} (`missing="keep"` takes those of '

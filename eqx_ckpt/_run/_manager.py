@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from .. import _rooms
 from .._load import _load_options
 from .._load._load_options import FilteredKeywords
-from .._runtime import _arguments, _cleanup, _handlers
+from .._runtime import _arguments, _cleanup, _elsewhere, _handlers
 from .._runtime._arguments import Rule
 from .._save import _options
 from .._save._options import Functions, RunKeywords, SaveOptions
@@ -47,18 +47,6 @@ _RULES = {
     "copies": _arguments.optional(_arguments.integer(0)),
 }
 _MAPPING = Rule("a dict", lambda x: isinstance(x, Mapping | None))
-
-
-# What Orbax's manager has under other names.
-_ELSEWHERE = {
-    "latest_step": "`latest()`",
-    "all_steps": "`steps()`",
-    "best_step": "`best()`",
-    "wait_until_finished": "`wait()`",
-    "reached_preemption": "`should_stop()`",
-    "should_save": "the argument `every`, which `save` goes by",
-    "close": "the end of the `with`",
-}
 
 
 class CheckpointManager:
@@ -192,9 +180,7 @@ class CheckpointManager:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            text = f"`CheckpointManager` has no attribute `{name}`"
-            text += f": here it is {_ELSEWHERE[name]}." if name in _ELSEWHERE else "."
-            raise AttributeError(text, name=name, obj=self)
+            raise _elsewhere.unknown_attribute(self, "CheckpointManager", name)
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._steps.root.url!r})"

@@ -203,7 +203,7 @@ def runs(
     **Returns:** a list of [`Run`][]s.
 
     **Raises:** `FileNotFoundError` if there is no such directory; `OSError` for what
-    cannot be read now.
+    cannot be read now; `ValueError` if runs have metrics, and none has this one.
 
     !!! example
 
@@ -220,6 +220,7 @@ def runs(
     """
     policy = Policy(best=best)
     found = [_run_of(run, policy) for run in runs_below(directory)]
+    policy.check_metric({i: run.metrics for i, run in enumerate(found)})
     metrics = {-i: run.best.metrics for i, run in enumerate(found) if run.best}
     order = [-i for i in policy.ranked(metrics)]
     rest = sorted(set(range(len(found))) - {*order})

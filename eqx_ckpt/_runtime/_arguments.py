@@ -6,7 +6,6 @@ their defaults in the record that is made of them.
 """
 
 import dataclasses
-import difflib
 import functools as ft
 import inspect
 import math
@@ -18,7 +17,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from . import _handlers
+from . import _elsewhere, _handlers
 
 
 P = ParamSpec("P")
@@ -178,30 +177,6 @@ RULES = {
     "where": NODES,
 }
 
-# Names that other releases, Orbax, Lightning and flax have for an argument, by what it
-# is here.
-_HERE = {
-    '`reshard="devices"`': "broadcast",
-    "`processes=ec.Together(tag=...)`": "tag",
-    "`processes=ec.Together(timeout=...)`": "timeout async_options",
-    "`processes`": "multiprocessing_options",
-    '`unexpected="ignore"`, with `missing="keep"` for what is not there': "strict",
-    "`root`": "ckpt_dir directory dirpath",
-    "`where=lambda tree: tree.model`": "save_weights_only",
-    "`keep`": "max_to_keep preservation_policy save_top_k",
-    "`keep_every`": "keep_period keep_every_n_steps",
-    "`every`": "save_interval_steps save_decision_policy save_on_steps should_save_fn "
-    "every_n_epochs every_n_train_steps",
-    "`every_seconds`": "train_time_interval",
-    '`best=(metric, "max")`': "best_fn best_mode",
-    '`best=(metric, "min")`': "monitor mode",
-}
-_ALSO = {name: here for here, names in _HERE.items() for name in names.split()}
-
-# What managers elsewhere have to be told.
-_AT_THE_END = {"save_last", "save_on_exception", "save_on_train_end"}
-
-
 _IN_ORDER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _REST = inspect.Parameter.VAR_POSITIONAL
 
@@ -233,9 +208,8 @@ def checked(
                 if rule is not None:
                     rule.check_argument(name, value)
                 elif name not in table and not is_open:
-                    raise unknown(
-                        name, call.__qualname__.removesuffix(".__init__"), names
-                    )
+                    said = call.__qualname__.removesuffix(".__init__")
+                    raise _elsewhere.unknown_argument(said, names, name)
             return passed(*args, **kwargs)
 
         vars(wrapped)["__signature__"] = signature
@@ -262,41 +236,7 @@ def _expanded(
     return signature.replace(parameters=parameters)
 
 
-def unknown(name: str, call: str, names: Iterable[str]) -> TypeError:
-    """The error for an argument that a call does not have."""
-    names = [x for x in names if x != "self"]
-    other = _ALSO.get(name, "")
-    if other.strip("`").partition("=")[0] in names:
-        return TypeError(f"`{call}` has no argument `{name}`: here it is {other}.")
-    if name in _AT_THE_END and "signals" in names:
-        return TypeError(
-            f"`{call}` has no argument `{name}`: the end of the `with` saves the last "
-            "state, after an exception too."
-        )
-    near = difflib.get_close_matches(name, names, 3, 0.5)
-    hint = f" Is it {' or '.join(f'`{x}`' for x in near)}?" if near else ""
-    some = ", ".join(names)
-    return TypeError(f"`{call}` has no argument `{name}`.{hint} It has {some}.")
-
-
 # ---- Modules.
-
-# What other libraries call the calls of this one.
-_CALLS = {
-    "save": "tree_serialise_leaves",
-    "save_file": "export_safetensors",
-    "save_checkpoint": "CheckpointManager",
-    "save_pytree": "tree_serialise_leaves",
-    "load": "tree_deserialise_leaves",
-    "load_checkpoint": "CheckpointManager",
-    "load_file": "open",
-    "load_pytree": "tree_deserialise_leaves",
-    "restore": "CheckpointManager",
-    "restore_checkpoint": "CheckpointManager",
-    "tree_serialize_leaves": "tree_serialise_leaves",
-    "tree_deserialize_leaves": "tree_deserialise_leaves",
-    "materialize": "materialise",
-}
 
 
 def public(module: Mapping[str, Any]) -> list[str]:
@@ -306,11 +246,3 @@ def public(module: Mapping[str, Any]) -> list[str]:
     home = lambda x: f"{getattr(x, '__module__', getattr(x, '__name__', ''))}."
     names = (name for name, x in module.items() if home(x).startswith(f"{own}."))
     return sorted(name for name in names if not name.startswith("_"))
-
-
-def no_attribute(module: str, names: Iterable[str], name: str) -> AttributeError:
-    """The error for a name that a module does not have: it has `names`."""
-    text = f"module `{module}` has no attribute `{name}`"
-    near = [_CALLS[name]] if name in _CALLS else []
-    near = near or difflib.get_close_matches(name, names, 1, 0.6)
-    return AttributeError(text + "".join(f": here it is `{x}`" for x in near) + ".")

@@ -28,9 +28,10 @@ def resolve(path: Any, follow: bool = False) -> Backend:
     except TypeError:
         text = None
     if not isinstance(text, str):
+        inside = ": pass its `path`" if hasattr(path, "path") else ""
         raise TypeError(
             f"A path must be a string or an `os.PathLike` of one, not a "
-            f"`{type(path).__name__}`."
+            f"`{type(path).__name__}`{inside}."
         )
     if text == "" or "\0" in text:
         raise ValueError(f"{text!r} is not a path.")

@@ -155,7 +155,7 @@ def test_what_an_argument_cannot_be(name, tmp_path, monkeypatch):
         ({"save_interval_steps": 3}, "here it is `every`"),
         ({"should_save_fn": bool}, "here it is `every`"),
         ({"save_weights_only": True}, "here it is `where=lambda tree: tree.model`"),
-        ({"save_last": True}, "the end of the `with` saves the last state"),
+        ({"save_last": True}, "the end of the `with`, which saves the last state"),
         ({"kep": 3}, "Is it `keep`"),
         ({"timeout": 3}, "ec.Together"),
     ],

@@ -1,5 +1,7 @@
 """What the library says to those who take it for another one, or guess."""
 
+import inspect
+import re
 import traceback
 from typing import Any
 
@@ -12,26 +14,103 @@ import pytest
 from support import command
 
 import eqx_ckpt as ec
+from eqx_ckpt._runtime import _elsewhere
+
+
+MODULE, CLASSES = "eqx_ckpt", ("CheckpointManager", "Checkpoint", "LazyArray")
+CALLS = [x for name in dir(ec) if inspect.isfunction(x := getattr(ec, name))]
+CALLS += [ec.CheckpointManager, ec.CheckpointManager.save, ec.CheckpointManager.restore]
+
+
+@pytest.fixture
+def objects(tmp_path):
+    """An object of each class whose names have hints."""
+    ec.tree_serialise_leaves(tmp_path / "x", {"a": jnp.ones(2)})
+    ckpt = ec.open(tmp_path / "x")
+    with ec.CheckpointManager(tmp_path / "run") as manager:
+        yield {MODULE: ec, **dict(zip(CLASSES, (manager, ckpt, ckpt["a"])))}
 
 
 @pytest.mark.parametrize(
-    ("name", "here"),
+    ("owner", "name", "here"),
     [
-        ("save", "tree_serialise_leaves"),
-        ("load", "tree_deserialise_leaves"),
-        ("restore", "CheckpointManager"),
-        ("tree_serialize_leaves", "tree_serialise_leaves"),
-        ("checkpoint", "Checkpoint"),
+        (MODULE, "save", "`tree_serialise_leaves`"),
+        (MODULE, "load", "`tree_deserialise_leaves`"),
+        (MODULE, "restore", "`CheckpointManager`"),
+        (MODULE, "tree_serialize_leaves", "`tree_serialise_leaves`"),
+        (MODULE, "safe_open", "`open`"),
+        (MODULE, "AsyncCheckpointer", "`async_tree_serialise_leaves`"),
+        (MODULE, "checkpoint", "`Checkpoint`"),  # A name that is near.
+        ("CheckpointManager", "all_steps", "`steps()`"),
+        ("Checkpoint", "get_tensor", "`ckpt[name].read()`"),
+        ("LazyArray", "numpy", "`.read()`"),
     ],
 )
-def test_calls_of_other_libraries(name, here):
-    with pytest.raises(AttributeError, match=f"here it is `{here}`") as caught:
-        getattr(ec, name)
+def test_names_of_other_libraries(objects, owner, name, here):
+    with pytest.raises(AttributeError, match=re.escape(f"here it is {here}")) as caught:
+        getattr(objects[owner], name)
     # Python adds a hint of its own, of what is in `dir`.
     assert "_save" not in dir(ec) and {"open", "adapters", "Store"} <= {*dir(ec)}
     text = "".join(traceback.format_exception(caught.value))
     assert "Did you mean: '_" not in text
-    assert not hasattr(ec, "nothing_like_it_at_all")
+    assert not hasattr(objects[owner], "nothing_like_it_at_all")
+
+
+LOAD, SAVE = ec.tree_deserialise_leaves, ec.tree_serialise_leaves
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "here"),
+    [
+        (LOAD, "strict", '`unexpected="ignore"`'),
+        (LOAD, "partial", '`unexpected="ignore"`'),
+        (LOAD, "sharding", "that of each leaf of `like`, as `ec.skeleton("),
+        (LOAD, "map_location", "the device of each leaf of `like`"),
+        (LOAD, "dtype", "the dtype of each leaf of `like`, with `cast=True`"),
+        (LOAD, "target", "`like`"),
+        (SAVE, "force", "`overwrite`"),
+        (SAVE, "custom_metadata", "`metadata`"),
+        (SAVE, "blocking", "another call, `ec.async_tree_serialise_leaves`"),
+        (ec.export_safetensors, "max_shard_size", "`shard_bytes`"),
+        (ec.CheckpointManager, "max_to_keep", "`keep`"),
+        (ec.CheckpointManager, "overwrite", "`save(..., force=True)`"),
+        (ec.CheckpointManager.save, "overwrite", "`force`"),
+        (ec.CheckpointManager.restore, "items", "`like`"),
+    ],
+)
+def test_arguments_of_other_libraries(call, name, here):
+    with pytest.raises(TypeError, match=re.escape(f"`{name}`: here it is {here}")):
+        call(**{name: True})
+
+
+@pytest.mark.parametrize("owner", [MODULE, *CLASSES])
+def test_hints_for_names_lead_to_what_there_is(objects, owner):
+    holders = {"ec": ec, "ckpt": objects["Checkpoint"]}
+    for here, theirs in _elsewhere._ATTRIBUTES[owner].items():
+        code = re.match(r"`\.?(\w+)\.?(\w*)", here)  # Or it is told in words.
+        if code is not None and code[1] not in holders:
+            assert hasattr(objects[owner], code[1]), here
+        elif code is not None and code[2]:
+            assert hasattr(holders[code[1]], code[2]), here
+        for name in theirs.split():
+            with pytest.raises(AttributeError, match="here it is"):
+                getattr(objects[owner], name)
+
+
+@pytest.mark.parametrize("row", _elsewhere._ARGUMENTS, ids=lambda row: row[1])
+def test_hints_for_arguments_are_given_by_some_call(row):
+    _, here, theirs = row
+    for name in theirs.split():
+        calls = [x for x in CALLS if name not in inspect.signature(x).parameters]
+        assert any(f": here it is {here}." in _refusal(x, name) for x in calls), name
+
+
+def _refusal(call, name):
+    try:
+        call(**{name: True})
+    except TypeError as e:
+        return str(e)
+    return ""
 
 
 def test_strict_loads(tmp_path):
