@@ -364,9 +364,9 @@ class _Matcher:
 
 
 _UNEXPECTED = (
-    '`unexpected="ignore"` leaves out what `like` does not have. If `like` has it under '
-    "other names, or has stacked what was a list, `ec.graft(like, path, [(lambda m: m, "
-    "lambda c: c)])` says which pairs and rules fit."
+    '`unexpected="ignore"` leaves out what `like` does not have. If it is there under '
+    "other names, or stacked where a list was saved, `ec.graft(like, path, [(lambda m: "
+    "m, lambda c: c)])` says which pairs and rules fit."
 )
 
 _titles = {
