@@ -98,7 +98,7 @@ class Sums(NamedTuple):
     @property
     def norm(self) -> float:
         """The root of the sum of all squares."""
-        about_zero = self.squares + self.count * float(np.sum(self.mean**2))
+        about_zero = self.squares + self.count * sum(x * x for x in self.mean.tolist())
         return _scaled(math.sqrt(about_zero), self.exponent)
 
     @property

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
+import ml_dtypes
 import numpy as np
 import pytest
 from support import trees
@@ -175,3 +176,25 @@ def test_damage(tmp_path):
 def test_abstract_leaves():
     with pytest.raises(ValueError, match="Leaf `w`: it is abstract"):
         ec.stats(jax.eval_shape(lambda: {"w": jnp.ones(3)}))
+
+
+@pytest.mark.parametrize(
+    "dtype", "bool int8 uint64 float16 bfloat16 float64 complex64 int4".split()
+)
+def test_leaves_that_are_alike_are_measured_as_each_alone(dtype):
+    """Each of them, whatever the others have: NaNs, infinities, huge numbers."""
+    rng = np.random.default_rng(0)
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    tree = {f"l{i}": rng.integers(0, 2, (3, 5)).astype(kind) for i in range(40)}
+    tree |= {f"m{i}": rng.integers(0, 2, i % 3).astype(kind) for i in range(9)}
+    if dtype in ("float16", "bfloat16", "float64", "complex64"):
+        ends = ml_dtypes.finfo(kind)
+        odd = np.nan, np.inf, -np.inf, ends.max, ends.tiny
+        for i, value in enumerate(odd):
+            tree[f"l{3 * i}"][i % 3, i] = value
+    found = ec.stats(tree)
+    ec.tree_serialise_leaves(f"memory://alike/{dtype}", tree)
+    stored = ec.stats(f"memory://alike/{dtype}")
+    for name, leaf in tree.items():
+        (alone,) = ec.stats({"x": leaf}).values()
+        assert repr(found[name]) == repr(alone) == repr(stored[name]), name
