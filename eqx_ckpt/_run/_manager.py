@@ -60,9 +60,15 @@ class CheckpointManager:
     - `root`: the directory of the run, or a URL, as in [`open`][]. In an object store
         nothing tells whether a save still goes on. So what killed saves have left there
         is deleted only when the run saves the same step again, or by [`clean`][].
+
+    When a step is saved:
+
     - `every`, `every_seconds`: [`save`][] saves a step if it is a multiple of `every`,
         or if so many seconds have passed since the last save. Without either, it saves
         at each call.
+
+    Which steps stay:
+
     - `keep`: how many of the newest steps to keep; by default all. An older step is
         deleted once a newer one would survive a power cut. A run that goes back, or
         begins anew, begins an attempt, and this counts within that: see
@@ -77,24 +83,33 @@ class CheckpointManager:
     - `keep_if`: a rule of your own: a function that is given a [`Step`][] that no other
         rule keeps, and returns whether to keep it. Process 0 calls it after each save,
         in another thread. If it raises an error, the step is kept, with a warning.
+
+    When the run ends:
+
     - `signals`: signals that tell the run to stop, such as `[signal.SIGTERM]`; in the
         main thread only. Handlers that were there are called too.
+
+    How a step is saved:
+
     - `reuse`: whether data that have not changed since the step before, such as a
         frozen base, are linked instead of written again, as with the `reuse` of a save;
         on local file systems only. Such data are first written once more,
         apart from what changes. From then on, a jax.Array on an accelerator that is the
         very same object as in the step before is not even looked at. So pass False if
         another framework writes to the memory of such arrays, by DLPack.
+    - `options`: for every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
+        `chunks`, `compression`, `durable`, `orbax`, `max_bytes`, `progress`, `base` and
+        `processes` (a [`Together`][] with a `timeout`), as in
+        [`async_tree_serialise_leaves`][].
+
+    Steps on the disks of nodes:
+
     - `near`: a directory on this node's own disk, for near steps: multiples of
         `near_every`. Each process saves its own part there, and sends `copies` of it to
         the disks of others. So a run that loses a node goes on from its newest near
         step. A near step is whole before the next is begun: of the steps for which
         `save` has returned, fewer than `2 * near_every` are lost. docs/processes.md has
         more.
-    - `options`: for every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
-        `chunks`, `compression`, `durable`, `orbax`, `max_bytes`, `progress`, `base` and
-        `processes` (a [`Together`][] with a `timeout`), as in
-        [`async_tree_serialise_leaves`][].
 
     Several threads may use one manager: `save` is called by one after the other.
 

@@ -172,9 +172,11 @@ def _attributes(owner: str) -> dict[str, str]:
 
 def unknown_attribute(owner: Any, kind: str, name: str) -> AttributeError:
     """The error for a name that an object of a public class does not have."""
-    text = f"`{kind}` has no attribute `{name}`{_said(_attributes(kind).get(name))}"
-    # From these Python itself finds names that are near, when the error is shown.
-    return AttributeError(text, name=name, obj=owner)
+    said = _said(_attributes(kind).get(name))
+    # From `obj` Python itself finds names that are near, when the error is shown.
+    return AttributeError(
+        f"`{kind}` has no attribute `{name}`{said}", name=name, obj=owner
+    )
 
 
 def unknown_name(module: str, names: Iterable[str], name: str) -> AttributeError:
@@ -190,12 +192,12 @@ def unknown_argument(call: str, names: Iterable[str], name: str) -> TypeError:
     names = [x for x in names if x != "self"]
     rows = [row for row in _ARGUMENTS if row[0] in names or row[0] == call]
     here = next((here for _, here, theirs in rows if name in theirs.split()), None)
-    text = f"`{call}` has no argument `{name}`{_said(here)}"
+    said = _said(here)
     if here is None:
         near = difflib.get_close_matches(name, names, 3, 0.6)
-        text += f" Is it {' or '.join(f'`{x}`' for x in near)}?" if near else ""
-        text += f" It has {', '.join(names)}."
-    return TypeError(text)
+        said += f" Is it {' or '.join(f'`{x}`' for x in near)}?" if near else ""
+        said += f" It has {', '.join(names)}."
+    return TypeError(f"`{call}` has no argument `{name}`{said}")
 
 
 def _said(here: str | None) -> str:

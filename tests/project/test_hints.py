@@ -169,11 +169,42 @@ def test_entries_of_a_state_are_told_by_name(tmp_path, capsys):
         assert "of model.norm." in text, text
 
 
+def _completed(code, **names):
+    """What IPython and Jupyter offer."""
+    jedi = pytest.importorskip("jedi")
+    return {x.name for x in jedi.Interpreter(code, [names]).complete()}
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__qualname__)
+def test_completion_of_arguments(call, objects):
+    owner, _, name = call.__qualname__.rpartition(".")
+    holder = objects[owner or MODULE]
+    found = _completed(f"holder.{name}(", holder=holder)
+    parameters = inspect.signature(getattr(holder, name)).parameters.values()
+    packed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    assert {f"{x.name}=" for x in parameters if x.kind not in packed} <= found
+    # None is hidden, but where a call hands on what it is given.
+    hidden = [x.name for x in parameters if x.kind is inspect.Parameter.VAR_KEYWORD]
+    assert not hidden or name in ("skeleton",)
+
+
+def test_completion_of_a_tree(tmp_path):
+    tree = {"model": {"layers": [{"weight": jnp.ones(2)}]}, "step": 1}
+    ec.tree_serialise_leaves(tmp_path / "x", tree)
+    ckpt = ec.open(tmp_path / "x")
+    assert _completed("ckpt.tree.", ckpt=ckpt) >= {"model", "step"}
+    assert "layers" in _completed("ckpt.tree.model.", ckpt=ckpt)
+    assert "weight" in _completed("node.", node=ckpt.tree.model.layers[0])
+    assert {"read", "shape"} <= _completed("leaf.", leaf=ckpt["step"])
+
+
 def test_completion_shows_what_is_for_users():
     assert {"stack", "take"} <= {*dir(ec.adapters)}
     assert {"average", "Method"} <= {*dir(ec.merging)}
     for module in (ec.adapters, ec.merging):
         assert not {"jax", "np", "Any", "math"} & {*dir(module)}
+        found = {x for x in _completed("module.", module=module) if x[0] != "_"}
+        assert found == {*dir(module)}
         for name in dir(module):
             assert getattr(module, name).__doc__, name
 

@@ -52,6 +52,8 @@ FOUND = {
     "merge": "editing",
     "export": "portable",
     "visualize": "view",
+    "sweep": "sweeps",
+    "evaluator": "sweeps",
     "nnx": "coming/flax",
     "linen": "coming/flax",
     "hwio": "layouts",
