@@ -198,6 +198,10 @@ class _Entries:
         )
 
 
+# Where Orbax finds this file it finds a checkpoint.
+LAST = "_METADATA"
+
+
 @_tree_spec.remembered
 def files(
     spec: TreeSpec,
@@ -261,7 +265,7 @@ def _files_with(
         return {}
     is_ocdbt = "true" if layout == "ocdbt" else "false"
     files = {
-        "_METADATA": f'{{"tree_metadata":{{{",".join(entries.text)}}},'
+        LAST: f'{{"tree_metadata":{{{",".join(entries.text)}}},'
         f'"use_ocdbt":{is_ocdbt},"use_zarr3":true,'
         # A chunk that is missing must not read as zeros.
         '"store_array_data_equal_to_fill_value":true,"custom_metadata":null}',

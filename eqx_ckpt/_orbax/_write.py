@@ -94,7 +94,7 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
         index, found = got
         others = index.others | dict(zip(files, map(_index.digest, files.values())))
         added = _store.tops_of(files).keys() - _store.tops_of(index.others)
-        for key in added:
+        for key in sorted(added, key=_metadata.LAST.__eq__):  # Which goes first then.
             undo.callback(discard, root, key)
         data = _index.with_others(found.data, others)
         with unpublished(root):
@@ -148,7 +148,9 @@ def _files_of(ckpt: Checkpoint) -> dict[str, bytes]:
 def _put(
     root: Backend, save: str, files: Mapping[str, bytes], index: bytes, found: Value
 ) -> None:
-    """Writes the files, and then an index that has their digests."""
+    """Writes the files, and then an index that has their digests. Orbax finds nothing
+    until it finds the last of the files."""
+    first = [key for key in files if key != _metadata.LAST]
     staged = ft.partial(_files.staged, f"d/{save}")
     if isinstance(root, LocalDirectory):
         is_new = not root.is_directory(f"d/{save}")  # With `layout="zarr"`.
@@ -156,13 +158,14 @@ def _put(
         for key, data in {**files, _files.INDEX: index}.items():
             root.delete(staged(key))  # Of a call that was killed.
             root.write(staged(key), [data], sync=True)
-        for key in files:
+        for key in [*first, _metadata.LAST]:
             root.swap(staged(key), key)
         inside = {key.rpartition("/")[0] for key in files}
         root.sync_directories({*inside, ""})
     else:
         is_new = False
-        _store.gather(root, [ft.partial(root.write, k, [files[k]]) for k in files])
+        _store.gather(root, [ft.partial(root.write, k, [files[k]]) for k in first])
+        root.write(_metadata.LAST, [files[_metadata.LAST]])
     if not root.replace(_files.INDEX, index, found, staged(_files.INDEX)):
         raise replaced(root, PathState(found, frozenset()))
     if is_new:

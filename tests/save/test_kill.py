@@ -150,6 +150,10 @@ class _ForOrbax(_Campaign):
 
     def check(self, steps, number):
         files = json.loads((steps / "7/eqx_ckpt.json").read_text())["others"]
+        names = {*os.listdir(steps / "7")}
+        if "_METADATA" in names:  # Orbax restores it.
+            manifest = {"manifest.ocdbt"} if self.layout == "ocdbt" else set()
+            assert names >= {"_sharding"} | manifest
         assert super().check(steps, number) == self.old
         if "_METADATA" not in files:
             return self.old
