@@ -238,18 +238,18 @@ def _expand(placement: Placement, leaves: Leaves, chunks: np.ndarray) -> _Rows:
     is_whole = len(lasts) > 0 and lasts[-1] + 1 == len(length)
     if len(pattern) != count or not is_whole or pattern.max() >= len(lasts):
         raise ValueError("the index has a malformed pattern")
-    own = (lasts - starts + 1)[pattern]
-    own[list(leaves.aliases)] = 0
+    sums = np.cumsum(length) - length
+    own, last = (lasts - starts + 1)[pattern], (sums[lasts] - sums[starts])[pattern]
+    own[list(leaves.aliases)] = last[list(leaves.aliases)] = 0
     total = int(own.sum())
     if total > MAX_RUNS:
         raise ValueError(f"the index has more than {MAX_RUNS} runs of chunks")
+    # An array without elements has one run of no chunks.
+    if ((last > 0) & (last >= chunks)).any():
+        raise ValueError("the index has a malformed pattern")
     leaf = np.repeat(np.arange(count), own)
     row = np.arange(total) - np.repeat(np.cumsum(own) - own - starts[pattern], own)
-    sums = np.cumsum(length) - length
     first = (sums - np.repeat(sums[starts], lasts - starts + 1))[row]
-    # An array without elements has one run of no chunks.
-    if ((first > 0) & (first >= chunks[leaf])).any():
-        raise ValueError("the index has a malformed pattern")
     return leaf.astype(np.int32), first.astype(np.int32), lane[row].astype(np.int32)
 
 

@@ -59,8 +59,15 @@ def pattern_beyond(path, outside):
 
 @attack("read", "more than 8388608 runs")
 def runs_very_many(path, outside):
-    """One pattern of very many runs, which all leaves have."""
-    forge(path, lambda v: v.update(patterns=[[1, 0]] * 720_000 + [[0, 0]]))
+    """One pattern of very many runs, which very many leaves have."""
+
+    def alter(v):
+        v["patterns"] = [[1, 0]] * 2**14 + [[0, 0]]
+        v["names"] += [f"more{i}" for i in range(600)]
+        v["template"] += [0] * 600
+        del v["tree"]
+
+    forge(path, alter)
 
 
 @attack("read", "malformed pattern")
