@@ -33,8 +33,9 @@ class BucketBackend(ObjectStore):
         name = urllib.parse.quote(self._bucket().removeprefix("gs://"), safe="")
         try:
             url = f"{_remote.google()}/storage/v1/b/{name}"
-            urllib.request.urlopen(url, timeout=10)
+            urllib.request.urlopen(url, timeout=10).close()
         except urllib.error.HTTPError as e:
+            e.close()
             if e.code == 404:
                 raise _remote.no_bucket(self.url, e.reason) from None
         except (OSError, http.client.HTTPException):

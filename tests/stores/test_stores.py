@@ -12,6 +12,8 @@ import pickle
 import re
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import jax.random as jr
 import numpy as np
@@ -401,6 +403,17 @@ def test_refusals(remote, monkeypatch):
     proxy, path = remote
     bucket = servers.BUCKETS[path.partition(":")[0]]
     nobody = bucket.replace("/bucket", "/nobody-has-it/x")
+    answers, ask = [], urllib.request.urlopen
+
+    def asked(*args, **how):
+        try:
+            answers.append(ask(*args, **how))
+        except urllib.error.HTTPError as e:
+            answers.append(e)
+            raise
+        return answers[-1]
+
+    monkeypatch.setattr(urllib.request, "urlopen", asked)
     with pytest.raises(FileNotFoundError, match="no bucket of the name.*Create it"):
         ec.open(nobody)
     for there in (path, bucket):
@@ -408,6 +421,9 @@ def test_refusals(remote, monkeypatch):
             ec.open(there)
     with pytest.raises(FileNotFoundError, match="no bucket of .*nobody-has-it/x"):
         ec.tree_serialise_leaves(nobody, _tree())
+    # None is left open until it is collected.
+    assert all(answer.closed for answer in answers)
+    assert len({answer.status for answer in answers}) == 2 * path.startswith("gs:")
     ec.tree_serialise_leaves(path, _tree())
     proxy.fault = lambda *_: 403
     with pytest.raises(PermissionError, match=f"refuses access to `{path}`.*docs"):
