@@ -27,7 +27,7 @@ def delete_run(path: str | os.PathLike[str]) -> bool:
     """Deletes the run at a path. Returns whether there was one.
 
     **Raises:** `ValueError` for what is not ours, pinned or being saved; then nothing
-    is deleted.
+    is deleted. Steps that others save meanwhile stay, with the records of the run.
     """
     if not _root.resolve(path).can_list():
         return False
@@ -37,15 +37,22 @@ def delete_run(path: str | os.PathLike[str]) -> bool:
     root = run.root
     root.check_writable()
     tops = root.list_top() or {}
-    steps = sorted(run.directories())
+    # Others may delete and save some meanwhile.
+    steps = sorted({*run.directories(), *_numbered.steps_in(tops)})
     _check_deletable(run, tops, steps)
     for step in steps:
         _delete_step(run, step)
+    if new := sorted(run.directories()):
+        raise ValueError(
+            f"Step {new[0]} of the run at `{root}` was saved meanwhile. It stays, and "
+            "so do the history and the pins. Delete the run once nothing saves to it."
+        )
     # The history says to the last what there was.
     root.delete(_journal.KEY)
     for place, is_name in _SMALL.items():
         for name in root.below(place).list_top() or {}:
-            if is_name(name) or _is_new(name):
+            is_of_other = place == PINS and is_name(name) and int(name) not in steps
+            if (is_name(name) or _is_new(name)) and not is_of_other:
                 root.delete(f"{place}/{name}")
         root.drop_directory(place)
     root.drop_directory()

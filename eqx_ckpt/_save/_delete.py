@@ -65,7 +65,8 @@ def delete(path: str | os.PathLike[str]) -> None:
 
     If it is killed, the checkpoint is there or it is not; what is left of it is deleted
     by the next save to the path, or by [`clean`][]. Saves to the path that go on in the
-    background are waited for. A run is deleted step by step, and its history last.
+    background are waited for. A run is deleted step by step, and its history last. A
+    step that others save meanwhile is an error, and stays.
 
     **Arguments:**
 

@@ -65,6 +65,17 @@ def _twice(root: pathlib.Path) -> Any:
             _save_with(manager, step)
 
 
+def _delete_run(root: pathlib.Path) -> None:
+    (root / "a.zip").unlink(missing_ok=True)  # Which is no part of it.
+    ec.delete(root)
+
+
+def _save_and_pin(root: pathlib.Path) -> None:
+    manager = CheckpointManager(root, reuse=False)
+    _save_with(manager, 4)
+    manager.pin(4)
+
+
 CALLS: dict[str, Callable[[pathlib.Path], Any]] = {
     "save": _save(4, keep=1),
     "save another": _save(5, keep=1),
@@ -77,6 +88,8 @@ CALLS: dict[str, Callable[[pathlib.Path], Any]] = {
     ),
     "save a zip": lambda root: ec.tree_serialise_leaves(root / "a.zip", tree(1)),
     "delete a zip": lambda root: ec.delete(root / "a.zip"),
+    "delete the run": lambda root: _delete_run(root),
+    "save and pin": lambda root: _save_and_pin(root),
     "pin": lambda root: CheckpointManager(root).pin(2),
     "delete": lambda root: CheckpointManager(root).delete(2),
     "latest": lambda root: CheckpointManager(root).latest(),
