@@ -72,8 +72,8 @@ def runs_very_many(path, outside):
 
 @attack("read", "malformed pattern")
 def runs_many(path, outside):
-    """Eight million runs, of leaves that have a few chunks."""
-    forge(path, lambda v: v.update(patterns=[[1, 0]] * (2**18 - 1) + [[0, 0]]))
+    """Over a million runs, of leaves that have a few chunks."""
+    forge(path, lambda v: v.update(patterns=[[1, 0]] * (2**17 - 1) + [[0, 0]]))
 
 
 @attack("read", "without a place")
