@@ -274,7 +274,8 @@ def _compare(
         else:
             changed.add(file)
     files: dict[int, list[ChunkRun]] = {}
-    for file, _, run in kept:
+    # Runs of a file are told in their order there.
+    for file, _, run in sorted(kept, key=lambda row: row[2].offset):
         if file not in changed:
             files.setdefault(file, []).append(run)
     return files, {(run.place, run.numbers): own for _, own, run in kept}, same
