@@ -203,10 +203,7 @@ class Source:
         t = record.template
         is_decoded = t.codec is not None or self.files is None
         if is_decoded and t.full > _arrays.largest_chunk():
-            text = (
-                f"its chunks have {t.full} bytes, too many for the memory that there is"
-            )
-            raise ValueError(text)
+            raise ValueError(f"its chunks have {t.full} bytes, more than memory allows")
         if self.root.is_remote:
             return
         if self.files is not None:
