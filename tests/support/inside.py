@@ -280,7 +280,7 @@ def forget() -> None:
 
 def is_remembered(tree) -> bool:
     """Whether what follows from the structure of a tree is made once."""
-    return _walks().find(tree)[0] is _walks().find(tree)[0]
+    return _walks().find_walk(tree)[0] is _walks().find_walk(tree)[0]
 
 
 def made() -> dict[str, int]:
