@@ -37,6 +37,9 @@ class Limits:
     server_answer_seconds: float = 10
     server_log_seconds: float = 5
     server_away_seconds: float = 30
+    # TensorStore takes some redirects for errors that pass, and tries them for long.
+    # After so long, the server is asked as well where it leads.
+    redirect_seconds: float = 1
     # A file system of the network shows a directory of another host within this time.
     directory_seconds: float = 30
     # Assumed for `reshard="auto"`: what a process reads and verifies in a second.

@@ -14,6 +14,7 @@ from typing import Any
 import tensorstore as ts
 
 from .._errors import MissingError
+from .._limits import limits
 from .._storage import _context
 from . import _remote, _requests
 from ._buckets import BucketBackend
@@ -24,9 +25,6 @@ _MOST = 5
 _SECONDS = 30
 # Servers that have answered with a redirect: they are asked before each read.
 _leading: set[str] = set()
-# TensorStore takes some redirects for errors that pass, and tries for half a minute.
-# After so many seconds, the server is asked as well where it leads.
-_PATIENCE = 1
 
 
 class HttpBackend(BucketBackend):
@@ -83,12 +81,13 @@ def _follow(
 ) -> Any:
     """The result of a read that TensorStore has started, or of `read` if redirected."""
     try:
-        return reading.result(timeout=_PATIENCE)
-    except TimeoutError:
-        with contextlib.suppress(OSError):  # The read says what is wrong.
-            if _target(url, spec.get("headers", [])) is not None:
-                return read_url(url, spec, start, stop)
-        return reading.result()
+        try:
+            return reading.result(timeout=limits.redirect_seconds)
+        except TimeoutError:
+            with contextlib.suppress(OSError):  # The read says what is wrong.
+                if _target(url, spec.get("headers", [])) is not None:
+                    return read_url(url, spec, start, stop)
+            return reading.result()
     except Exception as e:
         if not _remote.is_moved(e):
             raise

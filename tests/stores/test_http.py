@@ -14,7 +14,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import servers
+from support import inside, servers
 
 import eqx_ckpt as ec
 
@@ -100,7 +100,10 @@ def test_over_http(served):
         ckpt["w"].read()
 
 
-def test_directories_of_other_formats(served):
+@pytest.mark.parametrize("patience", [0, 1])
+def test_directories_of_other_formats(served, monkeypatch, patience):
+    """Also where the server is asked for its redirect before TensorStore says it."""
+    inside.limit(monkeypatch, redirect_seconds=patience)
     path, url = served
     foreign = pathlib.Path(__file__).parents[1] / "foreign"
     for name in ("marin-levanter-0.2.20/step-7", "eformer-0.0.101/tree"):
