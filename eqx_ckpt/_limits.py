@@ -8,6 +8,13 @@ class Limits:
     # Data files are written side by side; more of them than this help nobody.
     max_files: int = 32
     min_file_bytes: int = 64 * 2**20
+    # With more chunks than these the database would take about 1 GiB of process 0.
+    database_chunks: int = 2**20
+    # So a node of the database has some 100 KiB of ordinary names: one read for a leaf.
+    node_entries: int = 2048
+    # More files take longer to sync one by one than all that others may have written to
+    # the same file system.
+    singly_synced_files: int = 256
     # Pages of digests that follow each other are read together up to this size.
     joint_digest_bytes: int = 2**20
     # Copies of arrays that queued saves keep, but for those of the last one.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ._run._saves import Saves
     from ._runtime._progress import Advance
     from ._save._options import Functions
-    from ._save._payload import PlannedFunctions, PlannedLeaf
+    from ._save._payload import PlannedFunction, PlannedLeaf
     from ._save._plan import Plan
     from ._storage._backend import Backend
     from ._stores._remote import Store
@@ -98,9 +98,9 @@ check_base: Hook[[Source, Source], None] = Hook(_without("_verify"))
 base_facts: Hook[[str | os.PathLike[str] | Checkpoint], BaseFacts] = Hook(
     _without("_verify")
 )
-plan_functions: Hook[[Functions, Flat, dict[int, PlannedLeaf]], PlannedFunctions] = (
-    Hook(_without("_functions"))
-)
+plan_functions: Hook[
+    [Functions, Flat, dict[int, PlannedLeaf]], dict[str, PlannedFunction]
+] = Hook(_without("_functions"))
 # The files for Orbax of a save, by the manifest of its database.
 orbax_files: Hook[[Plan, str, bytes], dict[str, bytes]] = Hook(_without("_orbax"))
 save_file: Hook[[Plan, Advance], None] = Hook(_without("_zips"))

@@ -39,7 +39,7 @@ def _written(path: str) -> CommandResult:
     return CommandResult(data, [[Span(ckpt.path, "title"), text]])
 
 
-def _with(old: Any, changes: list[tuple[str, str]]) -> Any:
+def _with(old: object, changes: list[tuple[str, str]]) -> Any:
     """The metadata with some keys set. What is no JSON is a string."""
     if not changes:
         return old

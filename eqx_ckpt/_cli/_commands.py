@@ -60,7 +60,9 @@ def with_jax(module: str, name: str) -> Any:
     return _function(module, name)
 
 
-def _pair(context: Any, option: Any, given: tuple[str, ...]) -> list[tuple[str, str]]:
+def _pair(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> list[tuple[str, str]]:
     """Splits an option that is given as LEFT=RIGHT."""
     for text in given:
         if "=" not in text:
@@ -68,7 +70,7 @@ def _pair(context: Any, option: Any, given: tuple[str, ...]) -> list[tuple[str, 
     return [(left, right) for left, _, right in (x.partition("=") for x in given)]
 
 
-def _numbers(context: Any, option: Any, given: str | None) -> Any:
+def _numbers(context: click.Context, option: click.Parameter, given: str | None) -> Any:
     """A number, or several with commas; or in JSON what has one for each leaf."""
     if given is None:
         return None

@@ -91,8 +91,8 @@ def as_json(usage: Usage | None) -> dict[str, Any] | None:
     return {"count": usage.files, "nbytes": usage.nbytes, "own": usage.own}
 
 
-def _metadata(metadata: Any, most: int = 20) -> str:
-    """As JSON: a key of the top in a line."""
+def _metadata(metadata: object, most: int = 20) -> str:
+    """Metadata as JSON, with a line for each key at its top."""
     if not isinstance(metadata, dict):
         return _bounded(json.dumps(metadata, ensure_ascii=False))
     texts = [

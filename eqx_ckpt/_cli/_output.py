@@ -50,7 +50,7 @@ def say(said: CommandResult, as_json: bool) -> int:
 
 
 def is_coloured(stream: Any) -> bool:
-    """As https://no-color.org says, and FORCE_COLOR."""
+    """Obeys NO_COLOR (https://no-color.org) and FORCE_COLOR; else asks the terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -69,7 +69,7 @@ def drawn(line: Line, has_colour: bool) -> str:
     )
 
 
-def jsonable(x: Any) -> Any:
+def jsonable(x: object) -> Any:
     """A value as JSON has it: numbers that are not finite are strings there."""
     if isinstance(x, dict):
         return {str(key): jsonable(value) for key, value in x.items()}

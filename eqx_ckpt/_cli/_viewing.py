@@ -16,7 +16,7 @@ from .._load._checkpoint import Checkpoint
 from .._run import _run_path
 from .._run._steps import Steps
 from .._view import _server, _single
-from .._view._site import Folder, Pair, Site
+from .._view._site import Folder, Site
 from . import _paths
 
 
@@ -58,7 +58,9 @@ def _leading_to(url: str) -> Iterator[str]:
         yield pathlib.Path(file.name).as_uri()
 
 
-def subject_of(paths: Sequence[str]) -> Checkpoint | Pair | Steps | Folder:
+def subject_of(
+    paths: Sequence[str],
+) -> Checkpoint | tuple[Checkpoint, Checkpoint] | Steps | Folder:
     if len(paths) > 1 and all(_run_path.run_at(path) for path in paths):
         return Folder(paths)
     if len(paths) > 2:

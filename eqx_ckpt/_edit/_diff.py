@@ -162,7 +162,9 @@ _MOST = 2**12
 _NOTHING = object()
 
 
-def _json_changes(name: str, a: Any, b: Any) -> Iterator[tuple[str, tuple[str, str]]]:
+def _json_changes(
+    name: str, a: object, b: object
+) -> Iterator[tuple[str, tuple[str, str]]]:
     if type(a) is dict and type(b) is dict:
         for key in dict.fromkeys([*a, *b]):
             below = _names.joined(name, _names.quote(key))
@@ -171,7 +173,7 @@ def _json_changes(name: str, a: Any, b: Any) -> Iterator[tuple[str, tuple[str, s
         yield name or "metadata", (_shown(a), _shown(b))
 
 
-def _shown(x: Any, most: int = 60) -> str:
+def _shown(x: object, most: int = 60) -> str:
     text = "nothing" if x is _NOTHING else json.dumps(x)
     return text if len(text) <= most else text[:most] + "..."
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from .._format import _grid, _template
+from .._format._leaves import Region
 from .._format._record import Label, TreeRecord
 from .._format._template import Template
 from .._load import _checkpoint, _kept, _lazy
@@ -28,8 +29,6 @@ from .._tree import (
 from .._tree._flatten import Flat
 from .._tree._target import Target
 
-
-Region = tuple[slice, ...]
 
 # The memory that a call takes by default; how much it reads at a time, and at least.
 _MAX_BYTES = 2**28
@@ -70,7 +69,7 @@ class Side(NamedTuple):
     metadata: tuple[Any, ...]  # That of a checkpoint. A tree has none.
 
 
-def look(x: Any) -> Side:
+def look(x: object) -> Side:
     """A path, an open checkpoint or a tree, of which no array is read.
 
     **Raises:** `ValueError` or `TypeError` that names a leaf that has no value, or two
@@ -102,7 +101,7 @@ def look(x: Any) -> Side:
 Templates = dict[tuple[int, int], tuple[Template, Template, Target]]
 
 
-def _leaf_of(name: str, value: Any, alike: Templates) -> Leaf:
+def _leaf_of(name: str, value: object, alike: Templates) -> Leaf:
     if isinstance(value, LazyArray):
         plain = _without(value, "codec", "python")
         t, target = plain._template, plain._target

@@ -146,7 +146,7 @@ def _is_merged(t: Template) -> bool:
 
 
 def _lazily(
-    method: Method, leaf: MergedLeaf, sources: list[Leaf], first: Leaf, like: Any
+    method: Method, leaf: MergedLeaf, sources: list[Leaf], first: Leaf, like: PyTree
 ) -> LazyArray:
     """The merged leaf: of the kind, weak type and sharding that `like` has."""
     t = first.template
@@ -177,10 +177,10 @@ def _chosen(flat: Flat, where: Callable[[PyTree], Any] | None) -> list[str]:
     if where is None:
         return [""]
     stored = list(map(_filters.by_default, flat.leaves))
-    places, paths = _select.select(where, flat, stored, None)
+    picked = _select.select(where, flat, stored, None)
     names = flat.names()
-    wholes = [_flatten.module_name(path, "") for path in paths]
-    return [*wholes, *(names[place] for place in places or ())]
+    wholes = [_flatten.module_name(path, "") for path in picked.wholes]
+    return [*wholes, *(names[place] for place in picked.leaves or ())]
 
 
 def _rows(

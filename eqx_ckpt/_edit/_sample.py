@@ -69,7 +69,7 @@ def _spread(lazy: LazyArray) -> list[tuple[slice, ...]]:
     return [_grid.region(shape, block, tuple(map(int, place))) for place in places]
 
 
-def floats(value: Any) -> np.ndarray | None:
+def floats(value: object) -> np.ndarray | None:
     """Numbers as floats, complex ones by their absolute value; None if it has none."""
     if isinstance(value, (str, bytes)) or value is None:
         return None

@@ -65,7 +65,7 @@ NUMBERS = LeafStats._fields[2:]
 _LINES = 200
 
 
-def short(x: Any) -> str:
+def short(x: object) -> str:
     if x is None:
         return ""
     if isinstance(x, int):

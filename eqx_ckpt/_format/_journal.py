@@ -19,7 +19,7 @@ _MOST_FILES = 10**6
 
 class StepRow(NamedTuple):
     """Facts in the index of a step. `stamp` is that of the file of the index, and
-    `time` says when it was written, if that is known. `files`: see `Summary`."""
+    `time` says when it was written, if that is known. `files`: see `IndexSummary`."""
 
     step: int
     stamp: str
@@ -36,12 +36,18 @@ _KINDS = *_FACTS, optional(range(_MOST_FILES)), optional(float), dict
 FORMAT = RowFormat("journal", StepRow, _KINDS)
 
 
-# The id of the save, its metadata, the number of its leaves, their bytes, and how many
-# data files it has: None where each leaf has its own.
-Summary = tuple[str, Any, int, int, int | None]
+class IndexSummary(NamedTuple):
+    """Facts of an index. `files` counts its data files: None where each leaf has its
+    own."""
+
+    save: str
+    metadata: Any
+    leaves: int
+    nbytes: int
+    files: int | None
 
 
-def summarise(data: bytes, known: dict[tuple[str, str], Summary]) -> Summary:
+def summarise(data: bytes, known: dict[tuple[str, str], IndexSummary]) -> IndexSummary:
     """The summary of an index. In a run, most have the same columns as an index that is
     `known`: then nothing but the metadata is parsed.
 
@@ -66,11 +72,12 @@ def summarise(data: bytes, known: dict[tuple[str, str], Summary]) -> Summary:
     if key not in known:
         known[key] = _summary_of(_index.decode(data))
     files = text.count('"', middle + len('"files":'), text.index("]", middle)) // 2
-    _, _, leaves, nbytes, _ = known[key]
-    return head[1].decode(), metadata, leaves, nbytes, files
+    return known[key]._replace(save=head[1].decode(), metadata=metadata, files=files)
 
 
-def _summary_of(index: _index.Index) -> Summary:
+def _summary_of(index: _index.Index) -> IndexSummary:
     files = len(index.files) if index.layout == "ocdbt" else None
     leaves = index.leaves
-    return index.save, index.metadata, len(leaves.names), leaves.nbytes, files
+    return IndexSummary(
+        index.save, index.metadata, len(leaves.names), leaves.nbytes, files
+    )

@@ -133,7 +133,7 @@ def check_depth(value: Any, most: int) -> None:
 _MAX_DEPTH, MAX_BITS = 100, 2048
 
 
-def check_json(value: Any, path: tuple[Any, ...] = ("metadata",)) -> None:
+def check_json(value: object, path: tuple[Any, ...] = ("metadata",)) -> None:
     """**Raises:** `ValueError` that names the part which JSON would change or refuse.
     `path`: what the value is called, and the keys that lead to it."""
     if len(path) > _MAX_DEPTH + 1:

@@ -224,8 +224,9 @@ class Leaves:
         return map(self.record, range(len(self.names)))
 
     def counts(self) -> list[int]:
-        """How many leaves have each of the templates; arrays that are shared count
-        once. **Raises:** `DamagedError` for a template that cannot be."""
+        """The number of leaves of each template; a shared array counts once.
+
+        **Raises:** `DamagedError` for a template that cannot be."""
         number = np.asarray(self.template, np.intp)
         own = np.delete(number, list(self.aliases)) if self.aliases else number
         counts = np.bincount(own, minlength=len(self.templates)).tolist()

@@ -71,7 +71,7 @@ def component(key: Any) -> tuple[str, str]:
     return _odd_component(key)
 
 
-def key_component(key: Any) -> tuple[str, str]:
+def key_component(key: object) -> tuple[str, str]:
     """The same of the key of a dictionary."""
     if type(key) is str:
         return "k", quote(key)
@@ -80,7 +80,7 @@ def key_component(key: Any) -> tuple[str, str]:
     return _odd_component(key)
 
 
-def _odd_component(key: Any) -> tuple[str, str]:
+def _odd_component(key: object) -> tuple[str, str]:
     text = repr(key)
     if ADDRESS.search(text):
         raise ValueError(

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import google_crc32c
 import numpy as np
 
+from .._limits import limits
+
 
 MANIFEST = 0x0CDB3A2A
 NODE = 0x0CDB20DE
@@ -23,9 +25,6 @@ _MAX_INLINE_VALUE_BYTES = 100
 _MAX_DECODED_NODE_BYTES = 83951616
 _VERSION_TREE_ARITY_LOG2 = 4
 MISSING = 2**64 - 1  # The place of the root of a tree without keys.
-
-# So a node of ordinary names has some 100 KiB: one read for one leaf.
-_NODE_ENTRIES = 2048
 
 
 class Entries(NamedTuple):
@@ -129,8 +128,8 @@ def tree(
     table = _file_table([path.encode() for path in files])
     out: list[bytes] = []
     nodes: list[Subtree] = []
-    for start in range(0, len(entries.keys), _NODE_ENTRIES):
-        part: list[Any] = [c[start : start + _NODE_ENTRIES] for c in entries]
+    for start in range(0, len(entries.keys), limits.node_entries):
+        part: list[Any] = [c[start : start + limits.node_entries] for c in entries]
         data, node = _leaf(Entries(*part), table, offset)
         out.append(data)
         nodes.append(node)
@@ -138,8 +137,9 @@ def tree(
     table = _file_table([name.encode()])
     while len(nodes) > 1:
         below, nodes = nodes, []
-        for start in range(0, len(below), _NODE_ENTRIES):
-            data, node = _inner(below[start : start + _NODE_ENTRIES], table, offset)
+        for start in range(0, len(below), limits.node_entries):
+            some = below[start : start + limits.node_entries]
+            data, node = _inner(some, table, offset)
             out.append(data)
             nodes.append(node)
             offset += len(data)

@@ -75,9 +75,10 @@ LEAF = 0
 
 
 class Label(NamedTuple):
-    """What says of an entry of an eqx.nn.State, or of a child without a key, which one
-    it is: the dotted names of its StateIndex; and the marker of that, a path from the
-    model, or the attribute that the child is."""
+    """Identifies an entry of an eqx.nn.State, or a child without a key.
+
+    An entry has the dotted names of its StateIndex, and as its marker a path from the
+    model. The marker of a child is its attribute."""
 
     names: frozenset[str] = frozenset()
     marker: str | None = None
@@ -111,7 +112,7 @@ class TreeRecord:
 
     @ft.cached_property
     def counts(self) -> list[int]:
-        """How many leaves are stored at and below each row."""
+        """The number of stored leaves at and below each row."""
         out: list[int] = []
         for kind, children, _ in self.rows:
             own = self.kinds[kind].how == "leaf"
@@ -356,7 +357,7 @@ _KIND = (
 _DEFAULTS = ["", "", "", 0, [], [], None]
 
 
-def parse(value: Any, leaves: int) -> TreeRecord:
+def parse(value: object, leaves: int) -> TreeRecord:
     """The inverse of `encode`, but for the keys of dicts that the names of leaves tell.
     `leaves`: how many are stored.
 

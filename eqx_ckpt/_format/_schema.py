@@ -39,14 +39,14 @@ def read(data: bytes, what: str, kind: Kind) -> Any:
     return checked(value, what, kind)
 
 
-def checked(value: Any, what: str, kind: Kind) -> Any:
+def checked(value: object, what: str, kind: Kind) -> Any:
     """A value, if it is of a kind. **Raises:** as `read`."""
     if not fits(value, kind):
         raise DamagedError(f"{what} is not as it was written: {_shown(value)}")
     return value
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         return _text.bounded(repr(value), 200)
     except ValueError:  # Of numbers that are too long for it.

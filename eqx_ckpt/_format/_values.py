@@ -20,7 +20,7 @@ from . import _names, _template
 ABSENT: dict[str, Any] = {"absent": []}
 
 
-def split(x: Any) -> tuple[str, Any]:
+def split(x: object) -> tuple[str, Any]:
     """The kind of an encoded value ("": plain JSON), and its content."""
     if type(x) is dict and len(x) == 1:
         return next(iter(x.items()))
@@ -30,7 +30,7 @@ def split(x: Any) -> tuple[str, Any]:
 # ---- Plain values.
 
 
-def plain(x: Any) -> Any:
+def plain(x: object) -> Any:
     """The value, as JSON holds it: tuples as lists.
 
     **Raises:** `ValueError` for a value that JSON does not hold.
@@ -53,7 +53,7 @@ def plain(x: Any) -> Any:
     raise ValueError("JSON does not hold the value")
 
 
-def is_plain(x: Any) -> bool:
+def is_plain(x: object) -> bool:
     try:
         plain(x)
     except _MALFORMED:
@@ -107,7 +107,7 @@ class Name(NamedTuple):
 _SCRIPTS = {"__main__", "__mp_main__"}
 
 
-def name_of(value: Any) -> Name | None:
+def name_of(value: object) -> Name | None:
     """A name as an index has it; None for anything else."""
     if type(value) is list and len(value) == 2:
         if all(type(x) is str and x for x in value):
@@ -115,7 +115,7 @@ def name_of(value: Any) -> Name | None:
     return None
 
 
-def compared(x: Any) -> Any:
+def compared(x: object) -> Any:
     """An encoded value as it is compared.
 
     A tuple is as good as a list, a scalar of NumPy as a number, a class that stands for
@@ -127,7 +127,7 @@ def compared(x: Any) -> Any:
         return {"malformed": None}
 
 
-def _compared(x: Any) -> Any:
+def _compared(x: object) -> Any:
     if type(x) is list:
         return list(map(_compared, x))
     kind, own = split(x)
@@ -210,7 +210,7 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
 _NUMBERS = ("bool", "int", "float", "complex")
 
 
-def is_alike(a: Any, b: Any) -> bool:
+def is_alike(a: object, b: object) -> bool:
     """Whether two values, as `compared` gives them, are the same."""
     (one, x), (two, y) = split(a), split(b)
     if one != two:
@@ -231,7 +231,7 @@ def is_alike(a: Any, b: Any) -> bool:
     return repr(x) == repr(y) if type(x) is float else x == y
 
 
-def _bare(kind: str, value: Any) -> Any:
+def _bare(kind: str, value: object) -> Any:
     """The plain value of an enum, a scalar of NumPy or a dtype."""
     if kind in ("enum", "scalar") and type(value) is list and value:
         return value[-1]
@@ -244,7 +244,7 @@ MAX_NAMED = 1000
 NOTHING: Any = {"nothing": None}
 
 
-def parts(x: Any) -> dict[str, Any] | None:
+def parts(x: object) -> dict[str, Any] | None:
     """The fields of an object and the values of a dict, as `compared` gives them, by
     the parts of their names."""
     kind, value = split(x)
@@ -258,7 +258,7 @@ def parts(x: Any) -> dict[str, Any] | None:
     return out
 
 
-def changes(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+def changes(a: object, b: object) -> list[tuple[str, Any, Any]]:
     """The innermost parts in which two values differ, as `compared` gives them: the
     dotted name of each below the value, and the part on either side."""
     todo, out = [("", a, b)], []
@@ -281,13 +281,13 @@ def changes(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
 _MAX_DEPTH = 100
 
 
-def show(x: Any, most: int = 200) -> str:
+def show(x: object, most: int = 200) -> str:
     """A value, as `compared` gives it, for people."""
     text = _shown(x, 0)
     return text if len(text) <= most else text[:most] + "..."
 
 
-def _shown(x: Any, depth: int) -> str:
+def _shown(x: object, depth: int) -> str:
     if depth > _MAX_DEPTH:
         return "..."
     below = ft.partial(_shown, depth=depth + 1)

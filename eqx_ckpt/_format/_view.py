@@ -116,7 +116,7 @@ class View(NamedTuple):
             raise ValueError(f"{tuple(order)} is no order of {rank} axes")
         return self._replace(axes=tuple(self.axes[axis] for axis in axes))
 
-    def take(self, key: Any) -> "View":
+    def take(self, key: object) -> "View":
         """The view that `array[key]` is. **Raises:** `IndexError` and `TypeError`."""
         keys = [_known(k) for k in (key if isinstance(key, tuple) else (key,))]
         given = sum(k is not None and k is not Ellipsis for k in keys)
@@ -284,7 +284,7 @@ def overlaps(
 
 
 def places(pick: Picks) -> Places:
-    """What is picked, as NumPy takes it along one axis."""
+    """The picked positions, as NumPy takes them along one axis."""
     return _slice(pick) if isinstance(pick, range) else pick.values.reshape(-1)
 
 
@@ -296,8 +296,8 @@ def numbers(pick: Picks) -> np.ndarray:
 
 
 def mesh(places: Sequence[Places], shape: Sequence[int]) -> tuple[Any, ...]:
-    """What NumPy takes for these parts of the axes of an array of this shape, with its
-    other axes whole: of two index arrays each is along an axis of its own."""
+    """NumPy's index for these parts of the first axes of an array of this shape. Each
+    of several index arrays goes along an axis of its own."""
     if sum(isinstance(x, np.ndarray) for x in places) < 2:
         return (*places, ...)
     parts = [
@@ -310,7 +310,7 @@ def whole(shape: Sequence[int]) -> View:
     return View(tuple(map(range, shape)), tuple(range(len(shape))))
 
 
-def _known(key: Any) -> Any:
+def _known(key: object) -> Any:
     """A part of a key, with sequences of numbers as arrays."""
     is_array = getattr(key, "ndim", 0) > 0 and hasattr(key, "__array__")
     if not is_array and not isinstance(key, (list, tuple, range)):
@@ -328,7 +328,7 @@ def _known(key: Any) -> Any:
     return array
 
 
-def _is_advanced(key: Any) -> bool:
+def _is_advanced(key: object) -> bool:
     return key is not None and key is not Ellipsis and not isinstance(key, slice)
 
 
@@ -348,7 +348,7 @@ def _pick(pick: range, key: Any) -> Picks | int:
 
 
 def _indices(key: np.ndarray, length: int) -> np.ndarray:
-    """What an index array or a mask picks of an axis of this length."""
+    """The positions that an index array or a mask picks on an axis of this length."""
     if key.dtype == bool:
         if key.size != length:
             raise IndexError(
@@ -369,7 +369,7 @@ def _refused(what: str) -> TypeError:
     )
 
 
-def _outside(index: Any, length: int) -> IndexError:
+def _outside(index: object, length: int) -> IndexError:
     return IndexError(f"index {index} is out of bounds for an axis of length {length}")
 
 

@@ -84,6 +84,14 @@ class _Body:
         return out.tolist()
 
 
+class ValuePlace(NamedTuple):
+    """The place of a value: the number of its file, and its bytes there."""
+
+    file: int
+    offset: int
+    nbytes: int
+
+
 class Database:
     """A database of others, which is read as this is made: where the value of each key
     lies. The file after the last of `files` is `inline`."""
@@ -111,17 +119,17 @@ class Database:
         files = [count if file < 0 else file for file in self.entries.files]
         self.entries = self.entries._replace(files=files)
 
-    def locate(self, key: str) -> tuple[int, int, int] | None:
-        """Where the value of a key lies: file, offset, length; None: there is none."""
+    def locate(self, key: str) -> ValuePlace | None:
+        """Finds the value of a key; None: there is none."""
         name = key.encode("utf-8", "surrogatepass")
         keys, files, offsets, lengths = self.entries
         at = bisect.bisect_left(keys, name)
         if at == len(keys) or keys[at] != name:
             return None
-        return files[at], offsets[at], lengths[at]
+        return ValuePlace(files[at], offsets[at], lengths[at])
 
     def read_range(
-        self, root: Backend, place: tuple[int, int, int], start: int, count: int
+        self, root: Backend, place: ValuePlace, start: int, count: int
     ) -> bytes:
         """Some bytes of a value that lies at a place.
 

@@ -4,9 +4,8 @@ Before them there may be a line of JSON, as in the recipe of Equinox's documenta
 hyperparameters.
 """
 
-from typing import Any
-
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _json, _names, _template
 from .._load._source import Source
@@ -27,7 +26,7 @@ _CURE = (
 )
 
 
-def open_source(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: PyTree) -> Source | None:
     """The source of a `.eqx` file, whose records are those of the leaves of `like`."""
     key = probe.key
     if key is None:

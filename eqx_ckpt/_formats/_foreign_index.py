@@ -33,9 +33,9 @@ _LEAVES, _LETTERS, _LETTERS_OF_ONE = 2**20, 2**22, 64
 
 
 class ForeignLeaf(NamedTuple):
-    """A leaf that is one run of bytes of the file of this number; or, with `strides`,
-    elements of it that lie so many elements apart along each axis; or, with a `value`,
-    what that is: an array, what opens one, or why it cannot be read."""
+    """A leaf that is one run of bytes of the file of this number. With `strides` its
+    elements lie so many elements apart along each axis. With a `value` it is that: an
+    array, a function that opens one, or the reason why it cannot be read."""
 
     name: str
     template: Template
@@ -65,36 +65,33 @@ def template(kind: str, dtype: str, shape: tuple[int, ...], keys: str) -> Templa
     return made
 
 
-def scalar(value: Any, keys: str) -> tuple[np.ndarray | Unreadable, Template]:
-    """A number or a text of Python's, as it would be stored, and its template; or one
-    of what cannot be read, which has no bytes."""
+def leaf_of(name: str, keys: str, value: Any) -> ForeignLeaf:
+    """A leaf that lies nowhere: a number or a text of Python's; or one that cannot be
+    read, which is listed without bytes, so that all else of the file is read."""
     if isinstance(value, Unreadable):
         what, why, is_array = value
         value = Unreadable(_text.bounded(what, 100), _text.bounded(why), is_array)
         kind, dtype = ("numpy", "uint8") if is_array else ("bytes", "bytes")
-        return value, Template(keys, kind, dtype, (0,), "uint8", (1,))
+        t = Template(keys, kind, dtype, (0,), "uint8", (1,))
+        return ForeignLeaf(name, t, value=value)
     if isinstance(value, (str, bytes)):
         kind = type(value).__name__
         is_text = isinstance(value, str)
         data = value.encode("utf-8", "surrogatepass") if is_text else value
         array = np.frombuffer(data, np.uint8)
         chunk = (max(1, array.size),)
-        return array, Template(keys, kind, kind, array.shape, "uint8", chunk)
+        t = Template(keys, kind, kind, array.shape, "uint8", chunk)
+        return ForeignLeaf(name, t, value=array)
     kind = type(value).__name__
     dtype = _template.SCALAR_KINDS[kind]
     if kind == "int" and 2**63 <= value < 2**64:
         kind, dtype = "generic", "uint64"
     elif kind == "int" and not -(2**63) <= value < 2**63:
         array = np.frombuffer(_leaf.int_bytes(value), np.uint8)
-        return array, Template(keys, kind, "int", array.shape, "uint8", array.shape)
-    return np.array(value, dtype), Template(keys, kind, dtype, (), dtype, ())
-
-
-def leaf_of(name: str, keys: str, value: Any) -> ForeignLeaf:
-    """A leaf that lies nowhere: a number or a text of Python's; or one that cannot be
-    read, which is listed, and all else of the file is read."""
-    value, t = scalar(value, keys)
-    return ForeignLeaf(name, t, value=value)
+        t = Template(keys, kind, "int", array.shape, "uint8", array.shape)
+        return ForeignLeaf(name, t, value=array)
+    t = Template(keys, kind, dtype, (), dtype, ())
+    return ForeignLeaf(name, t, value=np.array(value, dtype))
 
 
 def array_leaf(
@@ -131,7 +128,7 @@ def source(
     files: list[str],
     leaves: Sequence[ForeignLeaf],
     head: bytes = b"",
-    metadata: Any = None,
+    metadata: object = None,
     labels: Mapping[int, Label] = {},
     database: Database | None = None,
     shared: bool = False,
@@ -192,9 +189,9 @@ def weight_map(
     read: Callable[[list[str]], list[T]],
     names: Callable[[T], Collection[str]],
     beside: Collection[str] = (),
-) -> tuple[list[str], list[T]]:
-    """The files that an index in JSON leads to, which says in which each tensor is; and
-    what `read` gives for each, which has these `names`.
+) -> dict[str, T]:
+    """Reads the files that an index in JSON leads to, which names the file of each
+    tensor. `read` gives the content of each file, and `names` the tensors in that.
 
     **Raises:** `ValueError` unless they are beside it, with names of this pattern, and
     have what it says; and if others are `beside` it, which may be another model.
@@ -231,7 +228,7 @@ def weight_map(
             f"`{key}` and the files beside it do not agree on where {name!r:.100} is: "
             f"it says {here}, and it is {there}"
         )
-    return files, contents
+    return dict(zip(files, contents))
 
 
 def several(one: str, other: str) -> ValueError:
@@ -242,7 +239,7 @@ def several(one: str, other: str) -> ValueError:
     )
 
 
-def is_texts(value: Any) -> TypeGuard[dict[str, str]]:
+def is_texts(value: object) -> TypeGuard[dict[str, str]]:
     """Whether a value is a dict of strings that can be written as UTF-8."""
     return type(value) is dict and are_texts(value.items())
 

@@ -166,7 +166,11 @@ def _open_stored(
         context = ts.Context({_arrays.NODES: {}}, parent=context)
         find, files = database.locate, database.files
         chunks = [
-            [(key, *at) for key in x.pieces(n) if (at := find(f"{x.key}/{key}"))]
+            [
+                (key, at.file, at.offset, at.nbytes)
+                for key in x.pieces(n)
+                if (at := find(f"{x.key}/{key}"))
+            ]
             for x, n in stored
         ]
         data = root.spec()

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _names
 from .._format._template import Template
@@ -18,7 +19,7 @@ from .._load._source import Source
 from .._zips._probe import Probe
 from . import _database, _zarr
 from ._foreign_index import ForeignLeaf, kind_of, names_of_paths
-from ._zarr import Zarr
+from ._zarr import ArrayRow, Zarr
 
 
 # What levanter writes last, and what eformer's arrays are listed in.
@@ -28,7 +29,7 @@ _MORE = "checkpoint_metadata.json"
 _DEEP = 32
 
 
-def open_source(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: PyTree) -> Source | None:
     """The source of a directory that levanter or eformer has written."""
     if probe.key is not None:
         return None
@@ -155,7 +156,9 @@ def _leaves(
     keys = ["/".join(path) for path in paths]
     makes = [ft.partial(_template, claim) for claim in claims or [None] * len(keys)]
     rows = zip(names_of_paths(paths), keys, makes)
-    return arrays.read_leaves([(*named, key, make) for named, key, make in rows])
+    return arrays.read_leaves(
+        [ArrayRow(*named, key, make) for named, key, make in rows]
+    )
 
 
 def _template(claim: tuple[Any, Any] | None, keys: str, what: Zarr) -> Template:

@@ -5,9 +5,10 @@ https://github.com/msgpack/msgpack/blob/master/spec.md
 """
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _names, _template
 from .._format._leaves import Unreadable
@@ -31,7 +32,7 @@ _MAX_TEXT = 2**20
 _WINDOW = 2**12
 
 
-def open_source(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: PyTree) -> Source | None:
     """The source of a file that is a map with strings as keys."""
     key, head = probe.key, probe.head
     if key is None or len(head) < 2:
@@ -171,6 +172,14 @@ _NUMBERS = dict(enumerate((f">{format}" for format in "fdBHIQbhiq"), 0xCA))
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
+class _Token(NamedTuple):
+    """An object of a file ("value"); or the kind of a container, and its size, or the
+    type and size of an extension ("ext")."""
+
+    kind: str
+    value: Any
+
+
 class _Reader:
     """The objects of a file, one after the other, without what is skipped."""
 
@@ -193,39 +202,39 @@ class _Reader:
     def more(self) -> bool:
         return self._window.read_range(self.at, self.at + 1).size > 0
 
-    def _head(self) -> tuple[str, Any]:
-        """The next object: ("value", it), or its kind and how large it is."""
+    def _head(self) -> _Token:
+        """The next token, without the bytes of texts, which come next."""
         mark = self._take(1)[0]
         if mark < 0x80:
-            return "value", mark
+            return _Token("value", mark)
         if mark >= 0xE0:
-            return "value", mark - 0x100
+            return _Token("value", mark - 0x100)
         if mark in _CONSTANTS:
-            return "value", _CONSTANTS[mark]
+            return _Token("value", _CONSTANTS[mark])
         if mark in _NUMBERS:
-            return "value", self._number(_NUMBERS[mark])
+            return _Token("value", self._number(_NUMBERS[mark]))
         if mark < 0xC0:
             kind = {8: "map", 9: "list"}.get(mark >> 4, "str")
-            return kind, mark & (0x1F if kind == "str" else 0x0F)
+            return _Token(kind, mark & (0x1F if kind == "str" else 0x0F))
         if 0xD4 <= mark <= 0xD8:
-            return "ext", (self._number(">b"), 1 << (mark - 0xD4))
+            return _Token("ext", (self._number(">b"), 1 << (mark - 0xD4)))
         if mark not in _SIZED:
             raise ValueError(f"it has the byte {mark:#x}, which is nothing")
         format, kind = _SIZED[mark]
         size = self._number(format)
-        return kind, (self._number(">b"), size) if kind == "ext" else size
+        return _Token(kind, (self._number(">b"), size) if kind == "ext" else size)
 
-    def next(self) -> tuple[str, Any]:
-        """("value", it), ("map", its size), ("list", its size), or ("ext", (type,
-        size)), whose bytes come next."""
-        kind, value = self._head()
+    def next(self) -> _Token:
+        """The next value, map, list or extension. The bytes of the last come next."""
+        token = self._head()
+        kind, value = token
         if kind not in ("str", "bin"):
-            return kind, value
+            return token
         if value > _MAX_TEXT:
             raise ValueError(f"it has a text of {value} bytes")
         data = self._take(value)
         try:
-            return "value", data if kind == "bin" else data.decode()
+            return _Token("value", data if kind == "bin" else data.decode())
         except UnicodeError:
             raise ValueError("it has a text that is not UTF-8") from None
 

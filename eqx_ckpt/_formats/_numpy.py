@@ -7,9 +7,10 @@ import itertools as it
 import math
 import operator
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _template
 from .._format._leaves import Unreadable
@@ -97,7 +98,7 @@ def read_header(window: Window, at: int, which: str) -> NpyHeader:
     return NpyHeader(dtype, header[3] == b"True", shape, start + size)
 
 
-def open_source(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: PyTree) -> Source | None:
     """The source of a `.npy` file: a tree that is one leaf."""
     key = probe.key
     is_array = probe.head.startswith(MAGIC) and not probe.has_suffix(".eqx")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _files, _names, _template
 from .._format._index import is_save_id
@@ -24,7 +25,7 @@ from .._zips import _probe
 from .._zips._probe import Probe
 from . import _database, _msgpack, _zarr
 from ._foreign_index import ForeignLeaf, kind_of, leaf_of, names_of_paths
-from ._zarr import Zarr
+from ._zarr import ArrayRow, Zarr
 
 
 _METADATA, _TOP = "_METADATA", _published.TOP
@@ -42,7 +43,7 @@ _MARKS = frozenset({_TOP, _V1, "default", "state", "pytree"})
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
 
-def open_source(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: PyTree) -> Source | None:
     """The source of a directory that Orbax has written, or of a step of its manager."""
     if probe.key is not None:
         return None
@@ -181,7 +182,9 @@ def _tree(probe: Probe) -> Source | None:
     if twice := next((key for key, count in places.items() if count > 1), None):
         raise ValueError(f"two leaves of it lie at one place, `{twice}`")
     arrays = [
-        (x.name, x.keys, x.key, ft.partial(_template_of, x.was, impls.get(x.key)))
+        ArrayRow(
+            x.name, x.keys, x.key, ft.partial(_template_of, x.was, impls.get(x.key))
+        )
         for x in rows
         if x.key is not None and x.was != "string"
     ]

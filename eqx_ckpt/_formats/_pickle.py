@@ -218,7 +218,7 @@ def put(target: dict, keys: Sequence[Any], values: Sequence[Any]) -> None:
         target[key if is_plain else Key(_shown(key), len(target))] = value
 
 
-def _shown(key: Any) -> str:
+def _shown(key: object) -> str:
     parts = key if type(key) is tuple and len(key) <= _MAX_TUPLE else (key,)
     plain = (str, int, float, complex, bool, bytes, type(None))
     if all(type(x) in plain for x in parts):
@@ -228,7 +228,7 @@ def _shown(key: Any) -> str:
     return f"torch.{key.name}" if type(key) is Global else type(key).__name__
 
 
-def _named(reader: _Stack, module: Any, name: Any) -> Any:
+def _named(reader: _Stack, module: object, name: object) -> Any:
     if type(module) is not str or type(name) is not str:
         raise ValueError("its pickle has a name that is no text")
     text = f"{module} {name}"

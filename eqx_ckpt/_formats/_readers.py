@@ -1,6 +1,6 @@
 """The readers of all formats, in the order in which they are asked."""
 
-from typing import Any
+from jaxtyping import PyTree
 
 from .._format import _files
 from .._load._source import Source
@@ -14,7 +14,7 @@ _FORMATS = (_numpy, _safetensors, _torch, _eqx, _orbax, _levanter, _msgpack)
 _ZIPS = (_torch, _numpy)
 
 
-def open_foreign(probe: Probe, like: Any) -> Source | None:
+def open_foreign(probe: Probe, like: PyTree) -> Source | None:
     """The source of a checkpoint of another library, or of ours in a zip; None for what
     is none.
 
@@ -39,7 +39,7 @@ def open_foreign(probe: Probe, like: Any) -> Source | None:
     return None
 
 
-def _first_source(probe: Probe, archive: Zip | None, like: Any) -> Source | None:
+def _first_source(probe: Probe, archive: Zip | None, like: PyTree) -> Source | None:
     if archive is None:
         sources = (format.open_source(probe, like) for format in _FORMATS)
     else:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _grid, _json, _record, _schema, _template
 from .._format._record import Label
@@ -72,13 +73,21 @@ _file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
 _READ = DTYPES | _PACKED
 
 
+class TensorEntry(NamedTuple):
+    """The entry of a tensor in a header, with its offset in the file."""
+
+    dtype: str
+    shape: list[int]
+    offset: int
+
+
 class Header(NamedTuple):
-    tensors: dict[str, tuple[str, list[int], int]]  # dtype, shape, offset in the file
+    tensors: dict[str, TensorEntry]
     metadata: dict[str, str] | None
     data: bytes
 
 
-def open_source(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: PyTree) -> Source | None:
     """The source of a file, of an index, or of a directory with one of them in it."""
     key = probe.key
     if key is None:
@@ -146,11 +155,12 @@ def _read_header(directory: Backend, key: str, size: int) -> Header:
     metadata = value.pop(METADATA, None)
     if metadata is not None and not is_texts(metadata):
         raise ValueError(f"`{METADATA}` in `{key}` is not an object of strings")
-    tensors: dict[str, tuple[str, list[int], int]] = {}
+    tensors: dict[str, TensorEntry] = {}
     spans = []
     for name, entry in value.items():
-        dtype, shape, (start, stop) = _entry(name, entry)
-        tensors[name] = dtype, shape, 8 + size + start
+        _check_entry(name, entry)
+        start, stop = entry["data_offsets"]
+        tensors[name] = TensorEntry(entry["dtype"], entry["shape"], 8 + size + start)
         spans.append((start, stop, name))
     end = 0
     for start, stop, name in sorted(spans):
@@ -185,13 +195,13 @@ def _starts(key: str, header: Header) -> dict[str, tuple[int, ...]]:
     """
     given = (header.metadata or {}).get(_SHARDING)
     if given is None:
-        return {name: (0,) * len(x[1]) for name, x in header.tensors.items()}
+        return {name: (0,) * len(x.shape) for name, x in header.tensors.items()}
     value = _json.parse(given.encode(), f"`{_SHARDING}` in `{key}`")
     out = {}
-    for name, (_, shape, _) in header.tensors.items():
+    for name, tensor in header.tensors.items():
         row = value.get(name) if type(value) is dict else None
         start: Any = row.get("saved_offsets") if type(row) is dict else None
-        if not _schema.fits(start, [int]) or len(start) != len(shape):
+        if not _schema.fits(start, [int]) or len(start) != len(tensor.shape):
             raise ValueError(
                 f"`{_SHARDING}` in `{key}` does not say where its {name!r:.100} begins"
             )
@@ -221,21 +231,25 @@ def _pieced(probe: Probe, files: list[str]) -> Source:
     return _source(probe, files, headers)
 
 
-# What a file has of a tensor: its number, the first element, and what its header says.
-Part = tuple[int, tuple[int, ...], tuple[str, list[int], int]]
+class TensorPart(NamedTuple):
+    """The part of a tensor that a file has, and its first element."""
+
+    file: int
+    start: tuple[int, ...]
+    tensor: TensorEntry
 
 
-def _whole(name: str, parts: Sequence[Part]) -> tuple[int, ...]:
+def _whole(name: str, parts: Sequence[TensorPart]) -> tuple[int, ...]:
     """The shape of a tensor, of its parts.
 
     **Raises:** `ValueError` unless they are of one dtype and rank, and each of its
     elements is in one of them.
     """
-    starts = [start for _, start, _ in parts]
-    shapes = [tuple(x[1]) for _, _, x in parts]
+    starts = [part.start for part in parts]
+    shapes = [tuple(part.tensor.shape) for part in parts]
     if len(parts) == 1 and not any(starts[0]):
         return shapes[0]
-    if len({(x[0], len(x[1])) for _, _, x in parts}) > 1:
+    if len({(x.tensor.dtype, len(x.start)) for x in parts}) > 1:
         raise ValueError(f"the parts of {name!r:.100} are not of one dtype and rank")
     stops = [tuple(map(sum, zip(*x))) for x in zip(starts, shapes)]
     shape = tuple(map(max, zip(*stops)))
@@ -277,7 +291,7 @@ def _without(metadata: dict[str, str] | None, *keys: str) -> dict[str, str] | No
 
 
 def _common(metadata: Sequence[dict[str, str] | None]) -> dict[str, str] | None:
-    """What the metadata of all files say, and no one contradicts or lacks.
+    """The metadata that all files have in common.
 
     **Raises:** `ValueError` if they differ in what tensors of an `eqx.nn.State` are of.
     """
@@ -292,7 +306,8 @@ def _common(metadata: Sequence[dict[str, str] | None]) -> dict[str, str] | None:
     return shared or None
 
 
-def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
+def _check_entry(name: str, entry: object) -> None:
+    """**Raises:** `ValueError` for an entry that no tensor has."""
     if not _json.is_unicode(name):
         raise ValueError(f"the tensor {name!r} has a name that is not Unicode text")
     fields = {"dtype", "shape", "data_offsets"}
@@ -320,7 +335,6 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
         nbytes = math.prod(shape) * itemsize
         if (span[1] - span[0]) * (1 + (dtype in _PACKED)) != nbytes:
             raise ValueError(f"the tensor {name!r} is not of the size of its shape")
-    return dtype, shape, (span[0], span[1])
 
 
 def _sharded(probe: Probe, key: str, beside: Collection[str] = ()) -> Source:
@@ -335,14 +349,12 @@ def _sharded(probe: Probe, key: str, beside: Collection[str] = ()) -> Source:
         return _headers(probe, files, f"the files that `{key}` names")
 
     names = lambda header: header.tensors
-    files, headers = _foreign_index.weight_map(
-        probe, key, _file, read_headers, names, beside
-    )
-    for file, header in zip(files, headers):
+    found = _foreign_index.weight_map(probe, key, _file, read_headers, names, beside)
+    for file, header in found.items():
         # An index leads to whole tensors alone.
         if any(map(any, _starts(file, header).values())):
             _check_whole(file, header)
-    return _source(probe, files, headers)
+    return _source(probe, list(found), list(found.values()))
 
 
 def _headers(probe: Probe, files: list[str], what: str) -> list[Header]:
@@ -366,22 +378,23 @@ def _natural(name: str) -> list[str]:
 
 def _source(probe: Probe, files: list[str], headers: list[Header]) -> Source:
     """The source of some files, which may have parts of tensors."""
-    of: dict[str, list[Part]] = collections.defaultdict(list)
+    of: dict[str, list[TensorPart]] = collections.defaultdict(list)
     for number, (file, header) in enumerate(zip(files, headers)):
         for name, start in _starts(file, header).items():
-            of[name].append((number, start, header.tensors[name]))
+            of[name].append(TensorPart(number, start, header.tensors[name]))
     tensors = sorted(of, key=_natural)
     leaves: list[ForeignLeaf] = []
     for (name, keys), their in zip(names_of(tensors), tensors):
         parts, shape = of[their], _whole(their, of[their])
-        number, _, (text, _, offset) = parts[0]
+        first, text = parts[0], parts[0].tensor.dtype
         what = name, keys, _READ.get(text, ""), shape, text
-        leaf = _foreign_index.array_leaf(*what, file=number, offset=offset)
+        file, offset = first.file, first.tensor.offset
+        leaf = _foreign_index.array_leaf(*what, file=file, offset=offset)
         if leaf.value is None and (len(parts) > 1 or text in _PACKED):
             pieces = [
-                Piece(files[number], offset, start, tuple(lengths))
-                for number, start, (_, lengths, offset) in parts
-                if math.prod(lengths)
+                Piece(files[file], tensor.offset, start, tuple(tensor.shape))
+                for file, start, tensor in parts
+                if math.prod(tensor.shape)
             ]
             chunk = _grid.choose(shape, leaf.template.itemsize, _CUT)
             t = leaf.template._replace(chunk=chunk)

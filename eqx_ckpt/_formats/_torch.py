@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _json, _names
 from .._format._leaves import Unreadable
@@ -48,7 +49,7 @@ _OLD_PROTOCOL = 1001
 _WINDOW = 2**16
 
 
-def open_source(probe: Probe, like: Any) -> Source | None:
+def open_source(probe: Probe, like: PyTree) -> Source | None:
     """The source of an old file, of an index, or of a directory with a file or an index
     in it."""
     if probe.key is not None and _old.match(probe.head):
@@ -120,11 +121,18 @@ def _read_archive(archive: Zip) -> _File | None:
     return _File(value, data, places)
 
 
-def _unpickled(data: bytes, at: int = 0) -> tuple[Any, dict[str, Storage], int]:
+class _Unpickled(NamedTuple):
     """The value of a pickle, the storages that it names, and where it ends."""
+
+    value: Any
+    storages: dict[str, Storage]
+    stop: int
+
+
+def _unpickled(data: bytes, at: int = 0) -> _Unpickled:
     stored: dict[str, Storage] = {}
 
-    def persistent(pid: Any) -> Any:
+    def persistent(pid: object) -> Any:
         made = _torch_globals.storage(pid)
         if not isinstance(made, Storage):
             return made
@@ -135,7 +143,7 @@ def _unpickled(data: bytes, at: int = 0) -> tuple[Any, dict[str, Storage], int]:
 
     names = _torch_globals.NAMES, _torch_globals.unknown
     value, stop = _pickle.load(data, *names, persistent, at)
-    return value, stored, stop
+    return _Unpickled(value, stored, stop)
 
 
 def _read_old(directory: Backend, key: str) -> _File:
@@ -196,7 +204,7 @@ def _sharded(probe: Probe, key: str, beside: Sequence[str] = ()) -> Source:
 
     names = lambda one: one.value if isinstance(one.value, dict) else ()
     found = _foreign_index.weight_map(probe, key, _file, read_pickles, names, beside)
-    return _source(probe, *found)
+    return _source(probe, list(found), list(found.values()))
 
 
 # ---- From a value to leaves.
@@ -316,9 +324,9 @@ _MAX_KEY = 2**10
 
 
 def _parts(value: dict) -> list[list[str]]:
-    """What the keys of a dict are called, each in another way, in parts between dots.
+    """Names the keys of a dict, each differently, in parts between dots.
 
-    A text that is also a number has quotes; keys that are shown alike have numbers."""
+    A text that is also a number gets quotes; keys that are shown alike get numbers."""
     texts = [key.text if isinstance(key, Key) else str(key) for key in value]
     texts = [text if len(text) <= _MAX_KEY else text[:60] + "…" for text in texts]
     counts = collections.Counter(texts)
@@ -336,7 +344,7 @@ def _parts(value: dict) -> list[list[str]]:
     return [[x] if one else x.split(".") for x, one in zip(texts, whole)]
 
 
-def _leaf(value: Any) -> Any:
+def _leaf(value: object) -> Any:
     if isinstance(value, Global) and value.kind == "dtype":
         return f"torch.{value.name}"
     if isinstance(value, (Storage, Global)):

@@ -64,7 +64,7 @@ def _bad(what: str) -> ValueError:
     return ValueError(f"its pickle has {what} that PyTorch does not write")
 
 
-def storage(pid: Any) -> Any:
+def storage(pid: object) -> Any:
     """`("storage", class, key, device, elements[, view])`, the last of which old files
     have; or `("module", class, ...)`, in old files, of the class of a module."""
     if type(pid) is tuple and pid[:1] == ("module",) and len(pid) == 4:
@@ -90,13 +90,13 @@ _VIEW = Unreadable(
 )
 
 
-def _natural(value: Any) -> int:
+def _natural(value: object) -> int:
     if type(value) is not int or not 0 <= value < _template.MAX_BYTES:
         raise _bad("a size or an offset")
     return value
 
 
-def _naturals(value: Any) -> tuple[int, ...]:
+def _naturals(value: object) -> tuple[int, ...]:
     if type(value) is not tuple or len(value) > 2 * _template.MAX_RANK:
         raise _bad("a shape")
     return tuple(map(_natural, value))

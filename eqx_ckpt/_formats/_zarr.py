@@ -78,10 +78,14 @@ class Zarr(NamedTuple):
         return tuple(o // i for o, i in zip(self.piece, self.chunk))
 
 
-# A function that makes the template of a leaf, of the kinds of its keys and metadata.
-Make = Callable[[str, Zarr], Template]
-# A leaf: its name, the kinds of its keys, the key that its array lies at, and that.
-Row = tuple[str, str, str, Make]
+class ArrayRow(NamedTuple):
+    """A leaf, the kinds of its keys, and the key in the store that its array lies at.
+    `template` makes its template of these kinds and the metadata of the array."""
+
+    name: str
+    keys: str
+    key: str
+    template: Callable[[str, Zarr], Template]
 
 
 class ZarrArrays(NamedTuple):
@@ -96,29 +100,28 @@ class ZarrArrays(NamedTuple):
     is_v3: bool = False
     is_full: bool = True
 
-    def read_leaves(self, rows: Sequence[Row]) -> list[ForeignLeaf]:
+    def read_leaves(self, rows: Sequence[ArrayRow]) -> list[ForeignLeaf]:
         """The leaves that are such arrays.
 
         **Raises:** `ValueError` that names the leaf, if one has no metadata.
         """
-        files = [f"{key}/{name_of(self.is_v3)}" for _, _, key, _ in rows]
+        files = [f"{row.key}/{name_of(self.is_v3)}" for row in rows]
         metadata = _store.each(self.directory, self._small, files)
-        return [self._leaf(data, *row) for data, row in zip(metadata, rows)]
+        return list(map(self._leaf, metadata, rows))
 
     def _small(self, directory: Backend, key: str) -> bytes | None:
         """The bytes of a small file; None: there is none, or it is longer."""
         if self.database is not None:
             place = self.database.locate(key)
-            if place is None or place[2] > _MAX_METADATA:
+            if place is None or place.nbytes > _MAX_METADATA:
                 return None
-            return self.database.read_range(directory, place, 0, place[2])
+            return self.database.read_range(directory, place, 0, place.nbytes)
         value = directory.read(key, None if directory.is_remote else _MAX_METADATA + 1)
         data = value and value.data
         return None if data is None or len(data) > _MAX_METADATA else data
 
-    def _leaf(
-        self, metadata: bytes | None, name: str, keys: str, key: str, make: Make
-    ) -> ForeignLeaf:
+    def _leaf(self, metadata: bytes | None, row: ArrayRow) -> ForeignLeaf:
+        name, keys, key, make = row
         if metadata is None:
             raise ValueError(f"the metadata of the array `{name}` are missing")
         try:
@@ -158,7 +161,7 @@ class ZarrArrays(NamedTuple):
         files: list[str],
         leaves: Sequence[ForeignLeaf],
         head: bytes,
-        metadata: Any,
+        metadata: object,
     ) -> Source:
         """The source of leaves that are such arrays.
 
@@ -207,7 +210,7 @@ class ZarrArrays(NamedTuple):
         """The bytes of a piece; None if there is none, or it is not known."""
         if self.database is not None:
             place = self.database.locate(name)
-            return place and place[2]
+            return place and place.nbytes
         return self.directory.size(name)
 
     def _read_piece(self, name: str, start: int, count: int) -> bytes:
@@ -257,7 +260,7 @@ def _largest(size: int | None) -> int:
     return memory if size is None else min(memory, size * _MAX_RATIO)
 
 
-def _numbers(value: Any, least: int) -> tuple[int, ...]:
+def _numbers(value: object, least: int) -> tuple[int, ...]:
     if (
         type(value) is not list
         or len(value) > _template.MAX_RANK
@@ -368,7 +371,7 @@ _OF_LIST = frozenset({"bytes", "crc32c"})
 _OF_CHUNK = _OF_LIST | {"zstd", "gzip"}
 
 
-def _codecs(value: Any, known: frozenset[str]) -> list[dict[str, Any]]:
+def _codecs(value: object, known: frozenset[str]) -> list[dict[str, Any]]:
     """The codecs, all known ones: `bytes` is the first of them, or that of pieces."""
     if type(value) is not list or not 1 <= len(value) <= 4:
         raise ValueError("unknown codecs")

@@ -23,7 +23,7 @@ from .._format._index import StoredFunction
 from .._load._lazy import LazyArray
 from .._runtime import _log
 from .._save._options import Functions
-from .._save._payload import PlannedFunctions, PlannedLeaf
+from .._save._payload import PlannedFunction, PlannedLeaf
 from .._tree import _folding, _identity
 from .._tree._flatten import Flat
 from . import _index_functions, _jaxpr, _keep_functions, _signature, _traced, _tracing
@@ -39,7 +39,7 @@ _KNOWN = 4
 
 def plan(
     functions: Functions, flat: Flat, stored: dict[int, PlannedLeaf]
-) -> PlannedFunctions:
+) -> dict[str, PlannedFunction]:
     """Exports functions of a tree, or keeps those of the checkpoints that its lazy
     leaves are of.
 
@@ -52,7 +52,7 @@ def plan(
     arrays = [i for i, leaf in enumerate(flat.leaves) if _tracing.is_array(leaf)]
     tree = SavedTree(flat, stored, arrays)
     likeness = ft.cache(ft.partial(_likeness, tree))
-    out: PlannedFunctions = {}
+    out: dict[str, PlannedFunction] = {}
     for name, wanted in checked.items():
         if isinstance(wanted, Function):
             out[name] = _keep_functions.keep(wanted, leaves)
@@ -69,15 +69,15 @@ def plan(
     return _numbered(out)
 
 
-def _numbered(functions: PlannedFunctions) -> PlannedFunctions:
+def _numbered(functions: dict[str, PlannedFunction]) -> dict[str, PlannedFunction]:
     """Functions with the numbers of their files."""
     return {
-        name: (stored._replace(file=file), data)
-        for file, (name, (stored, data)) in enumerate(functions.items())
+        name: function._replace(stored=function.stored._replace(file=file))
+        for file, (name, function) in enumerate(functions.items())
     }
 
 
-def _checked(functions: Any) -> Mapping[str, Unexported | Function]:
+def _checked(functions: object) -> Mapping[str, Unexported | Function]:
     if not isinstance(functions, Mapping):
         raise TypeError(
             '`functions` must be a dict of names to `ec.function(...)`, or "drop", not '
@@ -130,14 +130,14 @@ def _likeness(tree: SavedTree) -> Any:
 
 def _export_once(
     wanted: Unexported, tree: SavedTree, likeness: Callable[[], Any]
-) -> tuple[StoredFunction, bytes]:
+) -> PlannedFunction:
     """The export of a function for a tree that was like this one, or for this one."""
     try:
         like = _identity.key(wanted.fn), likeness()
     except RecursionError:  # It is too large.
         return _exported(wanted, tree)
     for other, exported in wanted.known:
-        if other == like and _has(tree, exported[0].baked):
+        if other == like and _has(tree, exported.stored.baked):
             return exported
     exported = _exported(wanted, tree)
     wanted.known.insert(0, (like, exported))
@@ -155,7 +155,7 @@ def _has(tree: SavedTree, baked: dict[str, str]) -> bool:
 # ---- Exporting.
 
 
-def _exported(wanted: Unexported, tree: SavedTree) -> tuple[StoredFunction, bytes]:
+def _exported(wanted: Unexported, tree: SavedTree) -> PlannedFunction:
     closed, structure, is_used = _tracing.trace(wanted, tree)
     count = len(tree.arrays)
     used = list(it.compress(tree.arrays, is_used))
@@ -199,7 +199,7 @@ def _exported(wanted: Unexported, tree: SavedTree) -> tuple[StoredFunction, byte
         baked=_tracing.baked(wanted, tree, closed, used),
         versions={"jax": jax.__version__},
     )
-    return stored, data
+    return PlannedFunction(stored, data)
 
 
 def _check_traced(

@@ -25,7 +25,7 @@ _large_power = re.compile(r"\^\s*[0-9]{3}")
 _KINDS = {"dict": dict, "list": list, "tuple": list}
 
 
-def check_name(name: Any) -> None:
+def check_name(name: object) -> None:
     """**Raises:** `ValueError` or `TypeError` for what is no name of a function."""
     if not isinstance(name, str):
         raise TypeError(f"The name of a function must be a string, not {name!r}.")
@@ -44,9 +44,9 @@ _FIELDS |= {"baked": {...: str}, "versions": {...: str}}
 
 
 def parse(rows: dict[str, dict], count: int) -> dict[str, StoredFunction]:
-    """The functions of an index that has so many leaves.
+    """Parses the functions of an index that has so many leaves.
 
-    **Raises:** `ValueError` for what is never written.
+    **Raises:** `ValueError` for JSON that is never written.
     """
     out: dict[str, StoredFunction] = {}
     for name, row in rows.items():
@@ -72,7 +72,7 @@ def _parsed(row: dict[str, Any], count: int) -> StoredFunction:
     return StoredFunction(**got)
 
 
-def check_nest(nest: Any) -> None:
+def check_nest(nest: object) -> None:
     """**Raises:** `ValueError` for what is no nest, or is larger than is read."""
     for number, array in enumerate(_arrays(nest, 0)):
         if number >= MAX_ARRAYS:
@@ -80,7 +80,7 @@ def check_nest(nest: Any) -> None:
         _check_array(array)
 
 
-def _arrays(nest: Any, depth: int) -> Iterator[list[Any]]:
+def _arrays(nest: object, depth: int) -> Iterator[list[Any]]:
     if nest is None:
         return
     if depth > MAX_DEPTH:

@@ -23,7 +23,7 @@ _LIBRARIES = tuple(
 )
 
 
-def callbacks(jaxpr: Any) -> Iterator[str]:
+def callbacks(jaxpr: object) -> Iterator[str]:
     """The primitives that call Python, or the host, and where."""
     for eqn, _ in _equations(jaxpr):
         name = eqn.primitive.name
@@ -31,7 +31,7 @@ def callbacks(jaxpr: Any) -> Iterator[str]:
             yield f"`{name}`{_place(eqn)}"
 
 
-def captured(closed: Any) -> Iterator[tuple[Any, str]]:
+def captured(closed: object) -> Iterator[tuple[Any, str]]:
     """The arrays of more than `MOST` bytes that a function closes over, and where it
     uses each."""
     seen: set[int] = set()
@@ -44,7 +44,7 @@ def captured(closed: Any) -> Iterator[tuple[Any, str]]:
                 yield value, "" if eqn is None else _place(eqn)
 
 
-def constants(closed: Any) -> list[Any]:
+def constants(closed: object) -> list[Any]:
     """All that are neither arguments nor computed."""
     return [value for one in _closed(closed) for value in one.consts]
 
@@ -104,7 +104,7 @@ def is_same(leaf: Any, value: Any) -> bool:
 # ---- What a function can see of its surroundings.
 
 
-def name_of(fn: Callable[..., Any], value: Any, depth: int = 0) -> str | None:
+def name_of(fn: Callable[..., Any], value: object, depth: int = 0) -> str | None:
     """The name by which a function has a value; None if that is not found."""
     for name, held in _held(fn):
         for path, leaf in jtu.tree_flatten_with_path(held)[0]:

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .._format import _index
-from .._format._index import StoredFunction
 from .._format._leaves import Leaves, Record
 from .._load import _source
 from .._load._source import Source
 from .._save import _payload
 from .._save._lazies import LazySource
-from .._save._payload import PlannedFunctions, PlannedLeaf
+from .._save._payload import PlannedFunction, PlannedLeaf
 from .._tree import _leaf
 from ._stored_function import Function
 
@@ -31,7 +30,7 @@ class _Leaves(NamedTuple):
     made: dict[str, list[PlannedLeaf]]
 
 
-def keep_all(leaves: Sequence[PlannedLeaf]) -> PlannedFunctions:
+def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
     """The functions of the checkpoints that lazy leaves are of.
 
     **Raises:** `ValueError` for one that cannot be kept.
@@ -44,13 +43,13 @@ def keep_all(leaves: Sequence[PlannedLeaf]) -> PlannedFunctions:
     return {name: _one_of(functions) for name, functions in found.items()}
 
 
-def _one_of(found: Sequence[tuple[Function, _Leaves]]) -> tuple[StoredFunction, bytes]:
+def _one_of(found: Sequence[tuple[Function, _Leaves]]) -> PlannedFunction:
     """The function that checkpoints have under one name. Those say which are its leaves
     now that have given some."""
     found = [pair for pair in found if _has_some(*pair)] or found
     functions = [function for function, _ in found]
     kept = [_kept(*pair) for pair in found]
-    first = kept[0][0]
+    first = kept[0].stored
     for function, (stored, _) in zip(functions, kept):
         if (stored.digest, stored.leaves) != (first.digest, first.leaves):
             raise ValueError(
@@ -80,9 +79,7 @@ def _origin(old: Leaves, place: int) -> str:
     return old.names[old.aliases.get(place, place)]
 
 
-def keep(
-    function: Function, leaves: Sequence[PlannedLeaf]
-) -> tuple[StoredFunction, bytes]:
+def keep(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
     """A function of a checkpoint, beside other leaves.
 
     **Raises:** `ValueError` if it is not one of these.
@@ -90,7 +87,7 @@ def keep(
     return _kept(function, _new(leaves, function._source))
 
 
-def _kept(function: Function, new: _Leaves) -> tuple[StoredFunction, bytes]:
+def _kept(function: Function, new: _Leaves) -> PlannedFunction:
     source, stored = function._source, function._stored
     old = source.index.leaves
     records = list(map(old.record, stored.leaves))
@@ -110,7 +107,7 @@ def _kept(function: Function, new: _Leaves) -> tuple[StoredFunction, bytes]:
     places = {name: place for place, name in enumerate(new.named)}
     own = [places[name] for name in names]
     stored = stored._replace(leaves=own, baked=_baked(function, new))
-    return stored, _source.read_function(source, function.name)
+    return PlannedFunction(stored, _source.read_function(source, function.name))
 
 
 def _at_name(function: Function, new: _Leaves, record: Record) -> PlannedLeaf | None:

@@ -108,11 +108,11 @@ def _call(fn: Callable[..., Any], given: tuple[Any, ...], *arrays: Any) -> Any:
     return fn(*(next(rest) if x is ... else x for x in given))
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: object) -> bool:
     return isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic)
 
 
-def _part(x: Any) -> Part:
+def _part(x: object) -> Part:
     if isinstance(x, LazyArray):
         what = f"The leaf `{x.name}`"
         if x._target.kind not in _template.ARRAY_KINDS:

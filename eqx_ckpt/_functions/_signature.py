@@ -21,7 +21,7 @@ from .._tree import _leaf, _target
 _NUMBERS = (bool, int, float, complex)
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> bool:
     """Whether a leaf is an array, a tracer, or stands for one."""
     return isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
@@ -83,7 +83,7 @@ def _dtype_from(text: str) -> Any:
     return _template.dtype_of(text)
 
 
-def fold(tree: Any) -> Any:
+def fold(tree: PyTree) -> Any:
     """A nest of arrays, or of what stands for them, as an index has it. What is no
     array has the name of its type, for errors."""
     if tree is None:
@@ -132,6 +132,6 @@ def show(folded: Any) -> str:
     return f"({items},)" if len(inner) == 1 else f"({items})"
 
 
-def short(folded: Any) -> str:
+def short(folded: object) -> str:
     """A nest out of a file, for errors."""
     return _text.escape(_text.bounded(show(folded), 600))

@@ -86,7 +86,7 @@ class Function:
     def result(self) -> Any:
         return self._structs(self._stored.result)
 
-    def _structs(self, folded: Any) -> Any:
+    def _structs(self, folded: object) -> Any:
         try:
             return _signature.unfold(folded)
         except Exception as e:
@@ -109,7 +109,11 @@ class Function:
 
     @_arguments.checked()
     def read(
-        self, *, sharding: Any = None, verify: bool = True, max_bytes: int | None = None
+        self,
+        *,
+        sharding: object = None,
+        verify: bool = True,
+        max_bytes: int | None = None,
     ) -> dict[str, jax.Array]:
         """Reads the leaves that it uses.
 
@@ -130,7 +134,7 @@ class Function:
             values = _lazy.fetch(lazies, verify, max_bytes)
         return dict(zip(self.names, values))
 
-    def _lazy(self, place: int, sharding: Any) -> LazyArray:
+    def _lazy(self, place: int, sharding: object) -> LazyArray:
         lazy = _lazy.lazy_of(self._source, self._source.index.leaves.record(place))
         chosen = _sharding.of_leaf(sharding, lazy.name, lazy)
         return lazy if chosen is None else lazy.update(sharding=chosen)
@@ -283,7 +287,7 @@ class Function:
         return _unpickle, (self._source.root, self._source.index.save, self.name)
 
 
-def _needs_x64(dtype: Any) -> bool:
+def _needs_x64(dtype: object) -> bool:
     return jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype
 
 
@@ -294,7 +298,7 @@ class Functions(dict[str, Function]):
         names = source.index.functions
         super().__init__({name: Function(source, name) for name in names})
 
-    def __missing__(self, name: Any) -> NoReturn:
+    def __missing__(self, name: object) -> NoReturn:
         near = _nearest.NameIndex(self).nearest(str(name), 3)
         some = ", ".join(f"`{x}`" for x in near or list(self)[:8])
         has = f"It has {some}." if some else "It has none."
@@ -348,5 +352,5 @@ def _converted(x: Any, dtype: Any) -> Any:
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
-def _short(nest: Any) -> str:
+def _short(nest: object) -> str:
     return _signature.short(_signature.fold(nest))

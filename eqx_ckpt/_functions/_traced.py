@@ -71,7 +71,7 @@ class Traced:
     def __call__(
         self,
         arrays: Sequence[np.ndarray],
-        state: Any = None,
+        state: object = None,
         start: tuple[int, ...] = (),
     ) -> np.ndarray:
         """The result for whole arrays, or for the same block of each if it is
@@ -148,7 +148,7 @@ def _with_own(jaxpr: Any) -> Any:
     return inner.replace(eqns=eqns, **({"consts": consts} if consts else {}))
 
 
-def _own(const: Any) -> Any:
+def _own(const: object) -> Any:
     if isinstance(const, jax.Array) and (
         _leaf.is_key(const) or _host_copy.on_device(const)
     ):
@@ -164,7 +164,7 @@ def _trace_again(
         return trace(fn, structs, elementwise)
 
 
-def _described(out: Any) -> str:
+def _described(out: object) -> str:
     leaves = jax.tree.leaves(out)
     return f"a tree of {len(leaves)} leaves" if leaves else repr(out)
 
@@ -204,7 +204,7 @@ def _evaluate(jaxpr: Any, args: Sequence[Any], shape: tuple[int, ...]) -> list[A
     jaxpr, consts = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args]))
 
-    def value(var: Any) -> Any:
+    def value(var: object) -> Any:
         return var.val if isinstance(var, jex_core.Literal) else known[var]
 
     for eqn in jaxpr.eqns:

@@ -41,7 +41,7 @@ class SavedTree(NamedTuple):
         return None if leaf is None else _leaf.abstract_dtype(leaf.template)
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> bool:
     if isinstance(leaf, LazyArray):
         return leaf._target.kind in ("jax", "key")
     return isinstance(leaf, jax.Array)
@@ -51,7 +51,7 @@ def digest(leaf: PlannedLeaf) -> str:
     return _index.digest(_payload.whole(leaf))
 
 
-def is_weak(x: Any) -> bool:
+def is_weak(x: object) -> bool:
     return bool(getattr(x, "weak_type", False))
 
 
@@ -75,7 +75,7 @@ def trace(
         leaves[i] = _Hidden()
     rebuilt = _rebuild(wanted)
 
-    def run(weights: list[Any], nest: Any) -> Any:
+    def run(weights: list[Any], nest: object) -> Any:
         own = list(leaves)
         for i, weight in zip(tree.arrays, weights):
             dtype = tree.flat.leaves[i].dtype
@@ -91,7 +91,7 @@ def trace(
     return closed, jtu.tree_structure(traced.out_info), list(used)
 
 
-def _value(leaf: Any) -> Any:
+def _value(leaf: object) -> Any:
     """A leaf as functions see it: a small lazy one that is no array is read."""
     if isinstance(leaf, LazyArray) and not is_array(leaf):
         if leaf._template.nbytes <= _SMALL:
@@ -113,7 +113,7 @@ def _rebuild(wanted: Unexported) -> Callable[[Any], tuple[Any, ...]]:
     leaves, structure = jtu.tree_flatten(wanted.args)
     place = {id(x): i for i, x in enumerate(jtu.tree_leaves(wanted.nest))}
 
-    def rebuilt(nest: Any) -> tuple[Any, ...]:
+    def rebuilt(nest: object) -> tuple[Any, ...]:
         values = jtu.tree_leaves(nest)
         own = [values[place[id(x)]] if id(x) in place else x for x in leaves]
         return jtu.tree_unflatten(structure, own)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format._template import Template
 from .._functions._computed import Formula
@@ -133,13 +134,13 @@ def _before(steps: Sequence[Step], like: Nested, of_rules: Sequence[Adapter]) ->
     return value
 
 
-def _innermost(step: Adapter, value: Nested, like: Any) -> Nested:
+def _innermost(step: Adapter, value: Nested, like: PyTree) -> Nested:
     if _nested.depth(value) > 1:
         return [_innermost(step, x, like) for x in value]
     return step(value, like)
 
 
-def _items(out: Any, likes: list[Any]) -> list[Any]:
+def _items(out: object, likes: list[Any]) -> list[Any]:
     if not isinstance(out, (list, tuple)) or len(out) != len(likes):
         raise ValueError(f"it must give a list of {len(likes)} arrays")
     return list(out)
@@ -164,7 +165,7 @@ def _shown(lazy: LazyArray) -> str:
 def _fit(
     job: Job,
     position: int,
-    made: Any,
+    made: object,
     target: Target,
     name: str,
     problems: Problems,
@@ -201,7 +202,7 @@ def _fit(
     return Placed(number, made, target, status, job, position)
 
 
-def _check_source(made: Any, job: Job) -> None:
+def _check_source(made: object, job: Job) -> None:
     for part in _deferred.parts_of(made) if isinstance(made, Lazy) else []:
         if part._source is not job.all_saved[0]._source:
             raise ValueError(
@@ -210,7 +211,7 @@ def _check_source(made: Any, job: Job) -> None:
             )
 
 
-def _template_of(made: Any) -> Template:
+def _template_of(made: object) -> Template:
     """**Raises:** `ValueError` or `TypeError` for what is no leaf."""
     if isinstance(made, Formula):
         return _leaf.describe(np.broadcast_to(np.zeros((), made.dtype), made.shape))

@@ -41,24 +41,35 @@ _KERNELS = "kernel"
 # The names of weights that are of a layer which multiplies by them.
 _WEIGHTS = {"weight", "kernel", "w"}
 
-# What a leaf is: the type of its numbers, or another kind; and its shape.
-Kind = tuple[str, tuple[int, ...]]
-# Names of both sides among which a choice is left.
-Unclear = list[tuple[list[str], list[str]]]
+
+class LeafKind(NamedTuple):
+    """The type of a leaf's numbers, or another kind of leaf; and its shape."""
+
+    what: str
+    shape: tuple[int, ...]
+
+
+class Unclear(NamedTuple):
+    """Names of both sides among which a choice is left."""
+
+    saved: list[str]
+    wanted: list[str]
 
 
 class Alike(NamedTuple):
-    """What stands for what, by name: saved leaves, and those wanted; what makes these
-    of them where that is not nothing, by the wanted one; those that nobody knows to be
-    transposed or not; and what is unclear."""
+    """Pairs of saved and wanted leaves, by name.
+
+    `names` maps saved to wanted leaves, and `adapters` wanted ones to the code of an
+    adapter, where they need one. Of `squares` nobody knows whether they are transposed.
+    """
 
     names: dict[str, str]
     adapters: dict[str, str]
     squares: list[str]
-    unclear: Unclear
+    unclear: list[Unclear]
 
 
-def alike(saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> Alike:
+def alike(saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]) -> Alike:
     """Pairs leaves by name: those that fit, as they are or by an adapter."""
     matching = _Matching(_Side(saved), _Side(wanted))
     for level in range(3):
@@ -66,8 +77,8 @@ def alike(saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> Alike:
     return matching.found()
 
 
-def kind(x: Template | Target) -> Kind:
-    """Kind that a leaf shares with each that may stand for it."""
+def kind(x: Template | Target) -> LeafKind:
+    """LeafKind that a leaf shares with each that may stand for it."""
     if isinstance(x, Target):
         dtype, shape = x.dtype, x.shape
     else:
@@ -75,7 +86,7 @@ def kind(x: Template | Target) -> Kind:
         dtype = _template.dtype_of(x.dtype) if is_array else None
         shape = x.logical_shape
     what = x.kind if dtype is None else f"array of {_template.number_type(dtype)}"
-    return what, shape
+    return LeafKind(what, shape)
 
 
 def numbered(name: str) -> list[str]:
@@ -99,12 +110,14 @@ def turn(saved: tuple[int, ...], wanted: tuple[int, ...]) -> str:
     other one does; else what one has to think about."""
     if [x for x in saved if x != 1] == [x for x in wanted if x != 1]:
         return "unit_axes()"
-    leaf = lambda shape: ("", shape)
+    leaf = lambda shape: LeafKind("", shape)
     ways = [x for x in fits("kernel", leaf(saved), "w", leaf(wanted)) if x]
     return ways[0] if len(ways) == 1 else "transpose(...)"
 
 
-def tied(saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> dict[str, str]:
+def tied(
+    saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]
+) -> dict[str, str]:
     """Weights that are wanted and are perhaps those of an embedding: of a head that is
     tied to it, which libraries do not save."""
     tables = {
@@ -114,7 +127,8 @@ def tied(saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> dict[str, str
     }
     out = {}
     for name, (what, shape) in wanted.items():
-        origin = tables.get((what, shape)) or tables.get((what, shape[::-1]))
+        turned = tables.get(LeafKind(what, shape[::-1]))
+        origin = tables.get(LeafKind(what, shape)) or turned
         if origin and _words.HEADS & {*_words.words(name)}:
             out[name] = origin
     return out
@@ -123,7 +137,7 @@ def tied(saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> dict[str, str
 # ---- How one leaf is made of another.
 
 
-def fits(a: str, saved: Kind, b: str, wanted: Kind) -> list[str]:
+def fits(a: str, saved: LeafKind, b: str, wanted: LeafKind) -> list[str]:
     """The adapters each of which makes a leaf with one name of that with the other: ""
     if it is as it is. Several are the ways in which libraries store such a layer."""
     (what, old), (other, new) = saved, wanted
@@ -172,7 +186,7 @@ class _Layer(NamedTuple):
 
     name: str
     leaves: dict[str, str]
-    main: Kind
+    main: LeafKind
     texts: tuple[str, ...]
     values: tuple[int, ...]
 
@@ -207,7 +221,7 @@ def _plain(name: str) -> str:
 class _Side:
     """The leaves of one side, by layer."""
 
-    def __init__(self, kinds: Mapping[str, Kind]):
+    def __init__(self, kinds: Mapping[str, LeafKind]):
         self.kinds = kinds
         nodes: dict[str, dict[str, str]] = {}
         for name in kinds:
@@ -223,7 +237,7 @@ class _Side:
             texts, values = _split(_counted(node, nodes, firsts))
             main = leaves.get("weight") or leaves[min(leaves)]
             what, shape = kinds[main]
-            key = what, tuple(sorted(x for x in shape if x != 1))
+            key = LeafKind(what, tuple(sorted(x for x in shape if x != 1)))
             self.layers.append(_Layer(node, leaves, key, texts, values))
             for i, value in enumerate(values):
                 self._values[_before(texts, values, i)].add(value)
@@ -286,7 +300,7 @@ class _Side:
 
 
 def _owner(text: str) -> str:
-    """What a number is of: the word before it, or the node."""
+    """The word before a number, or the node that it counts."""
     return text.rstrip("._").rpartition(".")[2]
 
 
@@ -321,7 +335,7 @@ def _before(texts: tuple[str, ...], values: tuple[int, ...], at: int) -> str:
 
 def _is_same_along(layers: list[_Layer], at: int) -> bool:
     """Whether layers that differ in this number alone are the same."""
-    kinds: dict[Any, set[Kind]] = collections.defaultdict(set)
+    kinds: dict[Any, set[LeafKind]] = collections.defaultdict(set)
     for layer in layers:
         kinds[layer.values[:at], layer.values[at + 1 :]].add(layer.main)
     return all(len(x) == 1 for x in kinds.values())
@@ -443,14 +457,14 @@ class _Matching:
         return True
 
     def found(self) -> Alike:
-        unclear: Unclear = []
+        unclear: list[Unclear] = []
         for pair in self._found:
             if self.is_elsewhere(*pair.layers[0], 1):
                 old, new = zip(*pair.layers)
                 both = [
                     [y for x in side for y in _weight_first(x)] for side in (old, new)
                 ]
-                unclear.append((both[0], both[1]))
+                unclear.append(Unclear(both[0], both[1]))
                 continue
             for old, new in pair.layers:
                 self._fit(old, new, pair.ways)
@@ -472,7 +486,7 @@ class _Matching:
                 for some, done in zip((old, new), self._done)
             ]
             if all(both):
-                unclear.append((both[0], both[1]))
+                unclear.append(Unclear(both[0], both[1]))
         return Alike(self._names, self._adapters, squares, unclear)
 
 
@@ -639,8 +653,8 @@ def _is_other(a: _Group, b: _Group) -> bool:
 
 def _ways(
     layers: list[tuple[_Layer, _Layer]],
-    saved: Mapping[str, Kind],
-    wanted: Mapping[str, Kind],
+    saved: Mapping[str, LeafKind],
+    wanted: Mapping[str, LeafKind],
 ) -> frozenset[str]:
     """The ways in which the weights of all of these layers fit; none if other leaves do
     not."""

@@ -140,7 +140,7 @@ def graft(
     with processes.share_errors():
         stored = StoredSide(_checkpoint.open(ckpt))
         as_saved = lambda some: _lazy.fetch(some, given.verify, given.max_bytes)
-        matching, placed, again, differences = _graft_plan.plan(
+        plan = _graft_plan.plan(
             ours,
             stored,
             pairs,
@@ -152,7 +152,7 @@ def graft(
             can_init=init is not None,
             read_scalars=as_saved,
         )
-        made = [x for x in placed if x.number not in again]
+        made = [x for x in plan.placed if x.number not in plan.tied]
         wants = [want for x in made for want in _wants(x)]
         planned = _fetch.plan(stored.source, wants, given)
 
@@ -164,16 +164,16 @@ def graft(
     values = _deserialise.in_step(processes, [save], [planned], make_leaves)
     for x, value in zip(made, values):
         leaves[x.number] = value
-    for number, origin in again.items():
+    for number, origin in plan.tied.items():
         leaves[number] = leaves[origin]
     tree = jtu.tree_unflatten(ours.flat.structure, leaves)
     if init is not None:
         tree = _init.initialise(tree, init)
-    _layouts.warn(matching, placed)
+    _layouts.warn(plan.matching, plan.placed)
     report = Report(
         stored.ckpt.path,
-        tuple(_rows(matching, placed)),
-        tuple(dict.fromkeys(differences)),
+        tuple(_rows(plan.matching, plan.placed)),
+        tuple(dict.fromkeys(plan.differences)),
         None if stored.source.root.is_remote else _store.bytes_read() - before,
         stored.saved.nbytes,
     )

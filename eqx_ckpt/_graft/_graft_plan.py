@@ -3,7 +3,7 @@ All of it is made and checked before an array is read."""
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,24 +20,31 @@ from ._report import StaticDifference
 from ._sides import Model, StoredSide, target_of
 
 
+class GraftPlan(NamedTuple):
+    """The plan of a graft. The matching says which leaves are fresh and dropped, and
+    `placed` has those that are made. `tied` maps leaves that are one object in the
+    model to the first of them, which alone is read."""
+
+    matching: Matching
+    placed: list[Placed]
+    tied: dict[int, int]
+    differences: list[StaticDifference]
+
+
 def plan(
     model: Model,
     stored: StoredSide,
     pairs: Sequence[Any],
     *,
-    fresh: Any,
-    drop: Any,
+    fresh: object,
+    drop: object,
     scalars: str,
     static: Static,
     cast: bool,
     can_init: bool,
     read_scalars: Callable[[Sequence[LazyArray]], list[Any]],
-) -> tuple[Matching, list[Placed], dict[int, int], list[StaticDifference]]:
-    """The plan of a graft, of the arguments of that. `can_init`: it has an `init`.
-
-    **Returns:** the matching, which says what is fresh and dropped; the leaves that are
-    made; of leaves that are one object in the model, from each of the others to the
-    first, of which alone anything is read; and what differs and need not be the same.
+) -> GraftPlan:
+    """Plans a graft from its arguments. `can_init`: it has an `init`.
 
     **Raises:** one `RuntimeError` that lists all that is wrong, `ValueError` or
     `TypeError` for a pair, a `fresh` or a `drop` that picks no nodes.
@@ -62,13 +69,13 @@ def plan(
     for job in matching.jobs:
         if job.own:
             placed += _adapting.place(job, model, cast, problems)
-    again = _adapting.tied(matching, placed)
+    tied = _adapting.tied(matching, placed)
     _raise_problems(matching)
-    return matching, placed, again, differences
+    return GraftPlan(matching, placed, tied, differences)
 
 
 def _match(
-    model: Model, stored: StoredSide, pairs: Sequence[Any], fresh: Any, drop: Any
+    model: Model, stored: StoredSide, pairs: Sequence[Any], fresh: object, drop: object
 ) -> Matching:
     parsed = [
         _pairs.parse(given, f"pairs[{i}]", model, stored)
@@ -120,8 +127,7 @@ def _compare_statics(matching: Matching, static: Static) -> list[StaticDifferenc
 
 
 def _node_pairs(matching: Matching, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Of nodes with these names in the model, those that stand for saved ones, with the
-    names of these."""
+    """Pairs of names: a node of the model, and the saved node that it stands for."""
     own = {*names}
     below = _names.by_prefix(names)
     for pair in matching.pairs:
@@ -166,7 +172,7 @@ def _load_scalars(matching: Matching) -> list[Placed]:
         if misfit is not None:
             wanted = _target.show_target(target)
             text = f"saved {_leaf.show(template)}, the model has {wanted}"
-            matching.problems.add(misfit[0], model.names[number], text)
+            matching.problems.add(misfit.what, model.names[number], text)
         out[number] = Placed(number, lazy, target, "loaded", Job("", number, lazy), 0)
     return list(out.values())
 
@@ -178,10 +184,10 @@ def _compare_scalars(
     problems: of one that is loaded, several that were saved."""
     model, problems, scalars = matching.model, matching.problems, matching.scalars
     if what == "load":  # One that is made of several, as by `stack`.
-        counts = collections.Counter(number for number, _ in scalars)
-        scalars = [x for x in scalars if counts[x[0]] > 1]
+        counts = collections.Counter(x.number for x in scalars)
+        scalars = [x for x in scalars if counts[x.number] > 1]
     # An array is another value without being read.
-    few = [x for x in scalars if _is_one_number(x[1]._record.template)]
+    few = [x for x in scalars if _is_one_number(x.saved._record.template)]
     values = dict(zip(few, read([lazy for _, lazy in few])))
     first: dict[int, Any] = {}
     out = []
@@ -208,7 +214,7 @@ def _is_one_number(template: Template) -> bool:
     return template.kind != "key" and template.logical_shape == ()
 
 
-def _is_same_number(saved: Any, kept: Any) -> bool:
+def _is_same_number(saved: object, kept: object) -> bool:
     saved, kept = (
         x.item() if isinstance(x, (np.ndarray, jax.Array, np.generic)) else x
         for x in (saved, kept)

@@ -28,7 +28,7 @@ def load_or_init(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    sharding: Any = None,
+    sharding: object = None,
     **options: Unpack[FilteredKeywords],
 ) -> PyTree:
     """`init_fn(*args, **kwargs)`, with a part of it loaded instead of initialised.

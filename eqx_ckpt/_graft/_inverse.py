@@ -14,7 +14,7 @@ from ._pairs import Steps
 from ._sides import StoredSide
 
 
-def inverse(adapters: Any, source: Any = None) -> list[Any]:
+def inverse(adapters: object, source: object = None) -> list[Any]:
     """The adapters that undo those of a pair of [`graft`][]. They are for the pair the
     other way round, which takes what was grafted back to what it came from.
 
@@ -72,7 +72,7 @@ def _undone(adapter: Adapter) -> Adapter:
     return adapter.undo()
 
 
-def _back(how: Rename, steps: Steps, source: Any) -> Rename:
+def _back(how: Rename, steps: Steps, source: object) -> Rename:
     """From the names that a rename gives to those of the source, and the adapters of
     its rules undone. Other names stay: another pair may have them."""
     lists = sum(isinstance(x, Adapter) and x.many == "saved" for x in steps)

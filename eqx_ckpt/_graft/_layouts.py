@@ -56,8 +56,8 @@ def _is_turned(matching: Matching, x: Placed) -> bool:
 
 
 def _other(matching: Matching, x: Placed, turned: set[str]) -> str | None:
-    """What a leaf may have to be adapted by, that is loaded as it is. `turned`: the
-    forms of the names of those whose weights are turned."""
+    """The adapter that a leaf may need which is loaded as it is. `turned` has the forms
+    of names whose weights are transposed."""
     made = x.made
     if not isinstance(made, LazyArray) or made._view is not None or x.job.adapters:
         return None

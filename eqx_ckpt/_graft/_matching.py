@@ -64,8 +64,11 @@ class Job(NamedTuple):
         return any(adapter.own for adapter in self.adapters)
 
 
-# A Python scalar of the model inside of a pair, and the saved one.
-Scalar = tuple[int, LazyArray]
+class Scalar(NamedTuple):
+    """A Python scalar of the model inside of a pair, and the saved one."""
+
+    number: int
+    saved: LazyArray
 
 
 class Matching:
@@ -165,7 +168,7 @@ class Matching:
         scalar = not any(model.is_array(n) for n in whole_numbers)
         if scalar and any(node.leaves.keys() != {""} for node in group.lefts):
             for n in whole_numbers:
-                self.scalars += [(n, x) for x in whole_saved]
+                self.scalars += [Scalar(n, x) for x in whole_saved]
             return
         all_numbers = _nested.filled(group.left, iter(whole_numbers))
         all_saved = _nested.filled(group.right, iter(whole_saved))

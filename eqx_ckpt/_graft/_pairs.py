@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from jaxtyping import PyTree
+
 from .._load._lazy import LazyArray
 from .._rename import _rename
 from .._rename._rename import Rename
@@ -86,7 +88,7 @@ def adapter_of(how: Callable[..., Any]) -> Adapter:
     if isinstance(how, Adapter):
         return how
 
-    def apply(saved: Any, like: Any) -> Any:
+    def apply(saved: object, like: PyTree) -> Any:
         out = how(_nested.mapped(_deferred.as_lazy, saved), like)
         made = list(out) if isinstance(out, tuple) else out
         return _nested.mapped(_deferred.of_stored, made)
@@ -94,7 +96,7 @@ def adapter_of(how: Callable[..., Any]) -> Adapter:
     return Adapter(getattr(how, "__name__", type(how).__name__), apply, own=True)
 
 
-def parse(given: Any, label: str, model: Model, stored: StoredSide) -> NodePair:
+def parse(given: object, label: str, model: Model, stored: StoredSide) -> NodePair:
     """One pair as the user wrote it. **Raises:** naming it by `label`."""
     if not isinstance(given, (tuple, list)) or len(given) < 2:
         raise TypeError(
@@ -147,7 +149,9 @@ def _unpacked(given: Sequence[Any]) -> Iterator[Any]:
         yield from _unpacked(x) if isinstance(x, (list, tuple)) else [x]
 
 
-def _fits_swapped(where: Any, source: Any, model: Model, stored: StoredSide) -> bool:
+def _fits_swapped(
+    where: object, source: object, model: Model, stored: StoredSide
+) -> bool:
     try:
         model.nodes(source, "")
         stored.nodes(where, "")

@@ -5,6 +5,7 @@ import graphlib
 import itertools as it
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from .._rename import _rename
 from . import _alike
@@ -17,18 +18,26 @@ _ASIDE, _BETWEEN = "old", "~"
 _MAX_SAMPLES = 500
 _MAX_LOOKS, _MAX_TRIALS = 2**18, 2**20
 
-Rule = tuple[str, str]
+
+class NameRule(NamedTuple):
+    """A rule of `ec.rename`: a regex, and the replacement of its matches."""
+
+    pattern: str
+    replacement: str
 
 
-# The names that a rule takes where they belong, and those that it takes elsewhere.
-Effect = tuple[set[str], set[str]]
+class Effect(NamedTuple):
+    """The names that a rule takes where they belong, and others that it takes."""
+
+    right: set[str]
+    wrong: set[str]
 
 
-def lines(some: Iterable[Rule], adapters: Mapping[str, str]) -> list[str]:
+def lines(some: Iterable[NameRule], adapters: Mapping[str, str]) -> list[str]:
     """The rules as Python; and those that apply adapters, which are given by the new
     name of the leaf."""
     rows = [f"    ({_raw(old)}, {_raw(new)})," for old, new in some]
-    hows = ((_rule([x], [x], 0, True)[0], how) for x, how in adapters.items())
+    hows = ((_rule([x], [x], 0, True).pattern, how) for x, how in adapters.items())
     for name, how in dict.fromkeys(hows):
         rows.append(f"    ({_raw(name)}, ec.adapters.{how}),")
     return ["ec.rename([", *rows, "])"] if rows else []
@@ -43,7 +52,7 @@ def _raw(text: str) -> str:
 
 def rules(
     moves: Mapping[str, str], saved: Collection[str], wanted: Collection[str]
-) -> list[Rule]:
+) -> list[NameRule]:
     """Rules that take each of these names to that which it has in `moves`, and no other
     that was saved to one that is wanted; none where there would have to be too many to
     try."""
@@ -58,14 +67,14 @@ def rules(
 
 
 def _is_right(
-    some: list[Rule],
+    some: list[NameRule],
     moves: Mapping[str, str],
     saved: Collection[str],
     wanted: Collection[str],
 ) -> bool:
     used: set[int] = set()
     how = _rename.rename(some)
-    new = {x: _rename.apply(how, x, used, "suggest")[0] for x in saved}
+    new = {x: _rename.apply(how, x, used, "suggest").name for x in saved}
     return (
         len(used) == len(some)
         and len(set(new.values())) == len(new)
@@ -74,20 +83,20 @@ def _is_right(
     )
 
 
-def _one_by_one(moves: Mapping[str, str]) -> list[Rule]:
+def _one_by_one(moves: Mapping[str, str]) -> list[NameRule]:
     changed = {x: y for x, y in moves.items() if x != y}
     out = [_rule([x], [_BETWEEN + y], 0) for x, y in changed.items()]
-    return [*out, ("^" + _BETWEEN, "")] if out else []
+    return [*out, NameRule("^" + _BETWEEN, "")] if out else []
 
 
 def _few(
     moves: Mapping[str, str], saved: Collection[str], wanted: Collection[str]
-) -> list[Rule]:
+) -> list[NameRule]:
     samples = _samples(moves, saved)
     left = {x for x in samples if moves.get(x, x) != x}
-    some: dict[Rule, Effect] = {}
+    some: dict[NameRule, Effect] = {}
     for is_general in (True, False):
-        names = sorted(left.difference(*(right for right, _ in some.values())))
+        names = sorted(left.difference(*(effect.right for effect in some.values())))
         ways = dict.fromkeys(r for x in names for r in _ways(x, moves[x], is_general))
         if len(ways) * len(samples) > _MAX_LOOKS:
             return []
@@ -95,20 +104,21 @@ def _few(
             effect = _effect(rule, samples, moves, wanted)
             if effect is not None:
                 some.setdefault(rule, effect)
-    chosen: dict[Rule, Effect] = {}
+    chosen: dict[NameRule, Effect] = {}
     while left and some:
-        best = max(some, key=lambda x: (len(some[x][0] & left), -len(some[x][1])))
+        rank = lambda x: (len(some[x].right & left), -len(some[x].wrong))
+        best = max(some, key=rank)
         right, wrong = some[best]
         if not right & left:
             break
-        chosen[best] = right & left, wrong
+        chosen[best] = Effect(right & left, wrong)
         left -= right
     return _ordered(chosen, moves)
 
 
 def _samples(moves: Mapping[str, str], saved: Collection[str]) -> list[str]:
-    """Names of which rules have to be right: of those that differ in numbers which
-    stay, one is enough."""
+    """Names that the rules must be right for. One is enough of several that differ only
+    in numbers which stay."""
     out: dict[object, str] = {}
     for name in saved:
         new = moves.get(name, "")
@@ -118,7 +128,7 @@ def _samples(moves: Mapping[str, str], saved: Collection[str]) -> list[str]:
     return [*it.islice(out.values(), _MAX_SAMPLES)]
 
 
-def _ways(old: str, new: str, is_general: bool) -> Iterator[Rule]:
+def _ways(old: str, new: str, is_general: bool) -> Iterator[NameRule]:
     """Rules that take one name to another: from the least of it that has to change to
     all of it. General ones have any numbers where both names have the same."""
     a, b = old.split("."), new.split(".")
@@ -127,11 +137,11 @@ def _ways(old: str, new: str, is_general: bool) -> Iterator[Rule]:
         yield _rule(a, b, same, is_general)
 
 
-def _rule(a: list[str], b: list[str], same: int, is_general: bool = False) -> Rule:
-    """The rule for names of which so many of the last parts stay."""
+def _rule(a: list[str], b: list[str], same: int, is_general: bool = False) -> NameRule:
+    """The rule for names whose last `same` parts stay."""
     head, new = (".".join(x[: len(x) - same]) for x in (a, b))
     if not head and same:
-        return "^", f"{new}."
+        return NameRule("^", f"{new}.")
     end = r"\." if same else "$"
     new += "." * bool(same and new)
     pattern, replacement = _alike.numbered(head), _alike.numbered(new)
@@ -145,17 +155,20 @@ def _rule(a: list[str], b: list[str], same: int, is_general: bool = False) -> Ru
             continue
         count += 1
         pattern[start], replacement[i] = r"(\d+)", rf"\{count}"
-    return f"^{''.join(pattern)}{end}", "".join(replacement)
+    return NameRule(f"^{''.join(pattern)}{end}", "".join(replacement))
 
 
 def _effect(
-    rule: Rule, samples: list[str], moves: Mapping[str, str], wanted: Collection[str]
+    rule: NameRule,
+    samples: list[str],
+    moves: Mapping[str, str],
+    wanted: Collection[str],
 ) -> Effect | None:
     """The effect of a rule, or None if no other rule can mend what it does."""
     right, wrong = set(), set()
-    pattern = re.compile(rule[0])
+    pattern = re.compile(rule.pattern)
     for name in samples:
-        new = pattern.sub(rule[1], name)
+        new = pattern.sub(rule.replacement, name)
         if new == name:
             continue
         if name in moves:
@@ -164,10 +177,12 @@ def _effect(
             (right if new == moves[name] else wrong).add(name)
         elif new in wanted:
             return None
-    return right, wrong
+    return Effect(right, wrong)
 
 
-def _ordered(chosen: Mapping[Rule, Effect], moves: Mapping[str, str]) -> list[Rule]:
+def _ordered(
+    chosen: Mapping[NameRule, Effect], moves: Mapping[str, str]
+) -> list[NameRule]:
     """The rules in an order in which none undoes what another does; names that are
     exchanged go by way of others."""
     numbered = [(re.compile(old), new) for old, new in chosen]
@@ -197,5 +212,5 @@ def _ordered(chosen: Mapping[Rule, Effect], moves: Mapping[str, str]) -> list[Ru
     out = []
     for i in order:
         pattern, new = numbered[i]
-        out.append((pattern.pattern, _BETWEEN * (i in marked) + new))
-    return [*out, ("^" + _BETWEEN, "")] if marked else out
+        out.append(NameRule(pattern.pattern, _BETWEEN * (i in marked) + new))
+    return [*out, NameRule("^" + _BETWEEN, "")] if marked else out

@@ -23,11 +23,9 @@ from ._nested import Nested
 
 
 class SideNode(NamedTuple):
-    """A node of either side: its name, and its leaves by their names below it.
-
-    The leaves are numbers in the model, and lazy in the checkpoint. `adapters` are what
-    a rename says is to be done to those of these names.
-    """
+    """A node of either side: its name, and its leaves by their names below it. The
+    leaves are numbers in the model, and lazy in the checkpoint. `adapters` has the
+    adapters that a rename gives to leaves of these names."""
 
     name: str
     leaves: dict[str, Any]
@@ -60,7 +58,7 @@ class Model:
     def nodes(self, where: Any, called: str) -> Nested:
         """The nodes that a `where` picks, in the lists that it gives."""
         try:
-            _, _, paths = self.tagged.pick(where, called)
+            paths = self.tagged.pick(where, called).nested
         except (AttributeError, LookupError) as e:
             raise ValueError(f"`{called}` fails on the model: {said(e)}") from e
         return _nested.mapped(lambda x: self.node(_flatten.module_name(x, "")), paths)
@@ -86,7 +84,7 @@ class StoredSide:
         self.saved = ckpt._source.index.leaves
         self.below = _names.by_prefix(self.saved.names)
 
-    def nodes(self, where: Any, called: str) -> Nested:
+    def nodes(self, where: object, called: str) -> Nested:
         """The nodes that a pair says, in the lists that it gives."""
         if isinstance(where, str):
             if where not in self.below:
@@ -111,7 +109,7 @@ class StoredSide:
             raise ValueError(f"`{called}` selects nothing of the checkpoint.")
         return nodes
 
-    def collect(self, picked: Any, called: str) -> Nested:
+    def collect(self, picked: object, called: str) -> Nested:
         if isinstance(picked, (SavedNode, LazyArray)):
             found = _nodes.origin(picked)
             if found is None:

@@ -18,7 +18,7 @@ from .._tree import _filters, _flatten, _folding, _leaked_tracers, _sharding
 
 @_arguments.checked()
 def skeleton(
-    fn: Callable[..., PyTree], *args: Any, sharding: Any = None, **kwargs: Any
+    fn: Callable[..., PyTree], *args: Any, sharding: object = None, **kwargs: Any
 ) -> PyTree:
     """`eqx.filter_eval_shape` that keeps NumPy leaves, and puts shardings on the rest.
 
@@ -72,7 +72,7 @@ def skeleton(
     return _with_shardings(out, sharding)
 
 
-def _with_shardings(tree: PyTree, sharding: Any) -> PyTree:
+def _with_shardings(tree: PyTree, sharding: object) -> PyTree:
     parts, structure = jtu.tree_flatten(sharding, is_leaf=lambda x: x is None)
     try:
         subtrees = structure.flatten_up_to(tree)
@@ -147,7 +147,7 @@ def partition_rules(
 
 
 def _rule(
-    mesh: jax.sharding.Mesh, pattern: str, spec: Any
+    mesh: jax.sharding.Mesh, pattern: str, spec: object
 ) -> tuple[re.Pattern[str], NamedSharding]:
     if not isinstance(spec, PartitionSpec):
         raise TypeError(

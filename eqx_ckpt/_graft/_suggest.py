@@ -5,10 +5,12 @@ import itertools as it
 import keyword
 import os
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import jax.tree_util as jtu
 
 from .._format import _names, _template
+from .._format._grid import Shape
 from .._format._leaves import Record
 from .._tree import _folding, _leaf, _nearest, _target
 from . import _alike, _rules
@@ -26,12 +28,21 @@ _MOST_ALIKE = 64
 _ROWS, _NAMES, _MOST = 8, 3, 64
 _MAX_PAIRS = 2**17
 
-Shape = tuple[int, ...]
-# Code that picks what may stand for a node of the model, with an adapter; and the
-# places of the leaves that the pair would use.
-Twin = tuple[str, set[int]]
-# The lines of a pair, and its leaves: numbers and places.
-Pair = tuple[list[str], set[int], set[int]]
+
+class Twin(NamedTuple):
+    """Code that picks what may stand for a node of the model, with an adapter; and the
+    places of the saved leaves in it."""
+
+    code: str
+    places: set[int]
+
+
+class Pair(NamedTuple):
+    """Pairs to suggest: their lines, and their leaves on both sides."""
+
+    lines: list[str]
+    numbers: set[int]
+    places: set[int]
 
 
 def lines(
@@ -54,30 +65,30 @@ def lines(
         a = _code(model, prefix)
         if a is not None:
             mine = new.intersection(model.below[prefix])
-            code = [f"(lambda m: {a}, lambda c: {twin[0]}),"]
-            pairs.append((code, mine, twin[1]))
+            code = [f"(lambda m: {a}, lambda c: {twin.code}),"]
+            pairs.append(Pair(code, mine, twin.places))
             new -= mine
-            old -= twin[1]
+            old -= twin.places
     renamed = twins.renamed()
-    covered = {n for _, mine, _ in pairs for n in mine}
+    covered = {n for pair in pairs for n in pair.numbers}
     if renamed is not None and (
-        len(pairs) > len(renamed[0]) or stack or not renamed[1] <= covered
+        len(pairs) > len(renamed.lines) or stack or not renamed.numbers <= covered
     ):
-        pairs = [x for x in pairs if not x[1] <= renamed[1]] + [renamed]
+        pairs = [x for x in pairs if not x.numbers <= renamed.numbers] + [renamed]
         new, old = set(numbers), set(places)
-        for _, mine, theirs in pairs:
-            new -= mine
-            old -= theirs
+        for pair in pairs:
+            new -= pair.numbers
+            old -= pair.places
         stack.clear()
-    out = [f"    {line}" for code, _, _ in pairs for line in code]
+    out = [f"    {line}" for pair in pairs for line in pair.lines]
     if out:
         out.insert(0, "  Perhaps, to paste into `pairs`:")
     if stack and old:
         return [*out, "    ... and more pairs"] if out else []
-    some_new, some_old, listed = _alike_by_shape(model, stored, new, old)
-    new -= some_new
-    old -= some_old
-    listed += twins.squares(set(numbers) - new - some_new)
+    alike = _alike_by_shape(model, stored, new, old)
+    new -= alike.numbers
+    old -= alike.places
+    listed = [*alike.lines, *twins.squares(set(numbers) - new - alike.numbers)]
     rest = []
     roots = _roots(model.below, new, arrays)
     fresh = [_code(model, x) or _entry_code(model, x) for x in roots]
@@ -139,7 +150,8 @@ class _Twins:
         # Scalars are in no pair by themselves, and in this one.
         places = self._stored.saved.places
         full = [_names.joined(node, x) for x in ends]
-        return _saved_code(self._stored, node), {places[x] for x in full if x in places}
+        own = {places[x] for x in full if x in places}
+        return Twin(_saved_code(self._stored, node), own)
 
     def _node(self, name: str, end: str) -> str | None:
         origin = self._origins.get(name, "")
@@ -149,7 +161,7 @@ class _Twins:
         return node if _names.joined(node, end) == origin else None
 
     def squares(self, used: set[int]) -> list[str]:
-        """What is said of leaves in pairs that are perhaps the other way round."""
+        """Lines about square leaves in pairs, which may be transposed."""
         some = [x for x in self._alike.squares if self._numbers[x] in used]
         if not some:
             return []
@@ -179,7 +191,7 @@ class _Twins:
         first = f"(lambda m: {code}, lambda c: {_saved_code(stored, a)}, {first}"
         numbers = {self._numbers[x] for x in self._origins}
         places = {stored.saved.places[x] for x in found}
-        return [first, *rows, "])),"], numbers, places
+        return Pair([first, *rows, "])),"], numbers, places)
 
     def _stacked(self, prefix: str) -> Twin | None:
         """The items of a sequence whose leaves, stacked, have these names and shapes;
@@ -213,7 +225,8 @@ class _Twins:
             part = _saved_code(self._stored, _names.joined(above, "0", inner))
             items = f"[x{part[len(first) :]} for x in {items}]"
         used = (self._stacks[above, _names.joined(inner, x)] for x in wanted)
-        return f"{items}, ec.adapters.stack()", set().union(*(x for _, x in used))
+        places = set().union(*(x for _, x in used))
+        return Twin(f"{items}, ec.adapters.stack()", places)
 
     def _is_stack(self, key: tuple[str, str], shape: tuple[int, ...]) -> bool:
         """Whether leaves that are in no pair yet, stacked, have this shape."""
@@ -234,7 +247,7 @@ def _listed(codes: list[str]) -> str:
 def _roots(
     below: dict[str, list[int]], chosen: Collection[int], counted: Iterable[int]
 ) -> list[str]:
-    """The largest nodes all of whose leaves, of those that count, are chosen."""
+    """The largest nodes all of whose leaves are chosen, among the leaves that count."""
     counted = set(counted)
     found: dict[str, bool] = {}  # Of each node, whether it is in one of them.
     out: list[str] = []
@@ -320,9 +333,9 @@ def _saved_code(stored: StoredSide, prefix: str) -> str:
 
 def _alike_by_shape(
     model: Model, stored: StoredSide, new: set[int], old: set[int]
-) -> tuple[set[int], set[int], list[str]]:
+) -> Pair:
     """Leaves of both sides that could stand for each other: of the same shape, or of
-    one that an adapter makes of the other; and the lines that list them."""
+    one that an adapter makes of the other."""
     copies = _copies(stored, old)
     theirs: dict[tuple[Shape, str], list[int]] = {}
     for place in sorted(old - copies):
@@ -346,8 +359,8 @@ def _alike_by_shape(
         place = stored.saved.places[origin]
         if place not in old:
             (number,) = (n for n in new if model.names[n] == name)
-            shape = saved[origin][1]
-            how = [] if shape == kinds[name][1] else ["transpose()"]
+            is_same = saved[origin].shape == kinds[name].shape
+            how = [] if is_same else ["transpose()"]
             some_new.add(number)
             rows.append((number, [place], how))
     both = it.islice(it.product(ours.items(), theirs.items()), _MAX_PAIRS)
@@ -359,7 +372,7 @@ def _alike_by_shape(
             some_new.update(numbers)
             some_old.update(places)
             rows += [(n, places, how) for n in numbers]
-    return some_new, some_old, _lines(model, stored, rows)
+    return Pair(_lines(model, stored, rows), some_new, some_old)
 
 
 def _copies(stored: StoredSide, old: set[int]) -> set[int]:

@@ -1,5 +1,5 @@
-"""What the words in the names of leaves mean: which of them are the same, which are
-opposites, and which say nothing."""
+"""The meaning of words in the names of leaves: synonyms, opposites, and words that say
+nothing."""
 
 import functools as ft
 import re

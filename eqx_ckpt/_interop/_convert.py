@@ -31,7 +31,7 @@ def convert(
     *,
     like: PyTree = None,
     skip: Sequence[str] = (),
-    metadata: Any = None,
+    metadata: object = None,
     overwrite: bool = True,
     verify: bool = True,
     functions: Functions = None,

@@ -6,7 +6,7 @@ import itertools as it
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import PyTree
@@ -38,8 +38,8 @@ def export_safetensors(
     filter_spec: FilterSpec = _leaf.is_storable,
     *,
     skip: Sequence[str] = (),
-    rename: Any = None,
-    metadata: Any = None,
+    rename: object = None,
+    metadata: object = None,
     overwrite: bool = True,
     durable: bool = True,
     verify: bool = True,
@@ -195,15 +195,21 @@ def _lines(
         yield lines
 
 
+class ExportPlan(NamedTuple):
+    """The tensors to write, and the metadata of their files."""
+
+    tensors: list[PlannedLeaf]
+    metadata: dict[str, str] | None
+
+
 def _plan(
     pytree: PyTree,
     filter_spec: FilterSpec,
     skip: Sequence[str],
-    rename: Any,
-    metadata: Any,
+    rename: object,
+    metadata: object,
     verify: bool,
-) -> tuple[list[PlannedLeaf], dict[str, str] | None]:
-    """The tensors to write, and the metadata of their files."""
+) -> ExportPlan:
     if metadata is None and isinstance(pytree, Checkpoint):
         metadata = pytree.metadata
     if metadata is not None and not _foreign_index.is_texts(metadata):
@@ -211,18 +217,24 @@ def _plan(
             "`.safetensors` takes a dict of strings as metadata: pass `metadata=`, for "
             f"instance one of JSON, instead of {metadata!r:.200}."
         )
-    tensors, labels = _tensors(pytree, filter_spec, skip, rename)
-    tensors = [_lazies.verified(leaf, verify) for leaf in tensors]
-    if labels:
-        text = json.dumps(labels, separators=(",", ":"))
+    found = _tensors(pytree, filter_spec, skip, rename)
+    tensors = [_lazies.verified(leaf, verify) for leaf in found.leaves]
+    if found.labels:
+        text = json.dumps(found.labels, separators=(",", ":"))
         metadata = {**(metadata or {}), _safetensors.LABELS: text}
-    return tensors, metadata
+    return ExportPlan(tensors, metadata)
+
+
+class _Tensors(NamedTuple):
+    """The tensors to write, and the labels of those in an `eqx.nn.State`."""
+
+    leaves: list[PlannedLeaf]
+    labels: dict[str, str]
 
 
 def _tensors(
-    pytree: PyTree, filter_spec: FilterSpec, skip: Sequence[str], rename: Any
-) -> tuple[list[PlannedLeaf], dict[str, str]]:
-    """The tensors to write, and the labels of those in an `eqx.nn.State`."""
+    pytree: PyTree, filter_spec: FilterSpec, skip: Sequence[str], rename: object
+) -> _Tensors:
     if isinstance(pytree, Checkpoint):
         pytree = pytree.tree
     flat = _flatten.flatten(pytree, None)
@@ -285,14 +297,14 @@ def _tensors(
     # As the library of the format writes them: the widest first, so all are aligned.
     order = {ours: -number for number, ours in enumerate(_safetensors.DTYPES.values())}
     key = lambda leaf: (order[leaf.template.dtype], leaf.name.encode())
-    return sorted((leaf for _, leaf in out.values()), key=key), labels
+    return _Tensors(sorted((leaf for _, leaf in out.values()), key=key), labels)
 
 
-def _renamed(rename: Any, names: list[str], all_names: list[str]) -> list[str]:
+def _renamed(rename: object, names: list[str], all_names: list[str]) -> list[str]:
     """The names in the file. A rule may be for leaves that are not written."""
     how = _rename.of_names(rename)
     used: set[int] = set()
-    new = [_rename.apply(how, name, used, "rename=")[0] for name in names]
+    new = [_rename.apply(how, name, used, "rename=").name for name in names]
     for name in all_names if how.all_rules else ():
         _rename.apply(how, name, used, "rename=")
     _rename.check_used(how, used, names, "tree")
@@ -319,7 +331,7 @@ UNREADABLE = "These leaves of a file of another library cannot be read:"
 def unreadable_leaves(
     names: Sequence[str], leaves: Sequence[Any]
 ) -> list[tuple[str, str]]:
-    """Of leaves of these names those that cannot be read, and why."""
+    """The names of leaves that cannot be read, each with the reason."""
     return [
         (name, leaf._unreadable)
         for name, leaf in zip(names, leaves)
@@ -354,8 +366,7 @@ def skip_message(
 _MOST = 40
 
 
-def _describe(name: str, value: Any) -> tuple[Any, Template]:
-    """The value that a tensor is written from, and its template."""
+def _describe(name: str, value: object) -> _lazies.StoredValue:
     try:
         return _lazies.as_stored(value, None)
     except (ValueError, TypeError) as e:
@@ -423,8 +434,8 @@ def _counted(
 def _parts(
     leaves: list[PlannedLeaf], max_bytes: int, requests: int
 ) -> Iterator[Callable[[], tuple[Iterable[Any], bool]]]:
-    """What gives the bytes of leaves, one after the other, and whether a leaf ends with
-    them: of all of it, or of less where threads read them before their turn."""
+    """Calls that give the bytes of leaves in order, and whether a leaf ends with them.
+    Each gives a whole leaf, or less where threads read ahead."""
     for leaf in leaves:
         t = leaf.template
         slabs: list[Any] = [None]

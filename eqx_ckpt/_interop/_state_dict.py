@@ -1,7 +1,7 @@
 """`to_state_dict` and `from_state_dict`: a tree as nested dicts, by our names."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import PyTree
@@ -14,6 +14,7 @@ from .._load import _load_options, _match
 from .._load._load_options import LoadOptions, Renaming
 from .._rename import _renamed
 from .._runtime import _arguments
+from .._save._lazies import StoredValue
 from .._tree import (
     _filters,
     _flatten,
@@ -191,10 +192,14 @@ def from_state_dict(
     return matched.tree(out)
 
 
-def _leaves(
-    state_dict: Mapping, like: PyTree, is_leaf: IsLeaf
-) -> tuple[Leaves, list[Any]]:
+class _Flat(NamedTuple):
     """The leaves of nested dicts as those of a checkpoint, and their values."""
+
+    leaves: Leaves
+    values: list[Any]
+
+
+def _leaves(state_dict: Mapping, like: PyTree, is_leaf: IsLeaf) -> _Flat:
     values: dict[str, Any] = {}
     templates: dict[Template, int] = {}
     numbers: list[int] = []
@@ -212,7 +217,7 @@ def _leaves(
         values[name] = value
         numbers.append(templates.setdefault(template, len(templates)))
     saved = Leaves(list(values), list(templates), numbers, given_labels=labels)
-    return saved, list(values.values())
+    return _Flat(saved, list(values.values()))
 
 
 def _named(name: str) -> tuple[str, str]:
@@ -234,8 +239,8 @@ def _named(name: str) -> tuple[str, str]:
     ) from None
 
 
-def _described(name: str, value: Any) -> tuple[Any, Template]:
-    """A leaf as it would be stored, and what describes it."""
+def _described(name: str, value: object) -> StoredValue:
+    """A leaf as it would be stored."""
     try:
         if _torch_tensors.is_tensor(value):
             value = _torch_tensors.to_numpy(value)
@@ -249,7 +254,7 @@ def _described(name: str, value: Any) -> tuple[Any, Template]:
             )
         if value is None or callable(value):
             raise TypeError(f"{value!r:.60} is not a leaf. Remove the entry.")
-        return value, _leaf.describe(value)
+        return StoredValue(value, _leaf.describe(value))
     except (ValueError, TypeError) as e:
         raise type(e)(f"The state dict's leaf `{name}`: {e}") from None
 
@@ -267,7 +272,7 @@ def _walk(node: Mapping, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
             yield ".".join((*path, key)), value
 
 
-def _as(value: Any, template: Template, target: Target) -> Any:
+def _as(value: object, template: Template, target: Target) -> Any:
     if isinstance(value, jax.Array) and target.codec is None:
         same = template.kind == target.kind and template.weak == target.weak
         same = same and (target.kind == "key" or value.dtype == target.dtype)

@@ -9,7 +9,7 @@ import numpy as np
 from .._format import _template
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

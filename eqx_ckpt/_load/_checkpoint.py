@@ -60,7 +60,7 @@ class Checkpoint(_Base):
     def __init__(self, source: Source):
         vars(self)["_source"] = source
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Checkpoint is immutable")
 
     @property
@@ -259,13 +259,13 @@ class Checkpoint(_Base):
     def _repr_html_(self) -> str:
         return _rooms.html(self)
 
-    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+    def __treescope_repr__(self, path: str | None, subtree_renderer: object) -> Any:
         return _rooms.treescope(self, path, subtree_renderer)
 
     def __copy__(self) -> "Checkpoint":
         return self
 
-    def __deepcopy__(self, memo: Any) -> "Checkpoint":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Checkpoint":
         return self
 
     def __reduce__(self) -> Any:
@@ -335,7 +335,7 @@ def _unpickle(root: Backend, save: str) -> Checkpoint:
     return Checkpoint(_open.reopen(root, save))
 
 
-def _unknown(name: Any, names: Sequence[str]) -> str:
+def _unknown(name: object, names: Sequence[str]) -> str:
     text = f"The checkpoint has no leaf {name!r}."
     below = [n for n in names if isinstance(name, str) and _names.is_under(n, name)]
     if below:

@@ -41,8 +41,8 @@ Run = tuple[int, int]
 
 
 class _Wanted(NamedTuple):
-    """What a view has: some rows, and what of each of them, in an array with an axis
-    for the rows."""
+    """The rows of a view, the part that it has of each, and the array of them, whose
+    first axis is that of the rows."""
 
     rows: Picks
     inner: list[Places]

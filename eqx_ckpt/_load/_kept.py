@@ -114,8 +114,7 @@ def keeping(lazies: Iterable[Any]) -> Iterator[None]:
 def find(
     source: Source, read: StoredRead, verify: bool, budget: int
 ) -> KeptChunks | None:
-    """What keeps the chunks that a read needs, if it is one of those, and they are not
-    too many."""
+    """The chunks that a read shares with others, unless they take too much memory."""
     record = read.record
     place = _place(source, record)
     kept = next((x for x in list(source.kept) if place in x.places), None)

@@ -96,7 +96,7 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     @property
     def _unreadable(self) -> str | None:
-        """What a leaf is that cannot be read, and why; None if it can."""
+        """The kind of a leaf that cannot be read, and the reason; None if it can be."""
         part = self._record.part
         if not isinstance(part, Unreadable):
             return None
@@ -213,7 +213,8 @@ class LazyArray(jax.ShapeDtypeStruct):
         return self._again(self._view, target)
 
     def update(self, **kwargs: Any) -> "LazyArray":
-        """As `jax.ShapeDtypeStruct.update`, and still lazy. The shape cannot change."""
+        """Changes fields like `jax.ShapeDtypeStruct.update`, but not the shape. The
+        result is lazy."""
         out = self
         if "dtype" in kwargs and kwargs["dtype"] != self.dtype:
             out = out.astype(kwargs["dtype"])

@@ -103,9 +103,8 @@ class _Matcher:
         _leaked_tracers.check_no_tracers(flat, self._record)
         records = [(self.saved.tree, ""), (self._record, source)]
         passes = _compare.passing(options.static, records, self.what)
-        places, wholes = _select.select(
-            options.where, flat, self.chosen, options.is_leaf
-        )
+        where, is_leaf = options.where, options.is_leaf
+        picked = _select.select(where, flat, self.chosen, is_leaf)
         if not any(self.chosen):
             raise ValueError(
                 "Nothing to load: `filter_spec` selects no leaf of `like`. A skeleton "
@@ -122,8 +121,8 @@ class _Matcher:
             )
         for number, name in moved.items():
             self.stored[number] = name
-        reads = self._pair_up(places)
-        nodes = [_flatten.module_name(path, source) for path in wholes]
+        reads = self._pair_up(picked.leaves)
+        nodes = [_flatten.module_name(path, source) for path in picked.wholes]
         if options.unexpected == "error":
             self._find_unexpected(nodes)
         if options.static != "ignore":
@@ -403,7 +402,7 @@ def _once(saved: Leaves, match: Match) -> Match:
 # ---- For all that pairs leaves by name.
 
 
-def target_of(name: str, leaf: Any) -> Target:
+def target_of(name: str, leaf: object) -> Target:
     try:
         return _target.target_of(leaf)
     except (TypeError, ValueError) as e:

@@ -5,6 +5,8 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any
 
+from jaxtyping import PyTree
+
 from .._errors import DamagedError
 from .._format import _names, _record
 from .._format._record import Label
@@ -40,8 +42,8 @@ class StoredBody(Body):
         self._keys: dict[str, tuple[str, str | int]] = {}
         self._is_checked = False
 
-    def shown(self) -> tuple[str, str]:
-        return self.name, f"`{self.name}`" if self.name else "The checkpoint"
+    def called(self) -> str:
+        return f"`{self.name}`" if self.name else "The checkpoint"
 
     @ft.cached_property
     def _fields(self) -> str:
@@ -204,7 +206,7 @@ class StoredBody(Body):
         return reopen_node, (self.source.root, self.source.index.save, self.name)
 
 
-def node_at(tree: Any, name: str) -> Any:
+def node_at(tree: PyTree, name: str) -> Any:
     """The node of a name, or the leaf, in a checkpoint's own tree."""
     for part in name.split(".") if name else ():
         tree = _node.body_of(tree).child_at(part)
@@ -226,7 +228,7 @@ def forest(source: Source) -> Any:
     return Node(StoredBody(source, "", members, [_MAX_GAPS]))
 
 
-def origin(x: Any) -> tuple[Source, str] | None:
+def origin(x: object) -> tuple[Source, str] | None:
     """Where a node or a lazy leaf of a checkpoint's own tree is: its name there, ""
     for all of it. None for any other value, and for nodes that have been edited."""
     if isinstance(x, Node):

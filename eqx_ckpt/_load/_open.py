@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from jaxtyping import PyTree
 
@@ -66,7 +66,7 @@ def opened(
 
 
 def _stand_in(
-    path: Any, is_empty: bool, like: PyTree, follow_symlinks: bool
+    path: object, is_empty: bool, like: PyTree, follow_symlinks: bool
 ) -> Source | None:
     """The source of what a path without one stands for."""
     meant = None
@@ -79,7 +79,7 @@ def _stand_in(
     return None
 
 
-def open_at(path: Any, like: PyTree = None, follow_symlinks: bool = False) -> Source:
+def open_at(path: object, like: PyTree = None, follow_symlinks: bool = False) -> Source:
     """The source that is at a path itself."""
     return open_source(_root.resolve(path, follow_symlinks), like)
 
@@ -122,7 +122,7 @@ def _nothing(root: Backend) -> FileNotFoundError:
 
 
 def _whose(root: Backend) -> str:
-    """What there is where there is no checkpoint, as the rest of an error. **Raises:**
+    """Describes, as the rest of an error, a root without a checkpoint. **Raises:**
     `FileNotFoundError` if it is known that nothing can be there."""
     if _is_unfinished(root):
         unfinished = "what a save that was interrupted has left, or one that is being"

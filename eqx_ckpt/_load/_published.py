@@ -25,7 +25,7 @@ def read_index(root: Backend) -> tuple[Index, Value] | None:
 
 
 def read_outline(root: Backend) -> tuple[tuple[str, Sequence[str]], Value] | None:
-    """As `read_index`, of what `_index.outline` gives. **Raises:** as that."""
+    """Reads the outline of an index (`_index.outline`), and raises as `read_index`."""
     return _read(root, _index.outline)
 
 

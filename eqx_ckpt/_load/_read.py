@@ -70,7 +70,7 @@ def _read(
     budget: int,
     problems: dict[str, str],
 ) -> Results:
-    """As `read`, once. What has `problems` is not given."""
+    """Reads once, and leaves out reads that end up in `problems`."""
     verify = verify and source.has_digests
     again = ft.partial(
         _read_now, source, verify=verify, budget=budget, problems=problems
@@ -92,7 +92,7 @@ def _read_now(
     budget: int,
     problems: dict[str, str],
 ) -> Results:
-    """As `_read`, of the files."""
+    """Reads from the files, and not from chunks that are kept."""
     small: list[StoredRead] = []
     large: list[StoredRead] = []
     # Leaves of one template are alike where each is one run of bytes of our own files.

@@ -50,11 +50,19 @@ _ROW = (ID, COUNT, COUNT, ID, COUNT, COUNT)
 _REPORT = [is_part], [(str, str, str)], str
 
 
-def read_report(word: bytes, index: int) -> tuple[list[NearPart], list[list[str]], str]:
-    """The report of the disk of a process."""
+class DiskReport(NamedTuple):
+    """The parts on the disk of a process; the problems of other files, each with the
+    run, the save and the reason; and the path of the disk."""
+
+    parts: list[NearPart]
+    problems: list[list[str]]
+    path: str
+
+
+def read_report(word: bytes, index: int) -> DiskReport:
     what = f"what process {index} says of its near disk"
     parts, problems, path = _schema.read(word, what, _REPORT)
-    return [NearPart(*part) for part in parts], problems, path
+    return DiskReport([NearPart(*part) for part in parts], problems, path)
 
 
 class Disk:
@@ -115,8 +123,8 @@ class Disk:
         return [key for key in files if key.endswith(".zip")]
 
     def _names(self, key: str, problems: Problems, ids: bool = True) -> list[str]:
-        """The keys of what is in a directory, in order: of what is called by an id, or
-        of all. Nothing else is ours."""
+        """The keys in a directory, in order: those that are ids, or all. Nothing else
+        is ours."""
         try:
             inside = self.root.below(key).list_top() or ()
         except OSError as e:
@@ -147,7 +155,7 @@ class Disk:
                     self.root.delete(save)
 
 
-def _part_in(metadata: Any) -> NearPart | None:
+def _part_in(metadata: object) -> NearPart | None:
     found = metadata.get("near") if isinstance(metadata, dict) else None
     return NearPart(*found) if found is not None and is_part(found) else None
 

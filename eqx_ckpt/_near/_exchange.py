@@ -32,20 +32,27 @@ class Move(NamedTuple):
     nbytes: int
 
 
+class ExchangeErrors(NamedTuple):
+    """The errors of reading the part that this process sends, and of writing the one
+    that it gets."""
+
+    read: Exception | None
+    write: Exception | None
+
+
 @_guards.lifted()
 def exchange(
     moves: Sequence[Move],
     read: Callable[[int, np.ndarray], None],
     write: Callable[[np.ndarray], None],
     processes: Processes,
-) -> tuple[Exception | None, Exception | None]:
+) -> ExchangeErrors:
     """Makes moves together. No two may have the same source, or go to the same process.
 
-    `read(start, into)` is called for the parts of what this process sends, in their
-    order, and `write` with the parts of what it gets, until one of these fails.
+    It calls `read(start, into)` for the blocks that this process sends, in their order,
+    and `write` with the blocks that it gets, until one of these fails.
 
-    **Returns:** the error of `read`, and that of `write`. **Raises:** `PeerError` if
-    another process fails meanwhile.
+    **Raises:** `PeerError` if another process fails meanwhile.
     """
     here = jax.process_index()
     longest = max((move.nbytes for move in moves), default=0)
@@ -63,7 +70,7 @@ def exchange(
         got = np.asarray(moved.addressable_data(0))
         if start < to_get and unwritten is None:
             unwritten = _error_of(write, got[: to_get - start])
-    return unread, unwritten
+    return ExchangeErrors(unread, unwritten)
 
 
 def _error_of(call: Callable[..., None], *args: Any) -> Exception | None:

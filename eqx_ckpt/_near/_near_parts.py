@@ -68,9 +68,13 @@ def needed(
     return out
 
 
-# A piece of a leaf that a part has: the number of the region that it is of, its place
-# in what the part has stored, and in the region.
-PartPiece = tuple[int, Region, Region]
+class PartPiece(NamedTuple):
+    """A piece of a leaf that a part has: the number of its region, and its place in the
+    stored part and in the region."""
+
+    number: int
+    stored: Region
+    to: Region
 
 
 def _boxes(record: Record) -> list[tuple[Region, int]]:
@@ -111,7 +115,7 @@ def pieces(
         for box, stored, to in found:
             row, number = origins[box]
             rows = tuple(slice(s.start + row, s.stop + row) for s in stored[:1])
-            out.setdefault(number, []).append((i, (*rows, *stored[1:]), to))
+            out.setdefault(number, []).append(PartPiece(i, (*rows, *stored[1:]), to))
     return out
 
 
@@ -338,5 +342,5 @@ def _padded(region: Region, shape: Sequence[int]) -> Region:
     return (*region, *_sharding.whole(shape[len(region) :]))
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(value).encode())

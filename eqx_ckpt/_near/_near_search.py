@@ -6,12 +6,10 @@ import re
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
-from jaxtyping import PyTree
-
 from .._format import _text
 from .._format._schema import COUNT, DIGEST, ID, optional
 from .._run import _attempts, _own
-from .._run._hooks import LoadRequest, NearSearch
+from .._run._hooks import LoadRequest, NearSearch, Restored
 from .._run._words import said_by_all
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
@@ -20,7 +18,7 @@ from . import _disk, _exchange, _near_parts, _whole
 from ._disk import Disk, Incoming
 from ._exchange import Move
 from ._near_parts import Offer, Parts
-from ._whole import Copy, NearStep, Passed
+from ._whole import NearStep, PartCopy, Passed
 
 
 # What processes say, which is checked before any of it becomes a path.
@@ -62,7 +60,7 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    root: Backend, words: Iterable[bytes], bad: Set[Copy] = frozenset()
+    root: Backend, words: Iterable[bytes], bad: Set[PartCopy] = frozenset()
 ) -> Chosen:
     """The newest near step of the run at a root that is whole, by the reports of all
     processes, without copies that are `bad`."""
@@ -70,7 +68,7 @@ def choose(
     if attempt is None:
         return Chosen()
     disks = [_disk.read_report(word, index) for index, word in enumerate(words)]
-    known = {part.save for parts, _, _ in disks for part in parts}
+    known = {part.save for disk in disks for part in disk.parts}
     notes = []
     for index, (parts, problems, path) in enumerate(disks):
         where = f"on the near disk of process {index}, `{path}`"
@@ -85,7 +83,7 @@ def choose(
             _log.say(_log.WARNING, f"Skipped {text}")
             if id == attempt.run and save not in known:
                 notes.append(text)
-    held_parts = [parts for parts, _, _ in disks]
+    held_parts = [disk.parts for disk in disks]
     return Chosen(*_whole.choose(attempt, held_parts, bad), notes)
 
 
@@ -98,7 +96,7 @@ class Search(NearSearch):
     def __init__(self, root: Backend, disk: Disk):
         self._root, self._disk = root, disk
         self._chosen = Chosen()
-        self._bad: dict[Copy, Passed] = {}
+        self._bad: dict[PartCopy, Passed] = {}
         # The parts that this process opens, those that it loads, and the processes on
         # whose disks they were.
         self._parts: Parts | None = None
@@ -154,13 +152,13 @@ class Search(NearSearch):
             into = next((file(x.part) for x in some if x.to == here), None)
             read = ft.partial(_disk.read_into, out)
             incoming = Incoming(self._disk, into)
-            _, error = _exchange.exchange(some, read, incoming.write, processes)
+            errors = _exchange.exchange(some, read, incoming.write, processes)
             # What has not come is not whole, which is seen as it is opened.
             with contextlib.suppress(Exception):
-                incoming.finish(error)
+                incoming.finish(errors.write)
 
-    def load(self, process: int, request: LoadRequest) -> tuple[PyTree, Any]:
-        """The parts that this process needs; and by their numbers the own states, as
+    def load(self, process: int, request: LoadRequest) -> Restored:
+        """Loads the parts that this process needs. Own states come by their numbers, as
         they are stored: of those parts that it speaks for, or its own."""
         step, parts = self._chosen.step, self._parts
         assert step is not None and parts is not None
@@ -168,12 +166,12 @@ class Search(NearSearch):
             parts.open(i, self._disk.place(step.run, step.save, i))
         tree = parts.load(self._wanted)
         if request.own is None:
-            return tree, None
+            return Restored(tree, None, step.step)
         own = [i for i, disks in enumerate(step.sources) if disks[0] == process]
         if not _own.is_all(request.own):
             _own.check_count(self._disk.root.url, len(step.sources))
             own = [process]
-        return tree, {i: parts.own(i) for i in own}
+        return Restored(tree, {i: parts.own(i) for i in own}, step.step)
 
     def finish(self, processes: Processes, data: Any, request: LoadRequest) -> Any:
         """Own states as they are asked for, once all processes have loaded theirs: the
@@ -201,10 +199,10 @@ class Search(NearSearch):
         if not copies:
             for i, disks in enumerate(step.sources):
                 for disk in disks:
-                    self._bad[step.save, disk, i] = Passed(step.step, why)
+                    self._bad[PartCopy(step.save, disk, i)] = Passed(step.step, why)
         for disk, i in copies:
             about = f"part {i} on the disk of process {disk}: {why}"
-            self._bad[step.save, disk, i] = Passed(step.step, about)
+            self._bad[PartCopy(step.save, disk, i)] = Passed(step.step, about)
 
     def knows_lost(self) -> bool:
         """Whether there is a near step, though none can be restored."""

@@ -11,8 +11,13 @@ from .._runtime import _messages
 from ._disk import NearPart
 
 
-# A copy of a part: its save, the process on whose disk it is, and whose part it is.
-Copy = tuple[str, int, int]
+class PartCopy(NamedTuple):
+    """A copy of a part: its save, the process on whose disk it is, and the process that
+    saved it."""
+
+    save: str
+    disk: int
+    process: int
 
 
 class NearStep(NamedTuple):
@@ -37,14 +42,15 @@ class Passed(NamedTuple):
 
 
 def counts(attempt: Attempt, part: NearPart) -> bool:
-    """Whether what a disk holds is of an attempt, or what that began from."""
+    """Whether a part on a disk is of an attempt, or of the step that the attempt began
+    from."""
     if part.run != attempt.run:
         return False
     return part.attempt == attempt.number or part.save == attempt.base
 
 
 def choose(
-    attempt: Attempt, disks: Iterable[Sequence[NearPart]], bad: Set[Copy]
+    attempt: Attempt, disks: Iterable[Sequence[NearPart]], bad: Set[PartCopy]
 ) -> tuple[NearStep | None, list[Passed]]:
     """The newest near step that is whole, of the parts on the disk of each process,
     without copies that are `bad`; and those that are passed over. How many processes
@@ -60,7 +66,7 @@ def choose(
                 base = part
             found = saves.setdefault(part._replace(process=0), {})
             sources = found.setdefault(part.process, [])
-            if (part.save, index, part.process) not in bad:
+            if PartCopy(part.save, index, part.process) not in bad:
                 sources.append(index)
     whole, passed = [], []
     for part, found in saves.items():

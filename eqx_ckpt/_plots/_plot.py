@@ -32,13 +32,13 @@ def plot(x: LazyArray | Diff | CheckpointManager, ax: Any = None) -> Any:
 
 
 @ft.singledispatch
-def _draw(x: Any, ax: Any) -> None:
+def _draw(x: object, ax: Any) -> None:
     raise NotImplementedError(type(x))
 
 
 @_draw.register
 def _leaf(x: LazyArray, ax: Any) -> None:
-    """As xarray does: one axis is a line, two are a picture, all else a histogram."""
+    """Draws one axis as a line, two as a picture, else a histogram, like xarray."""
     is_large = math.prod(x.shape) * x.dtype.itemsize > _sample.WHOLE
     is_sampled = is_large and x._view is None and type(x) is LazyArray
     sample = _sample.read_sample(x) if is_sampled else _sample.Sample(np.asarray(x))

@@ -10,7 +10,7 @@ from .._tree import _named
 from .._tree._named import Name
 
 
-def finder(known: Any) -> Callable[[Name], list[Any]]:
+def finder(known: object) -> Callable[[Name], list[Any]]:
     """A function from a name to the objects that it may stand for, of the classes and
     functions that a caller allows: one, if all is well. Nothing is imported.
 
@@ -77,7 +77,7 @@ def _within(modules: Sequence[types.ModuleType], name: Name) -> Iterator[Any]:
             yield from _inside(x, rest, name)
 
 
-def _inside(x: Any, rest: Sequence[str], name: Name) -> Iterator[Any]:
+def _inside(x: object, rest: Sequence[str], name: Name) -> Iterator[Any]:
     """The object that these parts of the name lead to, through classes only. Its own
     name has to be the whole: no attribute is found that only happens to be there."""
     for part in rest:

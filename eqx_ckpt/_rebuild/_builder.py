@@ -178,7 +178,7 @@ class Builder:
             self._lazies[key] = _lazy.lazy_of(self._ckpt._source, record, target)
         return self._lazies[key]
 
-    def _exact(self, encoded: Any, name: str, owner: type | None = None) -> Any:
+    def _exact(self, encoded: object, name: str, owner: type | None = None) -> Any:
         """The value of this name, which `owner` may have a default for."""
         if self._is_given(name):
             return self._replace[name or _names.ROOT]
@@ -344,7 +344,7 @@ class Builder:
         return None
 
 
-def _shown(x: Any) -> str:
+def _shown(x: object) -> str:
     name = _named.own(x)
     return "" if name is None else f"`{name.shown}`"
 
@@ -379,7 +379,7 @@ def no_init() -> Any:
     return eqx.nn.delete_init_state(index).init
 
 
-def _is_keywords(x: Any) -> bool:
+def _is_keywords(x: object) -> bool:
     return type(x) is dict and all(type(key) is str for key in x)
 
 

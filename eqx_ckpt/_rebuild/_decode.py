@@ -21,8 +21,8 @@ class Malformed(ValueError):
 
 
 class Resolver(Protocol):
-    """Gives `decode` what is not in the JSON. It notes by itself what it lacks, and
-    returns anything then."""
+    """Gives `decode` objects that are not in the JSON. It notes by itself those that it
+    lacks, and returns anything then."""
 
     def find_object(self, name: Name, /) -> Any: ...
 

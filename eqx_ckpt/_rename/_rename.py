@@ -3,15 +3,19 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._load import _open
 from .._tree import _nearest
 
 
-# A pattern; what replaces it in the names in which it is found, if anything does; and
-# the adapter, of a `graft`, for the leaves that have such names, if there is one.
-RenameRule = tuple[re.Pattern[str], str | None, Callable[..., Any] | None]
+class RenameRule(NamedTuple):
+    """A rule of a list: what matches the pattern gets the replacement, the adapter, or
+    both."""
+
+    pattern: re.Pattern[str]
+    replacement: str | None
+    adapter: Callable[..., Any] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Rename:
 
     @property
     def has_adapters(self) -> bool:
-        return any(adapter for _, _, adapter in self.all_rules) or bool(self.adapters)
+        return any(rule.adapter for rule in self.all_rules) or bool(self.adapters)
 
     @property
     def all_rules(self) -> tuple[RenameRule, ...]:
@@ -130,14 +134,14 @@ def of(given: Any) -> Rename:
     return given if isinstance(given, Rename) else rename(given)
 
 
-def _rule(rule: Any) -> RenameRule:
+def _rule(rule: object) -> RenameRule:
     if isinstance(rule, (tuple, list)) and len(rule) in (2, 3):
         pattern, *rest = rule
         replacement = rest.pop(0) if isinstance(rest[0], str) else None
         adapter = rest.pop(0) if rest and callable(rest[0]) else None
         if isinstance(pattern, str) and not rest:
             try:
-                return re.compile(pattern), replacement, adapter
+                return RenameRule(re.compile(pattern), replacement, adapter)
             except re.error as e:
                 raise ValueError(f"The pattern {pattern!r} is no regex: {e}.") from None
     raise TypeError(
@@ -146,7 +150,7 @@ def _rule(rule: Any) -> RenameRule:
     )
 
 
-def of_names(given: Any) -> Rename:
+def of_names(given: object) -> Rename:
     """The same of a call that takes arrays as they are.
 
     **Raises:** `ValueError` for rules with adapters.
@@ -194,15 +198,19 @@ def inverted(names: Iterable[tuple[str, str]]) -> dict[str, str]:
 def renamed_names(how: Rename, names: Sequence[str]) -> list[str]:
     """The names that a rename makes of those of leaves. Its adapters are ignored."""
     used: set[int] = set()
-    return [apply(how, name, used, "rename")[0] for name in names]
+    return [apply(how, name, used, "rename").name for name in names]
 
 
-def apply(
-    how: Rename, name: str, used: set[int], label: str
-) -> tuple[str, tuple[Callable[..., Any], ...]]:
-    """The name that a rename makes of another, and the adapters that it has for it. The
-    numbers of rules that did something are added to `used`. Errors call the rename that
-    of `label`."""
+class NewName(NamedTuple):
+    """The new name of a leaf, and the adapters of the rules that made it."""
+
+    name: str
+    adapters: tuple[Callable[..., Any], ...]
+
+
+def apply(how: Rename, name: str, used: set[int], label: str) -> NewName:
+    """Renames one leaf. The numbers of rules that did something are added to `used`.
+    Errors call the rename that of `label`."""
     if callable(how.rules):
         try:
             new = how.rules(name)
@@ -216,7 +224,7 @@ def apply(
                 f"The rename of `{label}` gave a `{type(new).__name__}` for the name "
                 f"`{name}`, and must give a name. What is not wanted goes into `drop`."
             )
-        return new, tuple(how.adapters.get(name, ()))
+        return NewName(new, tuple(how.adapters.get(name, ())))
     adapters = []
     for number, (pattern, replacement, adapter) in enumerate(how.rules):
         if not pattern.search(name):
@@ -235,4 +243,4 @@ def apply(
         if adapter is not None:
             adapters.append(adapter)
         name = new
-    return name, tuple(adapters)
+    return NewName(name, tuple(adapters))

@@ -9,7 +9,6 @@ import collections
 import functools as ft
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from .._format import _names
 from .._format._leaves import Leaves
@@ -19,7 +18,7 @@ from . import _rename
 from ._rename import Rename
 
 
-def renamed(leaves: Leaves, given: Any) -> tuple[Leaves, Callable[[str], list[str]]]:
+def renamed(leaves: Leaves, given: object) -> tuple[Leaves, Callable[[str], list[str]]]:
     """The leaves as the `rename=` of a call says, and a function from the name of a
     node to its new names: several, if its leaves went to several nodes.
 
@@ -29,7 +28,7 @@ def renamed(leaves: Leaves, given: Any) -> tuple[Leaves, Callable[[str], list[st
     how = _rename.of_names(given)
     used: set[int] = set()
     names = [record.name for record in leaves.records()]  # This checks them.
-    new = [_rename.apply(how, name, used, "rename=")[0] for name in names]
+    new = [_rename.apply(how, name, used, "rename=").name for name in names]
     _check_collisions(names, new)
     moves = _Moves(how, names, new, used)
     nodes: dict[str, list[str]] = {}
@@ -130,7 +129,7 @@ class _Moves:
         """The new name of something that is not a leaf. None if that is the same, or if
         the rename is a function that knows only the names of leaves."""
         try:
-            moved = _rename.apply(self._how, name, self._used, "rename=")[0]
+            moved = _rename.apply(self._how, name, self._used, "rename=").name
         except (ValueError, TypeError):
             if not callable(self._how.rules):
                 raise
@@ -138,7 +137,7 @@ class _Moves:
         return moved if moved != name else None
 
     def field(self, name: str) -> list[str]:
-        """The names of what a node has that is not a leaf, such as a StateIndex."""
+        """The names of parts of a node that are no leaves, such as a StateIndex."""
         moved = self.by_rules(name)
         if moved is not None:
             return [moved]

@@ -93,10 +93,19 @@ def _primes(number: int) -> list[int]:
     return out
 
 
-# An exchange: these digits, the minor ones of one dimension, become those of another. A
-# gather: these digits, the minor ones of a dimension, no longer cut it.
-Exchange = tuple[Axes, int, int]
-Gather = tuple[Axes, int]
+class Exchange(NamedTuple):
+    """The minor digits of one dimension become those of another."""
+
+    digits: Axes
+    from_dim: int
+    to_dim: int
+
+
+class Gather(NamedTuple):
+    """The minor digits of a dimension no longer cut it."""
+
+    digits: Axes
+    dim: int
 
 
 class Route(NamedTuple):
@@ -180,7 +189,7 @@ def _plan(
     if any(digits.apart[i] for i in range(len(digits.sizes)) if i not in used):
         return None
     gathers = tuple(
-        (axes[len(own) :], dim)
+        Gather(axes[len(own) :], dim)
         for dim, (axes, own) in enumerate(zip(last, target))
         if len(axes) > len(own)
     )
@@ -324,7 +333,7 @@ def _exchanged(
                 axes = now[fro][len(now[fro]) - size :]
                 now[fro] = now[fro][: len(now[fro]) - size]
                 now[to] = (*now[to], *axes)
-                exchanges.append((axes, to, fro))
+                exchanges.append(Exchange(axes, to, fro))
                 break
         else:
             return None
@@ -352,8 +361,8 @@ def _in_order(
 
 
 def handed_on(route: Route) -> tuple[Axes, list[tuple[int, int]]]:
-    """Who hands its part to whom, so that `first` becomes `second`: pairs of numbers of
-    devices, counted by the digits that cut anything."""
+    """Pairs of devices. One sends its part to the other, so that `first` becomes
+    `second`. Devices are counted by the digits that cut anything."""
     used = tuple(sorted(digit for axes in route.first for digit in axes))
     every = [
         dict(zip(used, at))

@@ -42,7 +42,7 @@ class Attempt(NamedTuple):
     earlier: list[tuple[int, str]] = []
 
     def encode(self) -> bytes:
-        """What near disks have to know of it."""
+        """The part of an attempt that near disks need, as JSON."""
         return json.dumps(self[:3]).encode()
 
     @staticmethod

@@ -186,7 +186,7 @@ def _size(count: int) -> int:
 
 
 def _kind(name: str) -> tuple[str, int]:
-    """What the rows of a file are, and its size."""
+    """The kind of the rows of a file, and its size class."""
     found = _history.parse_name(name)
     assert found is not None
     return found[0], _size(found[1])

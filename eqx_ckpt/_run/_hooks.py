@@ -27,6 +27,14 @@ class LoadRequest(NamedTuple):
     options: FilteredKeywords
 
 
+class Restored(NamedTuple):
+    """A step that was loaded; `own` is None unless own states were asked for."""
+
+    tree: PyTree
+    own: PyTree
+    step: int
+
+
 class NearSearch:
     """The near steps in one search for the newest step of a run: none, but for what the
     room of near disks makes of it. All processes take the same calls, but `look` and
@@ -54,13 +62,13 @@ class NearSearch:
         the one at the root."""
         return None
 
-    def take(self, choice: Any) -> None: ...
+    def take(self, choice: object) -> None: ...
 
     def fetch(self, processes: Processes, request: LoadRequest) -> None:
         """Moves the parts of the chosen step to the processes that need them."""
 
-    def load(self, process: int, request: LoadRequest) -> tuple[PyTree, Any]:
-        """The tree of the chosen step, and own states, if they are asked for."""
+    def load(self, process: int, request: LoadRequest) -> Restored:
+        """Loads the chosen step."""
         raise NotImplementedError
 
     @property
@@ -68,7 +76,7 @@ class NearSearch:
         """The disks and numbers of parts that could not be read here."""
         return []
 
-    def finish(self, processes: Processes, data: Any, request: LoadRequest) -> Any:
+    def finish(self, processes: Processes, data: object, request: LoadRequest) -> Any:
         """Own states as they are asked for, once all processes have loaded theirs."""
         raise NotImplementedError
 

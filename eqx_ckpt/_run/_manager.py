@@ -317,7 +317,7 @@ class CheckpointManager:
         like: PyTree,
         step: int | None = None,
         *,
-        own: Any = None,
+        own: object = None,
         **options: Unpack[FilteredKeywords],
     ) -> tuple[Any, ...]:
         """Loads a step: by default the newest that is complete and undamaged, of the
@@ -346,8 +346,8 @@ class CheckpointManager:
         """
         self.wait()
         request = LoadRequest(like, own, options)
-        tree, states, at = _restore.restore(self._saves, self._near, step, request)
-        return (tree, at) if own is None else (tree, states, at)
+        found = _restore.restore(self._saves, self._near, step, request)
+        return (found.tree, found.step) if own is None else tuple(found)
 
     # ---- Which steps there are.
 

@@ -16,7 +16,7 @@ from .._save import _serialise
 from .._tree import _leaf
 
 
-def _is_stored(leaf: Any) -> bool:
+def _is_stored(leaf: object) -> bool:
     return _leaf.is_storable(leaf) or isinstance(leaf, (str, bytes))
 
 

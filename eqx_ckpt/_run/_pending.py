@@ -109,7 +109,7 @@ def _copies(leaves: list[Any], before: Sequence[Any]) -> list[Any]:
     return out
 
 
-def _is_like(old: Any, x: np.ndarray) -> bool:
+def _is_like(old: object, x: np.ndarray) -> bool:
     """Whether a copy of an array may go into the memory of another one."""
     if type(old) is not np.ndarray or type(x) is not np.ndarray or x.dtype.hasobject:
         return False

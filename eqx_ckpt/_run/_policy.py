@@ -103,8 +103,8 @@ class Policy(NamedTuple):
         return [step for _, step in sorted(ranked, reverse=True)]
 
     def reasons(self, counting: Mapping[int, dict[str, Any]], new: int) -> set[int]:
-        """The steps because of which others may go, of those that count: the newest,
-        and the best."""
+        """The steps because of which others may go: the newest, and the best of those
+        that count."""
         assert self.keep is not None
         # Who saves an older step keeps what was just saved.
         best = self.ranked(counting)[: self.keep_best or 1]

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._format import _files
 from .._format._history import PLACE
@@ -126,11 +126,18 @@ def steps_at(path: str | os.PathLike[str]) -> Steps:
 
 def steps_of(run: Steps) -> list[Step]:
     """The history of a run."""
-    return _look(run)[0]
+    return _look(run).steps
 
 
-def _look(run: Steps) -> tuple[list[Step], Listing, Lineage]:
+class _Records(NamedTuple):
     """The history of a run, the steps that there are, and which of them count."""
+
+    steps: list[Step]
+    listing: Listing
+    lineage: Lineage
+
+
+def _look(run: Steps) -> _Records:
     listing = run.listing()
     there = run.each(ft.partial(_row, run, listing), sorted(listing.steps))
     rows = [row for row in there if row is not None]
@@ -150,7 +157,7 @@ def _look(run: Steps) -> tuple[list[Step], Listing, Lineage]:
             x = run.history.over(row)
             facts = numbers(x.metrics), x.time, x.nbytes, lineage.number, path
             found.append(Step(x.step, *facts))
-    return _dense(found), listing, lineage
+    return _Records(_dense(found), listing, lineage)
 
 
 def _dense(found: Iterable[Step]) -> list[Step]:

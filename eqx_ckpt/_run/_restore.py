@@ -4,10 +4,9 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax.tree_util as jtu
-from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _index, _schema
@@ -17,7 +16,7 @@ from .._load._partial import Apart
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
 from . import _own, _start, _steps
-from ._hooks import LoadRequest, NearSearch, NearSteps
+from ._hooks import LoadRequest, NearSearch, NearSteps, Restored
 from ._saves import Saves
 from ._steps import Signature, Skip, Steps
 from ._words import said_by_all
@@ -40,32 +39,31 @@ _AGAIN = 10
 
 def restore(
     saves: Saves, near: NearSteps, step: int | None, request: LoadRequest
-) -> tuple[PyTree, Any, int]:
-    """The tree of a step at the root that is named, or of the newest of all; own
-    states, if they are asked for; and the step."""
+) -> Restored:
+    """Loads a step at the root that is named, or the newest of all."""
     steps = saves.steps
     with _log.timed("restore") as timer:
         if step is None:
-            tree, own, step = _newest(saves, near, request)
+            found = _newest(saves, near, request)
         else:
             step = _steps.check_step(step)
             steps.check_own(step)
-            tree, own = _of_step(saves, step, request)
+            found = _of_step(saves, step, request)
             saves.start.restored(step)
             near.restored()
     if _log.is_on(_log.INFO):
-        arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(tree))
+        arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(found.tree))
         facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
-        steps.say(_log.INFO, "Restored", step, **facts)
-    return tree, own, step
+        steps.say(_log.INFO, "Restored", found.step, **facts)
+    return found
 
 
-def _of_step(saves: Saves, step: int, request: LoadRequest) -> tuple[PyTree, Any]:
+def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
     saves.steps.signature(step)  # Orbax may have it elsewhere.
     path = saves.steps.path(step)
     load = _deserialise.tree_deserialise_leaves
     if request.own is None:
-        return load(path, request.like, **request.options), None
+        return Restored(load(path, request.like, **request.options), None, step)
     ckpt = _checkpoint.open(path)
     tree = load(ckpt, request.like, **request.options)
     processes = saves.processes("restore own states", "Restoring own states")
@@ -73,7 +71,7 @@ def _of_step(saves: Saves, step: int, request: LoadRequest) -> tuple[PyTree, Any
         own = _own.load(ckpt, request.own)
         processes.gather()
         processes.broadcast()
-    return tree, own
+    return Restored(tree, own, step)
 
 
 @dataclasses.dataclass
@@ -95,15 +93,13 @@ class _Search:
         return self.near.step is not None
 
 
-def _newest(
-    saves: Saves, near: NearSteps, request: LoadRequest
-) -> tuple[PyTree, Any, int]:
-    """The newest step that can be restored, as all processes find it."""
+def _newest(saves: Saves, near: NearSteps, request: LoadRequest) -> Restored:
+    """Loads the newest step that can be restored, as all processes find it."""
     search = _Search(saves, near.search(), request)
     found = None
     while found is None:
         found = _try(search)
-    tree, own, step = found
+    step = found.step
     saves.start.restored(step, search.near.base, search.near.is_begun)
     near.restored()
     # What was not completed may be under way.
@@ -114,7 +110,7 @@ def _newest(
     elif not _IN_PART & request.options.keys():
         saves.base = saves.steps.path(step)
     _tell(search, step)
-    return tree, own, step
+    return found
 
 
 def _tell(search: _Search, step: int) -> None:
@@ -136,11 +132,11 @@ def _tell(search: _Search, step: int) -> None:
         )
 
 
-def _try(search: _Search) -> tuple[PyTree, Any, int] | None:
+def _try(search: _Search) -> Restored | None:
     """One look for a step, and an attempt to load it. None: look again."""
     saves, near, request = search.saves, search.near, search.request
     processes = saves.processes("restore", "Restoring")
-    tree = own = error = None
+    found = error = None
     kind, why, copies = "", "", []
     with processes.share_errors():
         words = processes.gather(near.held())
@@ -152,19 +148,20 @@ def _try(search: _Search) -> tuple[PyTree, Any, int] | None:
                 near.fetch(processes, request)
             try:
                 if search.is_near:
-                    tree, own = near.load(processes.index, request)
+                    found = near.load(processes.index, request)
                 else:
                     inner = _within(saves, processes, request)
-                    tree, own = _load(saves.steps, step, inner)
+                    found = _load(saves.steps, step, inner)
             except Exception as e:
                 error = e
             kind, why, copies = _agree(processes, error, near.blamed)
-            if search.is_near and kind == "loaded":
-                own = near.finish(processes, own, request)
+            if search.is_near and found is not None and kind == "loaded":
+                own = near.finish(processes, found.own, request)
+                found = found._replace(own=own)
     if step is None:
         raise _nothing(saves.steps, search)
     if kind == "loaded":
-        return tree, own, step
+        return found
     if kind == "failed" or (kind == "apart" and not search.is_near):
         what = f"{processes.what}: another process has failed: {why}"
         raise error or RuntimeError(what)
@@ -226,7 +223,7 @@ def _nothing(steps: Steps, search: _Search) -> Exception:
     )
 
 
-def _load(steps: Steps, step: int, request: LoadRequest) -> tuple[PyTree, Any]:
+def _load(steps: Steps, step: int, request: LoadRequest) -> Restored:
     try:
         ckpt = _checkpoint.open(steps.path(step))
     except FileNotFoundError as e:
@@ -239,25 +236,33 @@ def _load(steps: Steps, step: int, request: LoadRequest) -> tuple[PyTree, Any]:
     load = _deserialise.tree_deserialise_leaves
     tree = load(ckpt, request.like, **request.options)
     # Last: before it one process alone would leave the others waiting.
-    return tree, None if request.own is None else _own.load(ckpt, request.own)
+    own = None if request.own is None else _own.load(ckpt, request.own)
+    return Restored(tree, own, step)
+
+
+class _Outcome(NamedTuple):
+    """The outcome of a load. The step was "loaded", is "damaged", has other parts than
+    are wanted ("apart") or was "replaced", or the load has "failed" for another reason.
+    Bad `copies` of parts have the process on whose disk they are, and their number."""
+
+    kind: str
+    why: str
+    copies: list[tuple[int, int]]
 
 
 def _agree(
     processes: Processes, error: Exception | None, blamed: list[tuple[int, int]]
-) -> tuple[str, str, list[tuple[int, int]]]:
-    """The outcome of a load in all processes: whether the step was "loaded", is
-    "damaged", has other parts than are wanted ("apart") or was "replaced", or the load
-    has "failed" for something else in any of them; why; and the copies of parts that
-    are bad, each by the process on whose disk it is, and its number."""
+) -> _Outcome:
+    """The worst outcome in any process."""
     kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced"), (Apart, "apart")]
     is_of = (word for kind, word in kinds if isinstance(error, kind))
     own = "loaded" if error is None else next(is_of, "failed")
-    outcome = own, "" if error is None else str(error), blamed
+    outcome = _Outcome(own, "" if error is None else str(error), blamed)
     said = said_by_all(processes, outcome, _SAID, _OUTCOME)
-    # The worst of them counts.
     kind = min((kind for kind, *_ in said), key=_KINDS.index)
     worst = [(why, copies) for other, why, copies in said if other == kind]
-    return kind, worst[0][0], [(disk, i) for _, bad in worst for disk, i in bad]
+    copies = [(disk, i) for _, bad in worst for disk, i in bad]
+    return _Outcome(kind, worst[0][0], copies)
 
 
 def _newest_at_root(search: _Search) -> tuple[int | None, dict[int, Skip]]:

@@ -1,7 +1,7 @@
 """Deletion of old steps once another is saved, without a look at all each time."""
 
 from collections.abc import Iterable, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._runtime import _log
 from ._attempts import Attempt, Lineage
@@ -17,9 +17,14 @@ _SAVES, _LOOKS, _CLEANS = 64, 256, 4
 _AGAIN = 3
 
 
-# The signature of a complete step as it was looked at, and its metrics.
-Facts = tuple[Signature, dict[str, Any]]
-Seen = dict[int, Facts]
+class SeenStep(NamedTuple):
+    """The signature of a complete step as it was looked at, and its metrics."""
+
+    signature: Signature
+    metrics: dict[str, Any]
+
+
+Seen = dict[int, SeenStep]
 
 
 class Retention:
@@ -50,11 +55,11 @@ class Retention:
         new: int,
         damaged: Set[int],
         attempt: Attempt | None,
-        known: Facts | None = None,
+        known: SeenStep | None = None,
     ) -> list[str]:
-        """Deletes what need not stay once a step is saved, and what killed saves have
-        left. Steps that are `damaged` are neither counted nor deleted. `known`: the
-        facts of the new step, if they are.
+        """Deletes steps that need not stay once a step is saved, and files that killed
+        saves have left. Steps that are `damaged` are neither counted nor deleted.
+        `known` are the facts of the new step, if there are any.
 
         **Returns:** what was not deleted, and why.
         """
@@ -88,7 +93,7 @@ class Retention:
         return is_cheap or self._saves >= _SAVES
 
     def _look(
-        self, before: Seen, new: int, known: Facts | None = None
+        self, before: Seen, new: int, known: SeenStep | None = None
     ) -> tuple[Seen, list[str]]:
         """The steps that there are, of which those seen `before`, and the new one if it
         is `known`, are not looked at; and which cannot be."""
@@ -119,22 +124,22 @@ class Retention:
                 if step < new:
                     self._steps.clean(step)
             elif metrics is not None or not keeps:
-                seen[step] = signature, metrics or {}
+                seen[step] = SeenStep(signature, metrics or {})
         return seen, left
 
     def _is_still(self, seen: Seen, steps: Iterable[int]) -> bool:
         """Whether steps are what they were when they were seen."""
         looks = self._steps.survey(False, [step for step in steps if step in seen])
-        return all(look.signature == seen[s][0] for s, look in looks.items())
+        return all(look.signature == seen[s].signature for s, look in looks.items())
 
     def _going(
         self, seen: Seen, new: int, damaged: Set[int]
     ) -> tuple[set[int], set[int]]:
-        """The steps that need not stay, and those because of which."""
+        """The steps that need not stay, and the steps that let them go."""
         # The metrics of steps.
-        known = {s: metrics for s, (_, metrics) in seen.items() if s not in damaged}
+        known = {s: x.metrics for s, x in seen.items() if s not in damaged}
         counting = {s: x for s, x in known.items() if not self._lineage.is_left(s)}
-        ours = {step for step in known if seen[step][0].is_ours}
+        ours = {step for step in known if seen[step].signature.is_ours}
         times = {} if self._policy.keep_seconds is None else self._saved(seen)
         own = sum(map(self._lineage.is_own, known))
         reasons = self._policy.reasons(counting, new)

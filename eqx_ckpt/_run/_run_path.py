@@ -23,7 +23,7 @@ def run_at(path: str | os.PathLike[str]) -> Steps | None:
 
 
 def _listed(path: str | os.PathLike[str]) -> tuple[Steps | None, Listing | None]:
-    """As `run_at`, with a list of them."""
+    """The run at a path, as `run_at` gives it, with a list of its steps."""
     steps = _unless_it_fails(lambda: Steps(path))
     listing = steps and _unless_it_fails(steps.listing)
     if steps and listing and _unless_it_fails(lambda: steps.is_run(listing)):

@@ -21,7 +21,7 @@ from .._storage import _context, _root
 from . import _own, _policy, _steps
 from ._pending import KeptState, PendingState
 from ._policy import Policy
-from ._retention import Retention
+from ._retention import Retention, SeenStep
 from ._start import Start
 from ._steps import Steps
 
@@ -78,7 +78,7 @@ class Saves:
         self._turn = _threads.Lock()
         self._follower: int | None = None
 
-    def processes(self, kind: str, what: str, tag: Any = None) -> Processes:
+    def processes(self, kind: str, what: str, tag: object = None) -> Processes:
         """The processes of the run, for one call that all of them make."""
         root = self.steps.root
         together = dataclasses.replace(self.together, tag=tag)
@@ -281,8 +281,8 @@ class Saves:
                 elif leads:
                     self.steps.record([going.step], self.start.number)
                 if retain:
-                    attempt, known = self.start.attempt, found and (found, metrics)
-                    retained = going.step, self.damaged, attempt, known
+                    known = found and SeenStep(found, metrics)
+                    retained = going.step, self.damaged, self.start.attempt, known
                     self._undeleted.extend(self._retention.retain(*retained))
                     self.steps.journal.saved(going.step)
         except Exception as e:

@@ -76,7 +76,7 @@ class _Handler:
     def __init__(self, before: Any):
         self.before = before
 
-    def __call__(self, number: int, frame: Any) -> None:
+    def __call__(self, number: int, frame: object) -> None:
         listening = _that_listen(number)
         for signals in listening:
             signals._is_told = True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._format import _files, _journal, _json
-from .._format._journal import StepRow, Summary
+from .._format._journal import IndexSummary, StepRow
 from .._limits import limits
 from .._storage import _store
 from .._storage._backend import Backend, Value
@@ -32,7 +32,7 @@ class Journal:
     def __init__(self, root: Backend, list_steps: Callable[[], Iterable[int]]):
         self._root = root
         self._list_steps = list_steps
-        self._summaries: dict[tuple[str, str], Summary] = {}
+        self._summaries: dict[tuple[str, str], IndexSummary] = {}
         self._rows: dict[int, StepRow] | None = None
         # Rows of indices that are not in it, and were read.
         self._looked: dict[int, StepRow] = {}
@@ -76,7 +76,7 @@ class Journal:
         return self._rows
 
     def _look(self, step: int, stamp: str) -> StepRow:
-        def look() -> tuple[Value, Summary]:
+        def look() -> tuple[Value, IndexSummary]:
             got = self._root.read(index_of(step), limit=_json.MAX_INDEX)
             if got is None:
                 raise FileNotFoundError(f"There is no step {step} in `{self._root}`.")
@@ -140,7 +140,7 @@ class Journal:
         return None
 
 
-def metrics_in(metadata: Any) -> dict[str, Any]:
+def metrics_in(metadata: object) -> dict[str, Any]:
     """The metrics in the metadata of a step. A text is a number that is not finite;
     what is neither was not saved by a manager."""
     found = metadata.get("metrics") if isinstance(metadata, dict) else None

@@ -400,7 +400,7 @@ class Steps:
         return "", own if isinstance(own, dict) else {}
 
     def row(self, step: int, stamp: str) -> StepRow:
-        """As of the journal, with the metrics that were added to the step."""
+        """The journal's row of a step, with metrics that were added later."""
         return self.history.over(self.journal.row(step, stamp))
 
     # ---- The history of the run.
@@ -461,7 +461,7 @@ class Steps:
         )
 
     def _row_of(self, step: int, found: Signature) -> StepRow | None:
-        """As of the journal; None if it is gone, damaged or not ours."""
+        """The journal's row of a step; None if it is gone, damaged or not ours."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return self.journal.row(step, found.stamp) if found.is_ours else None
 

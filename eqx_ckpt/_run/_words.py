@@ -9,7 +9,9 @@ from .._format import _schema
 from .._runtime._processes import Processes
 
 
-def said_by_all(processes: Processes, own: Any, what: str, kind: Any) -> list[Any]:
+def said_by_all(
+    processes: Processes, own: object, what: str, kind: object
+) -> list[Any]:
     """The records of all processes, in order and in each of them, of which this one's
     is its `own`: a round of their call.
 

@@ -31,7 +31,7 @@ class Rule(NamedTuple):
     has_type: Callable[[Any], bool]
     has_value: Callable[[Any], bool] = lambda value: True
 
-    def check_argument(self, name: str, value: Any) -> None:
+    def check_argument(self, name: str, value: object) -> None:
         """**Raises:** `TypeError` or `ValueError` for an argument that it cannot be."""
         if not self.has_type(value):
             raise TypeError(f"`{name}` must be {self.text}, not {_shown(value)}.")
@@ -39,7 +39,7 @@ class Rule(NamedTuple):
             raise ValueError(f"`{name}` must be {self.text}, not {_shown(value)}.")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     plain = bool, str, bytes, int, float, complex, list, tuple, dict, type, type(None)
     is_plain = isinstance(value, plain)
     return f"{value!r:.60}" if is_plain else f"a `{type(value).__name__}`"
@@ -65,15 +65,15 @@ def optional(rule: Rule) -> Rule:
     )
 
 
-def _is_integer(x: Any) -> bool:
+def _is_integer(x: object) -> bool:
     return isinstance(x, numbers.Integral) and not isinstance(x, bool)
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: object) -> bool:
     return isinstance(x, numbers.Real) and not isinstance(x, bool)
 
 
-def _is_flag(x: Any) -> bool:
+def _is_flag(x: object) -> bool:
     return isinstance(x, (bool, np.bool_))
 
 

@@ -65,7 +65,7 @@ def _is_in_call(frame: FrameType | None) -> bool:
     return False
 
 
-def behind(handler: Any) -> Any:
+def behind(handler: object) -> Any:
     """The handler of the program that a handler stands for."""
     return handler.handler if isinstance(handler, _Guard) else handler
 

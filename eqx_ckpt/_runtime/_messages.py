@@ -35,6 +35,13 @@ def listed(indices: Collection[int]) -> str:
 Words = dict[int, bytes]
 
 
+class Heard(NamedTuple):
+    """The words of a round by now, and notes of processes that have gone."""
+
+    said: Words
+    gone: Words
+
+
 class PeerError(Exception):
     """An error that all processes of a call are told; with those that did not come."""
 
@@ -58,9 +65,15 @@ def signed(kind: bytes, sign: CallFingerprint, word: bytes) -> bytes:
     return kind + json.dumps(sign).encode() + b"\n" + word
 
 
-def unsigned(value: bytes) -> tuple[bytes, CallFingerprint, bytes]:
+class SignedWord(NamedTuple):
+    kind: bytes
+    sign: CallFingerprint
+    word: bytes
+
+
+def unsigned(value: bytes) -> SignedWord:
     head, _, word = value[1:].partition(b"\n")
-    return value[:1], CallFingerprint(*json.loads(head)), word
+    return SignedWord(value[:1], CallFingerprint(*json.loads(head)), word)
 
 
 def warner(where: str) -> Callable[[Collection[int]], None]:
@@ -173,9 +186,9 @@ class Channel:
         silent: Sequence[int] = (),
         is_vague: bool = False,
     ) -> None:
-        """Ends the number before its first answer, and says why to calls with these
-        signs. `silent`: those who did not come. `is_vague`: the call before looked the
-        same."""
+        """Ends the number before its first answer, and tells calls with these signs
+        why. `silent`: the processes that did not come. `is_vague`: the call before
+        looked the same."""
         # It may have been taken by halves, when Ctrl-C came.
         self.line.next = max(self.line.next, (self.number or 0) + 1)
         end = json.dumps([text, signs, silent, is_vague]).encode()
@@ -224,8 +237,8 @@ class Channel:
             return self.client.key_value_try_get_bytes(f"{self.at}/{self.round}/answer")
         return None
 
-    def looks(self) -> Iterator[tuple[Words, Words]]:
-        """Again and again: the words of this round, and the notes of who has gone."""
+    def looks(self) -> Iterator[Heard]:
+        """Looks again and again."""
         start = time.monotonic()
         wait = _LOOK[0]
         while True:
@@ -235,7 +248,7 @@ class Channel:
             time.sleep(wait)
             wait = min(2 * wait, _LOOK[1])
 
-    def look(self, seen: dict[int, tuple[bytes, float]]) -> tuple[Words, Words]:
+    def look(self, seen: dict[int, tuple[bytes, float]]) -> Heard:
         found: dict[str, Words] = {"words": {}, "gone": {}, "alive": {}}
         for key, value in self.client.key_value_dir_get_bytes(f"{self.at}/"):
             *_, name, kind, index = key.split("/")
@@ -244,7 +257,7 @@ class Channel:
         for index, value in found["alive"].items():
             if index not in seen or seen[index][0] != value:
                 seen[index] = value, self.now()
-        return found["words"], found["gone"]
+        return Heard(found["words"], found["gone"])
 
     def begin_beats(self) -> None:
         """Tells the others from now on that this process is at work, and sees when they

@@ -49,7 +49,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from jax._src import distributed
 
@@ -328,7 +327,7 @@ class Processes:
             raise PeerError(words[index].decode())
         for index, value in gone.items():
             if channel.round == 0:
-                if self._is_vague or not unsigned(value)[1].is_like(self._sign):
+                if self._is_vague or not unsigned(value).sign.is_like(self._sign):
                     return None
             raise PeerError(f"process {index} has given up waiting, or was stopped.")
         for index, value in said.items() if channel.round == 0 else ():
@@ -414,7 +413,11 @@ def _text(index: int, error: BaseException) -> str:
 
 
 def of_run(
-    kind: str, path: Any, together: Together, what: str, mark: Callable[[], str] = str
+    kind: str,
+    path: object,
+    together: Together,
+    what: str,
+    mark: Callable[[], str] = str,
 ) -> Processes:
     """The processes of this run, for one call that all make. It meets calls of the same
     `kind`, path and tag; `what` tells people of it, and `mark` tells apart calls
@@ -432,7 +435,7 @@ def of_run(
     return Processes(index, count(), what, own, tag is not None, channel)
 
 
-def tagged(tag: Any) -> str:
+def tagged(tag: object) -> str:
     return "" if tag is None else f" (`tag={tag!r}`)"
 
 

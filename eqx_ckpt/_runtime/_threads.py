@@ -40,7 +40,7 @@ _LOOK = 1.0
 
 
 class Event:
-    """As `threading.Event`."""
+    """A `threading.Event` that an interrupt cannot break."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -68,8 +68,8 @@ class Event:
 
 
 class Outcome(Generic[T]):
-    """What became of a job: a result or an error, as `concurrent.futures.Future` has
-    them. What is said first counts."""
+    """The result or the error of a job, like a `concurrent.futures.Future`. The first
+    one that is set counts."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[Any, BaseException | None]] = {}
@@ -133,8 +133,8 @@ def _call(callback: Callable[[Any], Any], outcome: Any) -> None:
 
 
 class Lock:
-    """What threads do one after the other. One that does it may do it again meanwhile,
-    as by a signal handler."""
+    """A lock that runs calls of threads one after the other. It is reentrant: a signal
+    handler may call in the middle of a call."""
 
     def __init__(self) -> None:
         self._holder: dict[str, tuple[int, object]] = {}
@@ -322,8 +322,8 @@ def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list
 
 
 def gather_requests(jobs: Sequence[Any], threads: int) -> list[Any]:
-    """As `gather`, of jobs that take no core, as they wait for a server: so many at a
-    time, also in what is done `quietly`."""
+    """Gathers jobs that wait for a server and take no core, `threads` at a time, also
+    within `quietly`."""
     with quietly(False):
         return gather(jobs, threads, waiting=True)
 

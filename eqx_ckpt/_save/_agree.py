@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _index, _record
 from .._runtime import _processes
@@ -21,7 +22,7 @@ from ._plan import Plan
 _PLAIN = (bool, int, float, complex, np.generic)
 
 
-def mark(pytree: Any, metadata: Any) -> str:
+def mark(pytree: PyTree, metadata: object) -> str:
     """The plain numbers of a tree, such as that of the step, and the metadata, as a
     digest: they tell one save from the next before anything is looked at, or fails."""
     try:
@@ -74,7 +75,7 @@ def _lines(plan: Plan) -> dict[str, Any]:
     return seen
 
 
-def _count(value: Any) -> int | None:
+def _count(value: object) -> int | None:
     """An integer that all processes have, such as an optimiser's count of its steps. It
     says of what step a tree is; other numbers may differ in their last bits."""
     if not isinstance(value, jax.Array) or _leaf.is_key(value):

@@ -180,7 +180,7 @@ def _twins(names: Sequence[str], numbers: Sequence[int], flat: Flat) -> ValueErr
 
 
 def _as_stored(
-    name: str, value: Any, options: SaveOptions
+    name: str, value: object, options: SaveOptions
 ) -> tuple[Any, Template, Part | None]:
     """The value that a leaf of a name is written from, its template without the kinds
     of its keys, and the part of the leaf that it is, if not all."""
@@ -260,6 +260,6 @@ def _shardings(values: Sequence[Any], alike: LeafKinds) -> dict[str, int]:
     return dict(collections.Counter(filter(None, own)))
 
 
-def _text(sharding: Any) -> str:
+def _text(sharding: object) -> str:
     is_one = isinstance(sharding, jax.sharding.Sharding)
     return _sharding.text(sharding) if is_one else ""

@@ -9,12 +9,13 @@ import functools as ft
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _index, _template, _view
+from .._format._leaves import Region
 from .._format._template import Template
 from .._load import _kept, _lazy, _reader
 from .._load._lazy import LazyArray
@@ -33,32 +34,39 @@ _AHEAD = 16 * 2**20
 _SMALL = 1 << 16
 
 
-def stand_in(leaf: Any) -> Any:
+def stand_in(leaf: object) -> Any:
     """A leaf as a `filter_spec` sees it: for a lazy one something of its kind."""
     if isinstance(leaf, LazyArray):
         return _leaf.stand_in(leaf._target.kind, leaf)
     return leaf
 
 
-def as_stored(value: Any, dtype: np.dtype | None) -> tuple[Any, Template]:
-    """The value that a leaf is written from, and its template without chunks. A lazy
-    leaf has those of its source, if it lies there as it will be stored.
+class StoredValue(NamedTuple):
+    """The value that a leaf is written from, and its template."""
+
+    value: Any
+    template: Template
+
+
+def as_stored(value: object, dtype: np.dtype | None) -> StoredValue:
+    """Makes a leaf what it is written from. The template has chunks only if the leaf is
+    lazy, and lies in its source as it will be stored.
 
     `dtype` is what floating arrays are cast to.
     """
     if isinstance(value, LazyArray):
         value._check_whole()
         unread = _unread(value, dtype)
-        return unread, unread.template
+        return StoredValue(unread, unread.template)
     value = _register.to_leaf(value)
-    return value, _leaf.describe(value, dtype)
+    return StoredValue(value, _leaf.describe(value, dtype))
 
 
 def described(
     values: Iterable[Any], describe: Callable[[int], tuple]
 ) -> Iterator[tuple]:
-    """What `describe` says of each value by its number: what it is written from, and
-    more. It is asked once for lazy leaves that are stored alike."""
+    """The description of each value, which begins with the source of its bytes. Lazy
+    leaves that are stored alike share one call of `describe`, which takes a number."""
     firsts: dict[Any, tuple] = {}
     for number, value in enumerate(values):
         kind = _likeness(value)
@@ -72,7 +80,7 @@ def described(
         yield first
 
 
-def _likeness(value: Any) -> Any:
+def _likeness(value: object) -> Any:
     """Equal for lazy leaves that are stored alike; None for any other value, and for
     one that is a view or a part."""
     if type(value) is not LazyArray or value._view is not None:
@@ -252,8 +260,8 @@ PART, _REQUESTS = 8 * 2**20, 16
 
 
 def requests(leaves: Sequence[PlannedLeaf], max_bytes: int) -> int:
-    """How many parts of leaves are read at a time, each of which takes twice its bytes:
-    one, unless some of them are in an object store."""
+    """The number of parts of leaves that are read at a time: 1, unless some are in an
+    object store. Each takes twice its bytes of memory."""
     sources = {id(x): x for lazy in _lazies(leaves) for x in lazy._sources}
     is_remote = any(source.root.is_remote for source in sources.values())
     return max(1, min(_REQUESTS, max_bytes // (2 * PART))) if is_remote else 1
@@ -294,9 +302,6 @@ def verified(leaf: PlannedLeaf, verify: bool) -> PlannedLeaf:
     if not isinstance(leaf.value, LazySource) or leaf.value.verify is verify:
         return leaf
     return leaf._replace(value=dataclasses.replace(leaf.value, verify=verify))
-
-
-Region = tuple[slice, ...]
 
 
 def _boxes(

@@ -1,6 +1,6 @@
 """The part of a spread array that this process has, as it saves it alone."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.random as jr
@@ -13,13 +13,17 @@ from .._tree import _host_copy, _leaf, _sharding
 from .._tree._sharding import Shards
 
 
-# A part as it is stored, its regions one after the other along the first axis: its
-# value, its template, what it is of the leaf, and the shape of a region, if each is to
-# be in chunks of its own.
-LocalPart = tuple[Shards, Template, Part, tuple[int, ...] | None]
+class LocalPart(NamedTuple):
+    """A part as it is stored, its regions one after the other along the first axis.
+    `shard` is the shape of a region, if each is to be in chunks of its own."""
+
+    value: Shards
+    template: Template
+    part: Part
+    shard: tuple[int, ...] | None
 
 
-def is_spread(value: Any) -> bool:
+def is_spread(value: object) -> bool:
     """Whether other processes have parts of a leaf."""
     return isinstance(value, jax.Array) and not _leaf.is_local(value.sharding)
 
@@ -51,7 +55,7 @@ def part_of(value: Any, template: Template) -> LocalPart | None:
     is_large = stored.nbytes // len(parts) >= _grid.LEAST
     part = Part(template.shape, tuple(starts))
     shard = shape if is_large and len(parts) > 1 else None
-    return Shards(regions, parts), stored, part, shard
+    return LocalPart(Shards(regions, parts), stored, part, shard)
 
 
 def _nothing(value: jax.Array, template: Template) -> LocalPart:
@@ -68,4 +72,4 @@ def _nothing(value: jax.Array, template: Template) -> LocalPart:
     regions = [_sharding.whole(stored.shape)]
     shards = Shards(regions, [np.zeros(stored.shape, np.uint8)])
     start = (0,) * len(template.shape)
-    return shards, stored, Part(template.shape, (start,)), None
+    return LocalPart(shards, stored, Part(template.shape, (start,)), None)

@@ -111,7 +111,7 @@ def base_facts(base: Base) -> BaseFacts | None:
     return _rooms.base_facts(base)
 
 
-def check(root: Any, options: SaveOptions) -> None:
+def check(root: object, options: SaveOptions) -> None:
     """**Raises:** `ValueError` for what no save to `root` can have."""
     if isinstance(root, Backend):
         root.check_writable()

@@ -45,7 +45,7 @@ def examine(root: Backend, overwrite: bool) -> PathState:
 
 
 def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
-    """As `examine`, but returns the error if something else is there."""
+    """Like `examine`, but returns the error if something else is there."""
     if isinstance(root, LocalDirectory) and _files.is_beside(root.name):
         raise ValueError(
             f"`{root}` is a name for saves that are being written. Choose another path."
@@ -167,7 +167,7 @@ def foreign_among(
     entries: Iterable[str],
     inside: Callable[[str], Iterable[str]],
 ) -> list[str]:
-    """As `foreign`; `inside` lists the directory of a name."""
+    """The entries that `foreign` gives; `inside` lists the directory of a name."""
     out = set(entries) - own_entries(leaves)
     directories = {*map(_files.directory, leaves)}
     for name in {"d", _files.SIGNATURE} | directories:

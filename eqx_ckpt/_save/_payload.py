@@ -50,8 +50,11 @@ planned: Callable[[Iterable[tuple]], Iterator[PlannedLeaf]]
 planned = ft.partial(map, ft.partial(tuple.__new__, PlannedLeaf))
 
 
-# By name what the index says of functions that a save writes, and their bytes.
-PlannedFunctions = dict[str, tuple[StoredFunction, bytes]]
+class PlannedFunction(NamedTuple):
+    """A function that a save writes: its entry in the index, and its bytes."""
+
+    stored: StoredFunction
+    data: bytes
 
 
 # Leaves of so many bytes are made `StagedBytes`.
@@ -197,7 +200,7 @@ class LeafBytes:
         self.digests[own] = digests[:size]
         return digests[size:]
 
-    def _digest(self, row: int, data: Any) -> None:
+    def _digest(self, row: int, data: object) -> None:
         """Takes the digests of a chunk, of which the first has this number."""
         digests, start = _digests.block_digests(data), _digests.SIZE * row
         self.digests[start : start + _digests.SIZE * len(digests)] = b"".join(digests)
@@ -291,7 +294,7 @@ class LeafBytes:
 _PIECE = 2**18
 
 
-def _may_change(value: Any, part: np.ndarray) -> bool:
+def _may_change(value: object, part: np.ndarray) -> bool:
     """Whether the program may write to the memory of a part of a leaf: to that of an
     array of NumPy, unless the part is a copy, or all of it was staged."""
     if not isinstance(value, np.ndarray) or _host_copy.is_own(value):

@@ -31,7 +31,7 @@ from . import (
     _tree_spec,
 )
 from ._options import SaveOptions
-from ._payload import PlannedFunctions, PlannedLeaf
+from ._payload import PlannedFunction, PlannedLeaf
 from ._tree_spec import TreeSpec
 from ._writing import DataFiles, Written
 
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
     shardings: dict[str, int]
     parts: dict[int, Part]
     facts: TreeFacts
-    functions: PlannedFunctions
+    functions: dict[str, PlannedFunction]
     has_lazies: bool = False
 
 
@@ -82,19 +82,19 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     if filter_spec is not _leaf.is_storable:
         seen = list(map(_lazies.stand_in, seen))
     chosen = _filters.selected(filter_spec, pytree, seen, is_leaf)
-    places, wholes = _select.select(where, flat, chosen, is_leaf)
+    picked = _select.select(where, flat, chosen, is_leaf)
     numbers = list(it.compress(range(len(chosen)), chosen))
-    if places is not None:
-        numbers = [number for number in numbers if number in places]
+    if picked.leaves is not None:
+        numbers = [number for number in numbers if number in picked.leaves]
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
     leaves, spec, shardings, parts = _describe.describe(flat, numbers, options)
     if options.layout == "zarr":
         _to_zarr.check_case(spec.names, root)
-    facts = _facts(flat, numbers, wholes)
+    facts = _facts(flat, numbers, picked.wholes)
     values = map(operator.attrgetter("value"), leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
-    functions: PlannedFunctions = {}
+    functions: dict[str, PlannedFunction] = {}
     # None come along without lazy leaves. Process 0 stores them.
     given, is_wanted = options.functions, options.functions is not None or has_lazies
     if is_wanted and given != "drop" and _processes.leads():
@@ -165,8 +165,8 @@ def check_index(plan: Plan) -> None:
         ) from None
 
 
-def _stored(functions: PlannedFunctions) -> dict[str, StoredFunction]:
-    return {name: stored for name, (stored, _) in functions.items()}
+def _stored(functions: dict[str, PlannedFunction]) -> dict[str, StoredFunction]:
+    return {name: function.stored for name, function in functions.items()}
 
 
 def side_files(plan: Plan, save: str, written: Written) -> dict[str, bytes]:

@@ -158,7 +158,7 @@ def tree_serialise_leaves(
     write(planned, run, base)
 
 
-def processes_of(path: Any, tree: PyTree, options: SaveOptions) -> Processes:
+def processes_of(path: object, tree: PyTree, options: SaveOptions) -> Processes:
     """The processes that save a tree together."""
     if options.processes == "own" or _processes.count() == 1:
         return Processes()

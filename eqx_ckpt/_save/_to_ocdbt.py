@@ -104,8 +104,8 @@ _Part = tuple[list[ChunkRun], Iterable[Iterable[Any]]]
 def _parts(
     data: LeafBytes, batches: Iterable[_Batch], requests: int
 ) -> Iterator[Callable[[], _Part]]:
-    """What gives the parts of a file, one after the other: a batch each, or less where
-    threads read them before their turn."""
+    """Calls that give the parts of a file in order: a batch each, or less where threads
+    read ahead."""
     for batch in batches:
         place, numbers, *_ = batch[0][0]
         size = len(numbers) or 1

@@ -6,6 +6,7 @@ import functools as ft
 from collections.abc import Sequence
 
 from .._format import _files, _index, _placement
+from .._limits import limits
 from .._runtime import _threads
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
@@ -13,11 +14,6 @@ from . import _tree_spec
 from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
 from ._writing import DataFiles, Destination, Ends, Files, LeafWriter, Written
-
-
-# More files than these take longer to sync one by one than all that others may have
-# written to the same file system.
-_MANY = 256
 
 
 def write(writer: LeafWriter, into: Destination[Backend]) -> Files:
@@ -117,7 +113,7 @@ def _group(spec: TreeSpec) -> bytes:
 
 
 def has_many(spec: TreeSpec) -> bool:
-    return spec.chunk_count + len(spec.names) > _MANY
+    return spec.chunk_count + len(spec.names) > limits.singly_synced_files
 
 
 def longest(leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int) -> Written:

@@ -28,7 +28,7 @@ class Transaction(abc.ABC):
     is_committed = False
     last = ""
 
-    def __init__(self, root: Any, found: PathState, undo: contextlib.ExitStack):
+    def __init__(self, root: object, found: PathState, undo: contextlib.ExitStack):
         self.root: Any = root
         self.save_id = secrets.token_hex(8)
         self.found, self.undo = found, undo
@@ -119,7 +119,7 @@ class DirectoryTransaction(Transaction):
         made = directory.made(is_aside=self.work != self.root)
         self.stat = held.enter_context(made)
 
-        def explain(_: Any, error: BaseException | None, *traceback: Any) -> None:
+        def explain(_: object, error: BaseException | None, *traceback: Any) -> None:
             if isinstance(error, FileNotFoundError) and not self.is_committed:
                 if directory.entry() == "nothing":
                     raise replaced(self.root, self.found) from error

@@ -13,11 +13,7 @@ from typing import Any, TypeVar
 from .._format import _grid
 from .._format._grid import Grid
 from .._format._template import Template
-
-
-# The database of so many chunks is made in memory of process 0: about 1 GiB, by an
-# estimate.
-_MOST_CHUNKS = 2**20
+from .._limits import limits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +61,7 @@ class TreeSpec:
     def has_database(self) -> bool:
         """Whether other readers can read a save in few files: of very many chunks it
         would take process 0 too long, and too much memory, to tell them."""
-        return self.chunk_count <= _MOST_CHUNKS
+        return self.chunk_count <= limits.database_chunks
 
     @ft.cached_property
     def nbytes(self) -> int:

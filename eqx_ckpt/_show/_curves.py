@@ -3,6 +3,7 @@
 import itertools as it
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from .._run._records import Step
 
@@ -32,8 +33,14 @@ def curves(some: Iterable[list[Step]]) -> dict[str, dict[int, list[tuple[int, fl
     return out
 
 
-def range_of(line: list[Step], metric: str) -> tuple[float, float, float] | None:
-    """The last number of a metric, the least and the greatest."""
+class MetricRange(NamedTuple):
+    last: float
+    least: float
+    greatest: float
+
+
+def range_of(line: list[Step], metric: str) -> MetricRange | None:
+    """The finite numbers of a metric; None if there are none."""
     found = [float(x.metrics[metric]) for x in line if metric in x.metrics]
     values = [x for x in found if math.isfinite(x)]
-    return (values[-1], min(values), max(values)) if values else None
+    return MetricRange(values[-1], min(values), max(values)) if values else None

@@ -2,7 +2,7 @@
 JAX is needed for those of an index."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .._format import _names, _values
 from .._format._leaves import Leaves, Record
@@ -58,6 +58,6 @@ def of_fields(modules: Iterable[tuple[str, str]]) -> Iterator[TreeLine]:
             yield TreeLine(f"{module}.{name}" if module else name, value)
 
 
-def short(value: Any, most: int = 60) -> str:
+def short(value: object, most: int = 60) -> str:
     text = repr(value)
     return text if len(text) <= most else text[:most] + "..."

@@ -343,7 +343,7 @@ def static(source: Source) -> list[list[str]]:
 
 
 def labels(source: Source) -> dict[str, str]:
-    """Of each entry of an eqx.nn.State the shortest name of its StateIndex."""
+    """The shortest name of the StateIndex of each entry of an eqx.nn.State."""
     tree = source.index.leaves.tree
     try:
         states = {} if tree is None else tree.states()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from .._format import _template
 from .._load._lazy import LazyArray
@@ -57,7 +56,7 @@ def of_lazy(lazy: LazyArray, name: str) -> TreeLine:
     return TreeLine(name, lazy._shown() + _spec_text(lazy), nbytes)
 
 
-def _spec_text(array: Any) -> str:
+def _spec_text(array: object) -> str:
     """The specification of an array's sharding, as it is shown behind the array."""
     spec = getattr(getattr(array, "sharding", None), "spec", None)
     return "" if spec is None else f"  {spec}"

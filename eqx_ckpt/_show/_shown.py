@@ -22,7 +22,7 @@ def text(x: Checkpoint | Node, limit: int | None) -> str:
     """A tree in at most so many lines (None: all of them) below its title."""
     if isinstance(x, Node):
         body = _node.body_of(x)
-        head = f"Node({_text.escape(body.shown()[0]) or '.'})"
+        head = f"Node({_text.escape(body.name) or '.'})"
         lines = _node_lines.of_node(x)
     else:
         leaves = _model.leaf_count(len(x))
@@ -32,7 +32,7 @@ def text(x: Checkpoint | Node, limit: int | None) -> str:
 
 
 @ft.singledispatch
-def html(x: Any) -> str:
+def html(x: object) -> str:
     """An object as a notebook shows it."""
     raise NotImplementedError(type(x))
 
@@ -51,7 +51,7 @@ def _checkpoint(x: Checkpoint) -> str:
 
 @html.register
 def _of_node(x: Node) -> str:
-    name = _node.body_of(x).shown()[0]
+    name = _node.body_of(x).name
     return _html.card("Node", name, _html.tree(_node_lines.of_node(x)), prefix=name)
 
 
@@ -88,7 +88,7 @@ def _run(x: _manager.CheckpointManager) -> str:
     return _html.card(title, quiet, _html.table(_model.steps(found[::-1])))
 
 
-def treescope(x: Checkpoint | Node, path: Any, render: Any) -> Any:
+def treescope(x: Checkpoint | Node, path: object, render: object) -> Any:
     """The value of `__treescope_repr__`, whose modules are there when it is called."""
     if isinstance(x, Node):
         body = _node.body_of(x)

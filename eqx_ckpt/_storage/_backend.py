@@ -128,7 +128,7 @@ class Backend(abc.ABC):
         """Whether TensorStore can read the directory by itself."""
         return True
 
-    def wait(self, future: Any, soon: bool = False) -> Any:
+    def wait(self, future: object, soon: bool = False) -> Any:
         """The result of a call to TensorStore, which a server gives `soon` or never.
         **Raises:** as `explain` says."""
         try:

@@ -84,8 +84,8 @@ _WORKER = "ts_pool_worker"
 
 
 def result(future: Any) -> Any:
-    """What TensorStore does in this process. **Raises:** `OSError` if it never will, as
-    it could start no thread for it."""
+    """Waits for TensorStore. **Raises:** `OSError` if it never ends, as TensorStore
+    could start no thread."""
     if future.done():
         return future.result()
     count = 0

@@ -261,7 +261,7 @@ def is_locked(directory: str) -> bool:
 
 
 def is_same(path: str | os.PathLike[str], found: os.stat_result) -> bool:
-    """Whether what was found is still what is at a path."""
+    """Whether a path still leads to the file that was found there."""
     try:
         return os.path.samestat(os.stat(path), found)
     except FileNotFoundError:

@@ -107,7 +107,7 @@ _ACCESS = "system.posix_acl_access"
 
 
 def _access_list(path: str) -> bytes:
-    """Who may access a file beside its owner, its group and all; empty if nobody."""
+    """The access list of a file, as Linux encodes it; empty if it has none."""
     with contextlib.suppress(AttributeError, OSError):  # Linux has these.
         return os.getxattr(path, _ACCESS)
     return b""

@@ -61,7 +61,7 @@ class ObjectStore(Backend):
         """Writes a small file, if that has to be done to know that the conditions of a
         write are heeded. **Raises:** `RuntimeError` if they are not."""
 
-    def _got(self, key: str, reading: Any, soon: bool = True) -> Any:
+    def _got(self, key: str, reading: object, soon: bool = True) -> Any:
         return _store.read_answer(self, key, reading, soon)
 
     def has(self, key: str) -> bool:
@@ -77,7 +77,7 @@ class ObjectStore(Backend):
                 raise MissingError(f"`{key}`, or the end of it, is missing")
         return None
 
-    def _is_there(self, key: str, reading: Any) -> bool:
+    def _is_there(self, key: str, reading: object) -> bool:
         """Whether a range that is being read is within its file."""
         try:
             return self._got(key, reading).state == "value"
@@ -180,7 +180,7 @@ class ObjectStore(Backend):
         stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
         return self.kv().list(ts.KvStore.KeyRange(first, stop))
 
-    def _listed(self, listing: Any) -> list[bytes]:
+    def _listed(self, listing: object) -> list[bytes]:
         return _store.answer(self, "", listing)
 
     def below(self, key: str) -> "ObjectStore":

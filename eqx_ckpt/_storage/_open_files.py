@@ -28,12 +28,12 @@ class Readable(Protocol):
     def read(self, size: int = ..., /) -> bytes: ...
 
 
-def is_file(path: Any) -> bool:
+def is_file(path: object) -> bool:
     """Whether a path is an open file."""
     return callable(getattr(path, "read", getattr(path, "write", None)))
 
 
-def check_open(file: Any) -> None:
+def check_open(file: object) -> None:
     """**Raises:** `ValueError` or `TypeError` for an open file that a checkpoint cannot
     be written to."""
     if isinstance(file, io.TextIOBase):
@@ -48,7 +48,7 @@ def check_open(file: Any) -> None:
         )
 
 
-def is_archive(root: Any) -> bool:
+def is_archive(root: object) -> bool:
     """Whether a checkpoint is saved as one file."""
     return not isinstance(root, Backend) or root.url.endswith(SUFFIX)
 

@@ -80,7 +80,7 @@ def resolve(path: Any, follow: bool = False) -> Backend:
     return LocalDirectory(str(local), str(local), follow)
 
 
-def place(path: Any) -> str:
+def place(path: object) -> str:
     """The URL of a path, for comparison; the text itself if it is no path."""
     try:
         return resolve(path).url

@@ -53,7 +53,7 @@ def answer(root: Any, key: str, future: Any, soon: bool = False) -> Any:
         raise odd(root, key, str(e).splitlines()[0]) from e
 
 
-def read_answer(root: Any, key: str, future: Any, soon: bool = False) -> Any:
+def read_answer(root: object, key: str, future: object, soon: bool = False) -> Any:
     """The bytes that were read of a file, as `value`, unless `state` is "missing"."""
     got = answer(root, key, future, soon)
     if got.state == "unspecified":
@@ -61,7 +61,7 @@ def read_answer(root: Any, key: str, future: Any, soon: bool = False) -> Any:
     return got
 
 
-def finish_write(root: Backend, key: str, future: Any) -> bytes:
+def finish_write(root: Backend, key: str, future: object) -> bytes:
     """Waits until a file is written or deleted, and gives its generation. Each write to
     a store that is on no condition ends here: TensorStore takes a refusal (304 or 412)
     for a success."""
@@ -124,8 +124,8 @@ def ahead(
 def ahead_in_directory(
     root: Backend, jobs: Sequence[Callable[[], Any]]
 ) -> Sequence[Callable[[], Any]]:
-    """As `ahead`, of jobs of which the first is enough at a root that is a file: those
-    at one whose name has a suffix are done when they are called."""
+    """Starts jobs ahead, unless the root's name has a suffix: it is then likely a file,
+    and the first job is enough."""
     return jobs if "." in root.split()[1] else ahead(root, jobs)
 
 

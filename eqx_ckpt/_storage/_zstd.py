@@ -6,6 +6,7 @@ be gigabytes. https://datatracker.ietf.org/doc/html/rfc8878
 
 import secrets
 import struct
+from typing import NamedTuple
 
 import tensorstore as ts
 
@@ -48,10 +49,18 @@ def _block(kind: int, size: int, is_last: bool) -> bytes:
     return (is_last | kind << 1 | size << 3).to_bytes(3, "little")
 
 
-def _walk(data: bytes, most: int) -> tuple[int | None, int, int, int, int]:
-    """The bytes that a frame says it makes, if it does; the most that one of its blocks
-    makes; the place of the last block, and where that ends; and the most of all.
-    """
+class _Frame(NamedTuple):
+    """Bounds of a frame: the decoded bytes, if it says so; the most that a block makes,
+    and that all of them make; and where the last block lies."""
+
+    size: int | None
+    max_block: int
+    last: int
+    end: int
+    max_total: int
+
+
+def _walk(data: bytes, most: int) -> _Frame:
     if len(data) < 6 or not data.startswith(_MAGIC) or data[4] & 0b1011:
         raise ValueError("a frame of zstd is damaged, or needs a dictionary")
     is_single, has_checksum = bool(data[4] & 32), bool(data[4] & 4)
@@ -77,7 +86,7 @@ def _walk(data: bytes, most: int) -> tuple[int | None, int, int, int, int]:
         raise ValueError("a frame of zstd makes more than is read")
     if width and size > total:
         raise ValueError("a frame of zstd is damaged")
-    return size if width else None, block, last, at, total
+    return _Frame(size if width else None, block, last, at, total)
 
 
 def _decode(frame: bytes, size: int) -> bytes:

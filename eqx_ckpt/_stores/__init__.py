@@ -6,7 +6,7 @@ Modules, and libraries, are imported when a URL of their kind is first read or w
 
 import functools as ft
 import importlib
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from .. import _rooms
 
@@ -29,7 +29,7 @@ _KINDS = {
 }
 
 
-def _resolve(module: str, name: str, path: Any) -> "Backend":
+def _resolve(module: str, name: str, path: object) -> "Backend":
     from . import _remote
 
     kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -12,28 +12,36 @@ import re
 import time
 import urllib.parse
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .._errors import MissingError
 from .._storage import _store
 from .._storage._objects import ABSENT
 from . import _remote, _requests
-from ._buckets import BucketBackend
+from ._buckets import BucketBackend, WriteConditions
 
 
 _abfss = re.compile(r"abfss://([^/@]+)@([^/.]+)\.dfs\.([^/]+)(/.*)?")
 _az = re.compile(r"az://([^/@]+)(/.*)?")
 
 
+class _BlobAddress(NamedTuple):
+    """The parts of a URL of Azure. The domain is "" but for another cloud."""
+
+    account: str
+    container: str
+    domain: str
+    path: str
+
+
 class AzureBackend(BucketBackend):
     """Blobs in a container."""
 
-    def _parts(self) -> tuple[str, str, str, str]:
-        """The account, the container, the domain of another cloud, and the path."""
+    def _address(self) -> _BlobAddress:
         if found := _az.fullmatch(self.url):
-            return self._account(), found[1], "", found[2] or ""
+            return _BlobAddress(self._account(), found[1], "", found[2] or "")
         if found := _abfss.fullmatch(self.url):
-            return found[2], found[1], found[3], found[4] or ""
+            return _BlobAddress(found[2], found[1], found[3], found[4] or "")
         raise ValueError(
             f"`{self}` is not a URL of Azure: it is `az://container/path`, or "
             "`abfss://container@account.dfs.core.windows.net/path`."
@@ -56,11 +64,11 @@ class AzureBackend(BucketBackend):
             raise ValueError(_said(e)) from None
 
     def _bucket(self) -> str:
-        path = self._parts()[3]
+        path = self._address().path
         return self.url[: len(self.url) - len(path)]
 
     def _path(self) -> str:
-        path = urllib.parse.unquote(self._parts()[3]).strip("/")
+        path = urllib.parse.unquote(self._address().path).strip("/")
         return path and path + "/"
 
     def has_driver(self) -> bool:
@@ -72,9 +80,9 @@ class AzureBackend(BucketBackend):
     def spec(self, key: str = "") -> NoReturn:
         self.kv()
 
-    def conditions(self) -> tuple[str, str]:
-        server = self._parts()[0] + self._bucket() + self.options
-        return server, "`If-Match`, `If-None-Match`"
+    def conditions(self) -> WriteConditions:
+        server = self._address().account + self._bucket() + self.options
+        return WriteConditions(server, "`If-Match`, `If-None-Match`")
 
     def explain(self, error: Exception) -> Exception:
         if not type(error).__module__.startswith("obstore"):
@@ -98,7 +106,7 @@ class AzureBackend(BucketBackend):
     # ---- Requests.
 
     def _store(self) -> Any:
-        account, container, domain, _ = self._parts()
+        account, container, domain, _ = self._address()
         if not account:
             raise ValueError(
                 f"nothing says which account of Azure `{container}` is in. Set "
@@ -277,7 +285,7 @@ def _open(account: str, container: str, domain: str, options: str, env: str) -> 
 
 
 def _duration(text: str) -> datetime.timedelta:
-    """As TensorStore writes them."""
+    """Parses a duration as TensorStore writes it, such as `250ms`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)", text)
     if found is None:
         raise ValueError(f"`{text}` is no duration, such as `250ms` or `6s`.")

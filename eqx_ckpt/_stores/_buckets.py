@@ -5,7 +5,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._format import _files
 from .._storage import _store
@@ -16,6 +16,14 @@ from . import _remote, _requests
 # Stores of which it is known that they heed the conditions of a write, which the commit
 # of a save is.
 _heeding: set[str] = set()
+
+
+class WriteConditions(NamedTuple):
+    """A text that is the same for one server, and the names of its conditions of a
+    write; "" where writes have none."""
+
+    server: str
+    names: str
 
 
 class BucketBackend(ObjectStore):
@@ -41,7 +49,7 @@ class BucketBackend(ObjectStore):
         except (OSError, http.client.HTTPException):
             pass  # It may be known to those only who may see it.
 
-    def wait(self, future: Any, soon: bool = False) -> Any:
+    def wait(self, future: object, soon: bool = False) -> Any:
         try:
             return _requests.result(self.url, self.options, future, soon)
         except Exception as e:
@@ -56,7 +64,7 @@ class BucketBackend(ObjectStore):
         )
         return super().explain(error, _remote.explain(self.url, error))
 
-    def _listed(self, listing: Any) -> list[bytes]:
+    def _listed(self, listing: object) -> list[bytes]:
         try:
             return super()._listed(listing)
         except OSError as e:
@@ -67,15 +75,14 @@ class BucketBackend(ObjectStore):
                 raise _remote.no_bucket(self.url, "it cannot be listed") from e
             raise OSError(f"The store of `{self}` refuses to list what it has.") from e
 
-    def conditions(self) -> tuple[str, str]:
-        """A text that is the same for one server, and what its conditions of a write
-        are called; "" where writes have none."""
+    def conditions(self) -> WriteConditions:
+        """The conditions that the server puts on writes."""
         options = self.spec()
         del options["path"]
         heeded = {"s3": "`If-Match`, `If-None-Match`", "gcs": "`ifGenerationMatch`"}
         is_asked = options.get("use_conditional_write", options["driver"] == "gcs")
         name = heeded.get(options["driver"], "") if is_asked else ""
-        return json.dumps(options, sort_keys=True), name
+        return WriteConditions(json.dumps(options, sort_keys=True), name)
 
     def check_conditions(self, key: str) -> None:
         # Not all servers of S3 heed them: of two saves at the same instant one would

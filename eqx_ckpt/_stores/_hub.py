@@ -12,7 +12,7 @@ import pathlib
 import re
 import urllib.parse
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .._errors import MissingError
 from .._format import _files, _index, _text
@@ -47,6 +47,21 @@ print(ckpt)
 """
 
 
+class _HubAddress(NamedTuple):
+    """The parts of a URL of the Hub."""
+
+    repo: str
+    revision: str | None
+    path: str
+
+
+class _HubFile(NamedTuple):
+    """A file of a commit: its bytes, and the digest that it has there."""
+
+    size: int
+    tag: str
+
+
 @dataclasses.dataclass(frozen=True)
 class HubBackend(HttpBackend):
     """Files of one commit of a repository of models. `_commit`: what is known of it,
@@ -56,8 +71,7 @@ class HubBackend(HttpBackend):
         default_factory=dict, repr=False, compare=False
     )
 
-    def _parts(self) -> tuple[str, str | None, str]:
-        """The repository, the revision and the path."""
+    def _address(self) -> _HubAddress:
         found = _hf.fullmatch(self.url)
         if found is None:
             raise ValueError(
@@ -65,10 +79,11 @@ class HubBackend(HttpBackend):
                 "`@revision` and `/path` if need be."
             )
         unquote = urllib.parse.unquote
-        return found[1], found[2] and unquote(found[2]), unquote(found[3] or "")
+        revision = found[2] and unquote(found[2])
+        return _HubAddress(found[1], revision, unquote(found[3] or ""))
 
     def check_url(self) -> None:
-        self._parts()
+        self._address()
         _library()
 
     def _bucket(self) -> str:
@@ -76,7 +91,7 @@ class HubBackend(HttpBackend):
         return self.url[: len(self.url) - len(path)]
 
     def _path(self) -> str:
-        path = self._parts()[2].strip("/")
+        path = self._address().path.strip("/")
         return path and path + "/"
 
     def _api(self) -> Any:
@@ -85,7 +100,7 @@ class HubBackend(HttpBackend):
     def explain(self, error: Exception) -> Exception:
         name, response = type(error).__name__, getattr(error, "response", None)
         status = getattr(response, "status_code", None)
-        repo, revision, _ = self._parts()
+        repo, revision, _ = self._address()
         if name == "GatedRepoError" or status == 403:
             return self._refused("it is gated, or your token may not do this")
         if name == "RepositoryNotFoundError":
@@ -116,7 +131,7 @@ class HubBackend(HttpBackend):
         return PermissionError(
             f"The Hub refuses access to the repository of `{self}`: {why}. Log in with "
             f"`hf auth login`, or set `HF_TOKEN`, and ask for access on the page "
-            f"{_endpoint()}/{self._parts()[0]}."
+            f"{_endpoint()}/{self._address().repo}."
         )
 
     # ---- What there is, asked once.
@@ -133,22 +148,22 @@ class HubBackend(HttpBackend):
         return _asking.run(know)
 
     def _sha(self) -> str:
-        repo, revision, _ = self._parts()
+        repo, revision, _ = self._address()
         ask = lambda: self._api().repo_info(repo, revision=revision).sha
         return self._known("sha", ask)
 
-    def _listing(self) -> dict[str, tuple[int, str]]:
-        """Size and id of each file of the commit."""
-        repo, sha = self._parts()[0], self._sha()
+    def _listing(self) -> dict[str, _HubFile]:
+        """The files of the commit, by their paths."""
+        repo, sha = self._address().repo, self._sha()
 
-        def ask() -> dict[str, tuple[int, str]]:
+        def ask() -> dict[str, _HubFile]:
             tree = self._api().list_repo_tree(repo, recursive=True, revision=sha)
             files = (x for x in tree if hasattr(x, "blob_id"))
-            return {x.path: (x.size, x.blob_id) for x in files}
+            return {x.path: _HubFile(x.size, x.blob_id) for x in files}
 
         return self._known("files", ask)
 
-    def _file(self, key: str) -> tuple[int, str] | None:
+    def _file(self, key: str) -> _HubFile | None:
         return self._listing().get(self._path() + key)
 
     def has(self, key: str) -> bool:
@@ -156,11 +171,11 @@ class HubBackend(HttpBackend):
 
     def stamp(self, key: str) -> str:
         found = self._file(key)
-        return found[1] if found else ""
+        return found.tag if found else ""
 
     def size(self, key: str) -> int | None:
         found = self._file(key)
-        return found and found[0]
+        return found and found.size
 
     def check_range(self, key: str, stop: int) -> int | None:
         size = self.size(key)
@@ -186,7 +201,7 @@ class HubBackend(HttpBackend):
         return False
 
     def spec(self, key: str = "") -> dict[str, Any]:
-        repo = self._parts()[0]
+        repo = self._address().repo
         token = _library().get_token()
         path = f"/{repo}/resolve/{self._sha()}/{self._path()}"
         headers = [f"authorization: Bearer {token}"] if token else []
@@ -228,13 +243,13 @@ class HubBackend(HttpBackend):
         name = self._path() + key
         if known.get(name) is None:
             find = _library().try_to_load_from_cache
-            path = find(self._parts()[0], name, revision=self._sha())
+            path = find(self._address().repo, name, revision=self._sha())
             known[name] = path if isinstance(path, str) else None
         return known[name]
 
     def _download(self, key: str) -> str:
         return _library().hf_hub_download(
-            self._parts()[0],
+            self._address().repo,
             self._path() + key,
             revision=self._sha(),
             endpoint=_endpoint(),
@@ -254,7 +269,7 @@ class HubBackend(HttpBackend):
         **Raises:** `FileExistsError` if there is one, and not `overwrite`.
         """
         hub, api = _library(), self._api()
-        repo, revision, inside = self._parts()
+        repo, revision, inside = self._address()
         inside = inside.strip("/")
         fresh = dataclasses.replace(self, _commit={})
         try:

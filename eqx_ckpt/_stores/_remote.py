@@ -107,7 +107,7 @@ _user = re.compile(rf"(?<=://)({_web}|[^/?#\s'\"`:]*:[^/?#\s'\"`]*)@")
 _secret = re.compile("header|secret|password|token|key", re.IGNORECASE)
 
 
-def store_of(path: Any) -> Store | None:
+def store_of(path: object) -> Store | None:
     """The store that a path is, or that has the user and the password in a URL."""
     if isinstance(path, Store) or not isinstance(path, str):
         return path if isinstance(path, Store) else None
@@ -124,7 +124,7 @@ def _without_user(url: str, options: dict[str, Any]) -> tuple[str, dict[str, Any
     return _user.sub("", url), {**options, "headers": headers}
 
 
-def masked(text: str, options: Any = None, url: str = "") -> str:
+def masked(text: str, options: object = None, url: str = "") -> str:
     """A text for people, without what only the server may see."""
     for secret in sorted(_secrets(options, False), key=len, reverse=True):
         for form in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]):
@@ -135,7 +135,7 @@ def masked(text: str, options: Any = None, url: str = "") -> str:
     return text
 
 
-def _secrets(value: Any, is_secret: bool) -> Iterator[str]:
+def _secrets(value: object, is_secret: bool) -> Iterator[str]:
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _secrets(inner, is_secret or bool(_secret.search(str(name))))

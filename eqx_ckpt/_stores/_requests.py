@@ -11,7 +11,7 @@ import types
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._limits import limits
 from .._runtime import _log
@@ -20,11 +20,15 @@ from .._storage import _context
 from . import _remote
 
 
-# Whether it is encrypted, its host and its port.
-Server = tuple[bool, str, int]
+class ServerAddress(NamedTuple):
+    is_encrypted: bool
+    host: str
+    port: int
+
+
 # Seconds between two lines of the log about a server.
 _AGAIN = 60
-_answering: set[Server] = set()
+_answering: set[ServerAddress] = set()
 _said: dict[str, float] = {}
 
 
@@ -98,7 +102,7 @@ def _say(url: str, what: str) -> None:
         _log.say(_log.WARNING, f"The store of `{url}` {what}", path=url)
 
 
-def _server(url: str, options: dict[str, Any]) -> Server | None:
+def _server(url: str, options: dict[str, Any]) -> ServerAddress | None:
     """The server of a URL; None where it is asked through a proxy, or is one of
     Amazon's, each of which has its own name."""
     bases = {"s3": options.get("endpoint"), "gs": _remote.google()}
@@ -115,10 +119,10 @@ def _server(url: str, options: dict[str, Any]) -> Server | None:
     if parts.scheme in proxies or "all" in proxies:
         if not urllib.request.proxy_bypass(host):
             return None
-    return parts.scheme == "https", host, port
+    return ServerAddress(parts.scheme == "https", host, port)
 
 
-def _failure(server: Server, seconds: int | float) -> str | None:
+def _failure(server: ServerAddress, seconds: int | float) -> str | None:
     """The reason why a server does not answer at all; None if it does."""
     is_encrypted, host, port = server
     where = f"`{host}:{port}`"

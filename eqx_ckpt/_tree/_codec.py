@@ -56,7 +56,7 @@ _BY_REPR: tuple[Any, ...] = (
 _Below = Callable[[Any], Any]
 
 
-def encode(value: Any, owner: type | None = None) -> Any:
+def encode(value: object, owner: type | None = None) -> Any:
     """A value as JSON. `owner` is the class of the node that it is a field of: the
     default of a parameter of that class is marked as such."""
     if value is None or type(value) is bool:
@@ -72,7 +72,7 @@ def encode(value: Any, owner: type | None = None) -> Any:
     return _shortened(out)
 
 
-def _shortened(x: Any) -> Any:
+def _shortened(x: object) -> Any:
     """An encoded value with digests in the place of long parts."""
     if len(json.dumps(x)) <= _MAX_CHARACTERS:
         return x
@@ -93,7 +93,7 @@ class _Encoder:
     def __init__(self):
         self._count = 0
 
-    def encode(self, x: Any, depth: int) -> Any:
+    def encode(self, x: object, depth: int) -> Any:
         self._count += 1
         if self._count > limits.value_parts or depth > MAX_DEPTH:
             return {"unknown": ["builtins", "object"]}
@@ -181,12 +181,12 @@ _DEVICES = (
 )
 
 
-def _unknown(x: Any) -> Any:
+def _unknown(x: object) -> Any:
     """The mark of a part that cannot be encoded: the class that it is of."""
     return {"unknown": list(_named.class_name(type(x)))}
 
 
-def _function(x: Any) -> Any:
+def _function(x: object) -> Any:
     """A function or a class by its name, which is marked where it does not lead to it:
     as of a lambda, a closure or what `jax.grad` returns."""
     dtype = getattr(x, "dtype", None)
@@ -219,7 +219,7 @@ def _class(x: type) -> Any:
     return _function(x)
 
 
-def _fields(x: Any, items: Iterable[tuple[str, Any]], below: _Below) -> Any:
+def _fields(x: object, items: Iterable[tuple[str, Any]], below: _Below) -> Any:
     """The parts of an object that cannot be made again of them."""
     pairs = [[name, below(part)] for name, part in items]
     return {"fields": [*_named.class_name(type(x)), pairs]}

@@ -36,7 +36,7 @@ def selected(
     return evaluate(_per_leaf(filter_spec, tree, len(leaves), is_leaf), leaves)
 
 
-def by_default(leaf: Any) -> bool:
+def by_default(leaf: object) -> bool:
     """Whether a leaf is selected where nobody has said otherwise: if it is storable, or
     is an array that cannot be stored, such as a `jax.Ref`. That is an error then, and
     is not left out in silence as functions and strings are."""
@@ -125,7 +125,7 @@ def evaluate(specs: Sequence[Any], leaves: Sequence[Any]) -> list[bool]:
     return out
 
 
-def _bool(value: Any) -> bool:
+def _bool(value: object) -> bool:
     try:
         return bool(value)
     except Exception as e:

@@ -78,7 +78,7 @@ _FIXED = frozenset(
 )
 
 
-def _is_fixed(x: Any) -> bool:
+def _is_fixed(x: object) -> bool:
     kind, own = _values.split(x)
     if type(own) is list and kind in ("tuple", "absent"):
         return all(map(_is_fixed, own))

@@ -217,7 +217,8 @@ def plain_kind(target: Target) -> Kind | None:
 
 
 def finish(target: Target) -> Callable[[jax.Array, Target], jax.Array] | None:
-    """What makes the leaf of an array of a target's `plain_kind`, if that is not it."""
+    """The function from an array of a target's `plain_kind` to its leaf; None if they
+    are the same."""
     if target.kind == "key":
         return as_key
     return as_weak if target.kind == "jax" and target.weak else None
@@ -252,7 +253,7 @@ TOGETHER = 32
 
 
 @ft.partial(jax.jit, donate_argnums=0)  # The arrays become copies on the way there.
-def _identity(xs: Any) -> Any:
+def _identity(xs: object) -> Any:
     return xs
 
 

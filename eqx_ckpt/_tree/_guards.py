@@ -1,4 +1,4 @@
-"""What JAX is told to watch over in the caller's own functions."""
+"""JAX's guards of the caller's own functions, such as `transfer_guard`."""
 
 import contextlib
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ from . import _guards, _leaf, _sharding
 from ._sharding import Shards
 
 
-def owned(array: Any) -> np.ndarray:
+def owned(array: object) -> np.ndarray:
     """The elements of an array, in memory that nobody else writes to.
 
     That of a jax.Array on CPU may be that of a NumPy array, or of another framework's:
@@ -26,7 +26,7 @@ def owned(array: Any) -> np.ndarray:
     return np.array(as_numpy(array), order="C")
 
 
-def stage(leaf: Any, template: Template) -> Any:
+def stage(leaf: object, template: Template) -> Any:
     """A leaf that stays as it is now, whatever becomes of the caller's.
 
     On accelerators its copy to the host has been started, and it stays only once that
@@ -100,12 +100,12 @@ def _in_parts(leaf: jax.Array, template: Template) -> np.ndarray | Shards:
     return collect(shards) if on_cpu else shards
 
 
-def on_device(leaf: Any) -> bool:
+def on_device(leaf: object) -> bool:
     """Whether a copy to the host takes a leaf's values over from an accelerator."""
     return isinstance(leaf, jax.Array) and not _on_cpu(leaf.sharding)
 
 
-def is_staged(value: Any) -> bool:
+def is_staged(value: object) -> bool:
     if not isinstance(value, Shards):
         return True
     return not any(isinstance(part, jax.Array) for part in value.parts)
@@ -130,7 +130,7 @@ class Payload:
         raise NotImplementedError
 
 
-def to_host(leaf: Any, template: Template) -> np.ndarray:
+def to_host(leaf: object, template: Template) -> np.ndarray:
     """The elements that are stored for a leaf: row-major and little-endian.
 
     A view of the leaf's memory where it can be: of every jax.Array on CPU that is not
@@ -146,7 +146,7 @@ def to_host(leaf: Any, template: Template) -> np.ndarray:
     return _stored(_on_host(leaf, template), template)
 
 
-def is_zero_copy(leaf: Any, template: Template) -> bool:
+def is_zero_copy(leaf: object, template: Template) -> bool:
     """Whether a leaf gives memory in which its elements are as they are stored."""
     if not isinstance(leaf, jax.Array) or template.kind != "jax":
         return False
@@ -197,7 +197,7 @@ PREFETCH = 4
 
 
 def to_host_by_regions(
-    leaf: Any, template: Template, regions: Iterable[tuple[slice, ...]]
+    leaf: object, template: Template, regions: Iterable[tuple[slice, ...]]
 ) -> Iterator[np.ndarray]:
     """The same of some regions in turn, copying no more than a few at a time."""
     if isinstance(leaf, Payload):
@@ -251,7 +251,7 @@ def _join(
     return out
 
 
-def as_numpy(array: Any) -> np.ndarray:
+def as_numpy(array: object) -> np.ndarray:
     if not isinstance(array, jax.Array):
         return np.asarray(array)  # A matrix keeps its axes when it is flattened.
     with _guards.lifted():

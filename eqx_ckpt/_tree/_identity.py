@@ -56,7 +56,7 @@ class _Object:
         return id(self.value)
 
 
-def key(value: Any, most: float = _MOST) -> Any:
+def key(value: object, most: float = _MOST) -> Any:
     """A key of plain containers, Modules, structures of trees and other objects, with
     all that is in them; and of functions, with the data that they close over.
 
@@ -65,7 +65,7 @@ def key(value: Any, most: float = _MOST) -> Any:
     count = 0
     above: dict[int, int] = {}
 
-    def walk(x: Any, is_closed_over: bool) -> Any:
+    def walk(x: object, is_closed_over: bool) -> Any:
         nonlocal count
         count += 1
         if count > most:
@@ -85,7 +85,7 @@ def key(value: Any, most: float = _MOST) -> Any:
     return walk(value, False)
 
 
-def is_same(a: Any, b: Any) -> bool:
+def is_same(a: object, b: object) -> bool:
     """Whether two values are of the same types and bits."""
     try:
         return key(a, math.inf) == key(b, math.inf)
@@ -159,7 +159,7 @@ def _closed_over(fn: types.FunctionType) -> Iterator[Any]:
             yield "nothing yet"
 
 
-def _is_data(x: Any) -> bool:
+def _is_data(x: object) -> bool:
     """Whether something that a function closes over is looked into: other objects, and
     dicts of them, are the business of whoever made the function, such as caches."""
     if isinstance(x, _CONTAINERS):
@@ -173,7 +173,7 @@ def is_of_jax(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
-def _of_object(x: Any, below: Callable[[Any], Any]) -> Any:
+def _of_object(x: object, below: Callable[[Any], Any]) -> Any:
     cls = type(x)
     if isinstance(x, (type, types.ModuleType, enum.Enum)):
         return _Object(x)

@@ -25,7 +25,7 @@ PYTHON = {"bool": bool, "int": int, "float": float, "complex": complex}
 PLAIN: dict[str, type] = {**PYTHON, "str": str, "bytes": bytes}
 
 
-def is_storable(x: Any) -> bool:
+def is_storable(x: object) -> bool:
     """Whether a leaf is stored by default: the `filter_spec` of saves and loads.
 
     These are the leaves that Equinox stores, JAX and NumPy arrays and scalars and
@@ -53,7 +53,7 @@ def is_storable(x: Any) -> bool:
     return is_own(x) or _register.codec_of(type(x)) is not None
 
 
-def is_own(x: Any) -> bool:
+def is_own(x: object) -> bool:
     """Whether a leaf is a number or an array, which Equinox stores as well."""
     return is_own_type(type(x)) or isinstance(x, jax.Array)
 
@@ -73,7 +73,7 @@ def is_key(x: Any) -> bool:
     return is_key_dtype(x.dtype)
 
 
-def is_shared(leaf: Any) -> bool:
+def is_shared(leaf: object) -> bool:
     """Whether a leaf that stands at two places is one array there, not two values."""
     return isinstance(leaf, (jax.Array, np.ndarray))
 
@@ -95,7 +95,7 @@ def _stored_as(dtype: np.dtype) -> tuple[str, str] | None:
     return name, "uint8"
 
 
-def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
+def describe(leaf: object, dtype: np.dtype | None = None) -> Template:
     """The template of a leaf, without its key path and chunks. Copies nothing.
 
     `dtype` is what floating arrays are cast to. **Raises:** `ValueError` or `TypeError`
@@ -130,7 +130,7 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
     )
 
 
-def check_plain(array: Any) -> None:
+def check_plain(array: object) -> None:
     """**Raises:** `TypeError` for a subclass of NumPy's array: no file has what it adds
     to its numbers, such as a unit. Memory in a file is that of any array."""
     if isinstance(array, np.ma.MaskedArray):
@@ -189,8 +189,8 @@ def _kinds_of(
     arrays: Iterator[tuple[Any, Any]],
     rest: Sequence[tuple[Any, Any]],
 ) -> LeafKinds:
-    """The kinds of leaves of these types, by what tells apart those of arrays of JAX,
-    and those of the rest."""
+    """The kinds of leaves of these types, by the traits of arrays of JAX and of other
+    leaves."""
     others = iter(rest)
     both = [next(arrays if is_jax[cls] else others) for cls in types]
     # There are many leaves and few kinds: so these are compared by what they are, and
@@ -219,7 +219,9 @@ _UNKNOWN = object()
 _OF_JAX = operator.attrgetter("aval"), operator.attrgetter("sharding")
 
 
-def _traits(cls: type, leaf: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _traits(
+    cls: type, leaf: object
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """The two functions of leaves of a type whose results, with the type, tell kinds
     apart. One gives `_UNKNOWN` where that cannot be."""
     nothing = operator.attrgetter("__class__")
@@ -236,7 +238,7 @@ def _traits(cls: type, leaf: Any) -> tuple[Callable[[Any], Any], Callable[[Any],
     return lambda x: _UNKNOWN, nothing
 
 
-def recipe(leaf: Any) -> str:
+def recipe(leaf: object) -> str:
     """The way to make the type of a leaf one that is stored: the end of a sentence."""
     if isinstance(leaf, getattr(jax, "Ref", ())):
         return ": `ec.register_leaf(jax.Ref, lambda ref: ref[...], jax.new_ref)`"
@@ -313,7 +315,7 @@ def int_bytes(n: Any) -> bytes:
     return n.to_bytes(n.bit_length() // 8 + 1, "little", signed=True)
 
 
-def shard_shape(leaf: Any, template: Template) -> tuple[int, ...] | None:
+def shard_shape(leaf: object, template: Template) -> tuple[int, ...] | None:
     """The shape of the shards of the stored array, if it is to be stored in those."""
     if not isinstance(leaf, jax.Array) or is_whole(leaf.sharding):
         return None
@@ -323,7 +325,7 @@ def shard_shape(leaf: Any, template: Template) -> tuple[int, ...] | None:
     return None if shard is None else shard + template.shape[len(shape) :]
 
 
-def holders(leaf: Any, template: Template) -> _sharding.Holders | None:
+def holders(leaf: object, template: Template) -> _sharding.Holders | None:
     """The processes that have each region of the stored array of a leaf; None if it is
     each process's own."""
     if not isinstance(leaf, jax.Array) or is_local(leaf.sharding):
@@ -357,7 +359,7 @@ class UnheldError(ValueError):
     facts: tuple[int, int, Any, np.dtype]
 
 
-def _unheld(count: int, total: int, example: Any, dtype: np.dtype) -> UnheldError:
+def _unheld(count: int, total: int, example: object, dtype: np.dtype) -> UnheldError:
     more = "" if total == 1 else f" ({count} of {total} numbers do not)"
     error = UnheldError(f"{example} does not fit into {dtype}{more}")
     error.facts = count, total, example, dtype
@@ -365,7 +367,7 @@ def _unheld(count: int, total: int, example: Any, dtype: np.dtype) -> UnheldErro
 
 
 def told(errors: Sequence[ValueError], total: int) -> str:
-    """What is wrong with a leaf of so many numbers, by the errors of its parts."""
+    """One message about a leaf of `total` numbers, from the errors of its parts."""
     parts = [e for e in errors if isinstance(e, UnheldError)]
     if len(parts) < len(errors) or not errors:
         return str(errors[0]) if errors else ""
@@ -458,7 +460,7 @@ def _has_nan(dtype: np.dtype) -> bool:
 
 
 def astype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """As a cast in JAX: what is too large becomes infinite, without a warning."""
+    """Casts like JAX: too large a number becomes infinite, without a warning."""
     with np.errstate(over="ignore", invalid="ignore"):
         if array.dtype.itemsize == dtype.itemsize == 1:
             # Not all pairs of small dtypes have a cast; these hold all of their values.

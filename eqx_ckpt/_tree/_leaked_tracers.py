@@ -77,7 +77,7 @@ _MOST = 100_000
 _MAY_HOLD = frozenset(("made", "unknown", "method", "digest"))
 
 
-def _may_hold(x: Any) -> bool:
+def _may_hold(x: object) -> bool:
     """Whether a value, of which this is the encoding, may hold an array of JAX."""
     kind, own = _values.split(x)
     if kind == "default" or own == ["", "array"]:
@@ -96,7 +96,7 @@ _ENDS = (
 )
 
 
-def _find_tracer(value: Any, seen: dict[int, Any]) -> Any:
+def _find_tracer(value: object, seen: dict[int, Any]) -> Any:
     """A tracer that a value leads to, without the names that functions look up."""
     todo = [value]
     while todo and len(seen) < _MOST:
@@ -109,7 +109,7 @@ def _find_tracer(value: Any, seen: dict[int, Any]) -> Any:
     return None
 
 
-def _held(x: Any) -> list[Any]:
+def _held(x: object) -> list[Any]:
     """The objects that an object refers to, but for the globals of a function."""
     names = getattr(x, "__globals__", None)
     return [y for y in gc.get_referents(x) if y is not names]

@@ -13,7 +13,7 @@ import equinox as eqx
 from .._format._values import Name
 
 
-def own(x: Any) -> Name | None:
+def own(x: object) -> Name | None:
     """The name that a function or a class gives itself, which may be any."""
     module = getattr(x, "__module__", None)
     text = getattr(x, "__qualname__", None) or getattr(x, "__name__", None)
@@ -22,7 +22,7 @@ def own(x: Any) -> Name | None:
     return None
 
 
-def name_of(x: Any) -> Name | None:
+def name_of(x: object) -> Name | None:
     """The name of a function or a class, if it leads to it."""
     if not callable(x):
         return None
@@ -65,6 +65,6 @@ def _has_no_name(cls: type) -> bool:
 
 
 @ft.lru_cache(maxsize=4096)
-def class_name(cls: type) -> tuple[str, str]:
-    """The module and the qualified name that a class gives itself."""
-    return own(cls) or ("", cls.__name__)
+def class_name(cls: type) -> Name:
+    """The name that a class gives itself."""
+    return own(cls) or Name("", cls.__name__)

@@ -34,13 +34,15 @@ class Body:
     """The content of a node. Its children are any trees, in memory: what JAX makes of a
     node. A subclass finds them in an index."""
 
+    name: str = ""
+
     def __init__(self, spec: Spec, children: list[Any]):
         self._given = spec, children
         self._places = dict(zip(components(spec), range(len(children))))
 
-    def shown(self) -> tuple[str, str]:
-        """The name of the node, "" if it has none; and what messages call it."""
-        return "", "The node"
+    def called(self) -> str:
+        """The node, as messages call it."""
+        return "The node"
 
     def fields(self) -> str:
         return self.spec().fields
@@ -66,7 +68,7 @@ class Body:
         """
 
     def reduce(self) -> tuple[Any, ...]:
-        """As of `__reduce__`."""
+        """The result of `Node.__reduce__`."""
         return _unflatten, self._given
 
 
@@ -93,7 +95,7 @@ class Node:
     def __init__(self, body: Body):
         object.__setattr__(self, "_body", body)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(
             f"a node is immutable: `eqx.tree_at(lambda t: t.{name}, node, value)` "
             "makes another one"
@@ -117,7 +119,7 @@ class Node:
             raise AttributeError(f"`{name}` is reached by `[{name!r}]`.")
         raise AttributeError(name)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         body = body_of(self)
         if isinstance(key, slice):
             if not body.spec().is_sequence:
@@ -147,7 +149,7 @@ class Node:
     def __reversed__(self) -> Iterator[Any]:
         return reversed(list(self))
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: object) -> bool:
         try:
             _child_of(body_of(self), key)
         except (KeyError, ValueError):
@@ -168,7 +170,7 @@ class Node:
     def _repr_html_(self) -> str:
         return _rooms.html(self)
 
-    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+    def __treescope_repr__(self, path: str | None, subtree_renderer: object) -> Any:
         return _rooms.treescope(self, path, subtree_renderer)
 
     def __copy__(self) -> "Node":
@@ -194,10 +196,10 @@ def static_fields(node: Node) -> dict[str, Any]:
 def _missing(node: Node, what: str) -> str:
     body = body_of(node)
     some = _folding.some(body.components()) or "nothing"
-    return f"{_text.bounded(body.shown()[1], 200)} has no {what}. It has {some}."
+    return f"{_text.bounded(body.called(), 200)} has no {what}. It has {some}."
 
 
-def _child_of(body: Body, key: Any) -> Any:
+def _child_of(body: Body, key: object) -> Any:
     """**Raises:** `KeyError` if there is no such child, `ValueError` for no key."""
     names = [_names.key_component(key)[1]]
     if isinstance(key, str) and key.startswith("%="):

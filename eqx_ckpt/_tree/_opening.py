@@ -44,7 +44,7 @@ MISSING = next(iter(open_one_level(object.__new__(eqx.nn.Dropout))[0]))
 _Missing = type(MISSING)
 
 
-def way(cls: type, example: Any) -> Way | None:
+def way(cls: type, example: object) -> Way | None:
     """The way in which nodes of a type are opened; None for leaves."""
     if cls is list or cls is tuple:
         return _open_sequences
@@ -64,10 +64,17 @@ def way(cls: type, example: Any) -> Way | None:
 # ---- Modules.
 
 
-@ft.lru_cache(maxsize=4096)
-def module_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...], Kind]:
+class ModuleFields(NamedTuple):
     """The fields of a class of Modules that are children, those that are static, and
     the kind of nodes that have all of them and nothing else."""
+
+    dynamic: tuple[str, ...]
+    static: tuple[str, ...]
+    kind: Kind
+
+
+@ft.lru_cache(maxsize=4096)
+def module_fields(cls: type) -> ModuleFields:
     both: tuple[list[str], list[str]] = [], []
     for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
         both[bool(field.metadata.get("static", False))].append(field.name)
@@ -75,7 +82,7 @@ def module_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...], Kind]:
     dynamic, static = map(tuple, both)
     parts, data = tuple(map(_names.quote, dynamic)), tuple(map(_names.quote, static))
     name = _named.class_name(cls) if how == "module" else ("", "")
-    return dynamic, static, Kind(how, name, parts, data)
+    return ModuleFields(dynamic, static, Kind(how, name, parts, data))
 
 
 class Default(NamedTuple):
@@ -87,7 +94,7 @@ class Default(NamedTuple):
 class DefaultChild:
     """In the place of a child that a Module lacks: a function that its class has."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
 
@@ -144,7 +151,7 @@ def _open_modules(cls: type, nodes: Sequence[Any]) -> list[Opened]:
     return out
 
 
-def _opens_as_known(x: Any) -> bool:
+def _opens_as_known(x: object) -> bool:
     """Whether Equinox flattens a Module as it is opened here. Should that ever change,
     Equinox flattens each one."""
     (own,) = attributes_of([x])
@@ -301,29 +308,33 @@ def _open_each(cls: type, nodes: Sequence[Any]) -> list[Opened]:
     return out
 
 
-_One = tuple[Kind, str, list[Any], list[Any]]
+class _OpenedOne(NamedTuple):
+    """One opened node: its kind, the letters of its keys, its children and its data."""
+
+    kind: Kind
+    letters: str
+    children: list[Any]
+    data: list[Any]
 
 
-def _open_custom(x: Any) -> _One:
+def _open_custom(x: object) -> _OpenedOne:
     cls = type(x)
     if cls is eqx.nn.State:
         children, markers = open_one_level(x)
         parts = tuple(map(str, range(len(children))))
         kind = Kind("state", parts=parts, data=DATA["state"])
-        return kind, "f" * len(parts), list(children), [tuple(markers)]
+        data = [tuple(markers)]
+        return _OpenedOne(kind, "f" * len(parts), list(children), data)
     pairs, aux = _with_keys(x)
     keys, children = [key for key, _ in pairs], [child for _, child in pairs]
     parts, letters, are_bare = _parts(keys)
     if cls is jtu.Partial:
-        return (
-            Kind("partial", parts=parts, data=DATA["partial"]),
-            letters,
-            children,
-            [aux],
-        )
+        kind = Kind("partial", parts=parts, data=DATA["partial"])
+        return _OpenedOne(kind, letters, children, [aux])
     own = _named.class_name(cls)
     if aux is x:
-        return Kind("static", own, data=DATA["static"]), letters, children, [aux]
+        kind = Kind("static", own, data=DATA["static"])
+        return _OpenedOne(kind, letters, children, [aux])
     held = attributes(x)
     labels = _labels(x, held, children) if are_bare and children else ()
     if dataclasses.is_dataclass(cls):
@@ -338,13 +349,14 @@ def _open_custom(x: Any) -> _One:
             data = [getattr(x, name, MISSING) for name in rest]
             how = "custom" if labels else "dataclass"
             kind = Kind(how, own, parts, tuple(map(_names.quote, rest)), labels)
-            return kind, letters, children, data
+            return _OpenedOne(kind, letters, children, data)
     static = _static_attributes(held, keys, children, labels)
     names, data = _custom_data(aux, keys, static)
-    return Kind("custom", own, parts, names, labels), letters, children, data
+    kind = Kind("custom", own, parts, names, labels)
+    return _OpenedOne(kind, letters, children, data)
 
 
-def _with_keys(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
+def _with_keys(x: object) -> tuple[list[tuple[Any, Any]], Any]:
     found = getattr(_registry, "flatten_one_level_with_keys", None)
     if found is not None:
         pairs, aux = found(x)
@@ -404,7 +416,7 @@ def _repeats(aux: Any, keys: Sequence[Any]) -> bool:
         return False
 
 
-def attributes(x: Any) -> dict[str, Any]:
+def attributes(x: object) -> dict[str, Any]:
     """The attributes of an object, without its properties."""
     try:
         own = dict(object.__getattribute__(x, "__dict__"))
@@ -421,7 +433,7 @@ def attributes(x: Any) -> dict[str, Any]:
 
 
 def _labels(
-    x: Any, held: dict[str, Any], children: Sequence[Any]
+    x: object, held: dict[str, Any], children: Sequence[Any]
 ) -> tuple[str | None, ...]:
     """The one attribute that each child of a node is; None where that is none."""
     labels = _find_each(held, children)
@@ -456,7 +468,7 @@ class Encoded(NamedTuple):
     value: Any
 
 
-def _open_node(x: Node) -> _One:
+def _open_node(x: Node) -> _OpenedOne:
     """A node of a checkpoint's own tree, which says its fields and labels itself."""
     body = _node.body_of(x)
     body.check_below()
@@ -465,7 +477,9 @@ def _open_node(x: Node) -> _One:
     parts = tuple(_node.components(spec))
     if spec.labels:
         kind = Kind("state", parts=parts, data=DATA["state"])
-        return kind, letters, body.children(), [tuple(map(Encoded, spec.labels))]
+        labels = tuple(map(Encoded, spec.labels))
+        return _OpenedOne(kind, letters, body.children(), [labels])
     fields = _values.parsed(spec.fields)
     data = list(map(Encoded, fields.values()))
-    return Kind("node", parts=parts, data=tuple(fields)), letters, body.children(), data
+    kind = Kind("node", parts=parts, data=tuple(fields))
+    return _OpenedOne(kind, letters, body.children(), data)

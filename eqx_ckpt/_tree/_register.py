@@ -134,7 +134,7 @@ def codec_of(cls: type) -> Codec | None:
 
 
 def _codecs_of(cls: type) -> dict[object, Codec]:
-    """Those of the nearest base that was registered, by their blocks."""
+    """The codecs of the nearest registered base class, by their blocks."""
     registered = _registered.copy()
     types = {of for of, _ in registered.values()}
     base = next(filter(types.__contains__, cls.__mro__), None)
@@ -145,7 +145,7 @@ def _codecs_of(cls: type) -> dict[object, Codec]:
     }
 
 
-def to_leaf(value: Any) -> Any:
+def to_leaf(value: object) -> Any:
     """The leaf that is stored for another: itself, unless its type was registered.
 
     **Raises:** `ValueError` when its `to_leaf` fails.
@@ -167,7 +167,7 @@ def to_leaf(value: Any) -> Any:
     return leaf
 
 
-def from_leaf(codec: Codec, leaf: Any) -> Any:
+def from_leaf(codec: Codec, leaf: object) -> Any:
     """The value that a stored leaf was made of.
 
     **Raises:** `ValueError` when its `from_leaf` fails.

@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import equinox as eqx
 import jax.tree_util as jtu
@@ -68,18 +68,27 @@ _iterables = (
 )
 
 
+class Selection(NamedTuple):
+    """The leaves and nodes that a `where` picks. `leaves` has the numbers of leaves
+    (None: all of them). `wholes` has the key paths of nodes that are picked as a whole,
+    and of leaves that are not stored, which may stand at other places too. `nested` has
+    the key paths of nodes in the containers that `where` gives them in."""
+
+    leaves: set[int] | None
+    wholes: list[tuple]
+    nested: Any
+
+
 def select(
     where: Callable[[PyTree], Any] | None,
     flat: Flat,
     storable: Sequence[bool],
     is_leaf: IsLeaf,
-) -> tuple[set[int] | None, list[tuple]]:
-    """The numbers of the leaves that a `where` picks of a tree (None: all of them), and
-    the key paths of the nodes that it picks as a whole; and of the leaves that are not
-    stored, which may stand at other places too."""
+) -> Selection:
+    """Selects the leaves that a `where` picks of a tree."""
     if where is None:
-        return None, [()]
-    return Tagged(flat, storable, is_leaf).pick(where, "where")[:2]
+        return Selection(None, [()], ())
+    return Tagged(flat, storable, is_leaf).pick(where, "where")
 
 
 class Tagged:
@@ -103,12 +112,8 @@ class Tagged:
             tagged.append(leaf)
         self._tree = jtu.tree_unflatten(flat.structure, tagged)
 
-    def pick(
-        self, where: Callable[[PyTree], Any], called: str
-    ) -> tuple[set[int], list[tuple], Any]:
-        """Runs `where`, which the user knows as `called`, as `select`. The last is the
-        key paths of the nodes that it picks: one, or a list of those in a container
-        that it gives, which may be of lists again."""
+    def pick(self, where: Callable[[PyTree], Any], called: str) -> Selection:
+        """Runs `where`, which the user knows as `called`."""
         if not callable(where):
             raise TypeError(
                 f"`{called}` must be a function of the tree, such as "
@@ -136,11 +141,11 @@ class Tagged:
                     "use `filter_spec` to filter."
                 )
             )
-        return places, wholes, nested
+        return Selection(places, wholes, nested)
 
-    def _collect(self, node: Any, places: set[int], wholes: list[tuple]) -> Any:
-        """Adds what is picked. Returns the key path of the one node that it is; or a
-        list of such, those of the children of a container; or nothing."""
+    def _collect(self, node: object, places: set[int], wholes: list[tuple]) -> Any:
+        """Adds the picked nodes. Returns the key path of a node; a list of these for
+        the children of a container; or nothing."""
         if isinstance(node, _Tag):
             places.add(node._place)
             wholes.append(node._path)
@@ -200,7 +205,7 @@ class Tagged:
         )
 
 
-def shown(x: Any) -> str:
+def shown(x: object) -> str:
     """A value for a message: its `repr`, if that is short."""
     text = repr(x)
     return text if len(text) < 60 else f"a `{type(x).__name__}`"

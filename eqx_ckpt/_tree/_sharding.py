@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding
 
-
-Region = tuple[slice, ...]
+from .._format._leaves import Region
 
 
 _Ends = tuple[tuple[int, int], ...]
@@ -170,14 +169,14 @@ def check_here(sharding: Any) -> None:
         )
 
 
-def unreduced(sharding: Any) -> list[str]:
+def unreduced(sharding: object) -> list[str]:
     """The mesh axes over which the shards are parts of sums, and not of the array."""
     spec = getattr(sharding, "spec", None)
     return sorted(map(str, getattr(spec, "unreduced", ())))
 
 
 def of_leaf(
-    sharding: Any, name: str, leaf: jax.ShapeDtypeStruct
+    sharding: object, name: str, leaf: jax.ShapeDtypeStruct
 ) -> jax.sharding.Sharding | None:
     """The sharding of one leaf: what is given for many, or what a function gives for
     its name and for the leaf.

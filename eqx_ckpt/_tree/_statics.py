@@ -45,7 +45,7 @@ class Values:
         self.encoded: list[Any] = [] if other is None else list(other.encoded)
         self.numbers: dict[str, int] = {} if other is None else dict(other.numbers)
 
-    def add(self, text: str, made: Any) -> int:
+    def add(self, text: str, made: object) -> int:
         """The number of an encoded value, whose JSON is this text."""
         number = self.numbers.setdefault(text, len(self.encoded))
         if number == len(self.encoded):
@@ -97,7 +97,7 @@ def encode(x: Any, how: str, owner: type, markers: dict[int, int]) -> Any:
     return _codec.encode(x, owner)
 
 
-def _marker(marker: Any, markers: dict[int, int]) -> str | int:
+def _marker(marker: object, markers: dict[int, int]) -> str | int:
     if type(marker) is Encoded:
         return marker.value
     if isinstance(marker, str):

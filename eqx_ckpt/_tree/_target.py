@@ -7,6 +7,7 @@ import jax
 import jax.core as jax_core
 import jax.random as jr
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _template
 from .._format._template import Template
@@ -28,7 +29,7 @@ class Target(NamedTuple):
     codec: _register.Codec | None = None
 
 
-def target_of(like: Any) -> Target:
+def target_of(like: PyTree) -> Target:
     """**Raises:** `TypeError` for a leaf that no stored leaf can stand for, and
     `ValueError` when the `to_leaf` of its type fails."""
     # Nearly all leaves are these.
@@ -44,11 +45,11 @@ def target_of(like: Any) -> Target:
 
 
 @ft.lru_cache(maxsize=4096)
-def _unplaced_target(dtype: Any, shape: tuple[int, ...], weak: bool) -> Target:
+def _unplaced_target(dtype: object, shape: tuple[int, ...], weak: bool) -> Target:
     return _target_of(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
 
 
-def _target_of(like: Any) -> Target:
+def _target_of(like: PyTree) -> Target:
     own = getattr(like, "_target", None)
     if isinstance(own, Target) and own.kind not in ("jax", "key"):
         return own  # A lazy leaf, which stands for what it would be read as.
@@ -127,7 +128,7 @@ def _placed(sharding: Any, shape: tuple[int, ...]) -> jax.sharding.Sharding | No
 
 
 @ft.cache
-def impl_of(dtype: Any) -> str:
+def impl_of(dtype: object) -> str:
     """The PRNG implementation of the keys of a dtype."""
     found = []
     keys = jax.ShapeDtypeStruct((), dtype)
@@ -160,20 +161,26 @@ def show_target(target: Target) -> str:
     return _leaf.shown(target.kind, dtype, target.shape, target.impl)
 
 
-def misfit(template: Template, target: Target) -> tuple[str, str] | None:
-    """The reason why a stored leaf cannot come back as `like` has it: "kind", "shape"
-    or "dtype", and a hint; or None."""
+class Misfit(NamedTuple):
+    """The reason why a stored leaf cannot come back as `like` has it: its "kind",
+    "shape" or "dtype", and a hint, if there is one."""
+
+    what: str
+    hint: str = ""
+
+
+def misfit(template: Template, target: Target) -> Misfit | None:
+    """The reason why a stored leaf does not fit a target; None if it does."""
     kinds = {template.kind, target.kind}
     if len(kinds) > 1 and not _NOT_NUMBERS.isdisjoint(kinds):
         if not _is_of_keys(template, target):
-            return ("kind", "")
-        return (
-            None if target.cast else ("kind", "`cast=True` makes the one of the other.")
-        )
+            return Misfit("kind")
+        hint = "`cast=True` makes the one of the other."
+        return None if target.cast else Misfit("kind", hint)
     if template.logical_shape != target.shape:
-        return ("shape", "")
+        return Misfit("shape")
     if template.kind == "key":
-        return None if template.impl == target.impl else ("kind", "")
+        return None if template.impl == target.impl else Misfit("kind")
     if template.kind in ("str", "bytes") or is_as_saved(template, target):
         return None
     saved, wanted = _leaf.saved_dtype(template), wanted_dtype(template, target)
@@ -182,16 +189,17 @@ def misfit(template: Template, target: Target) -> tuple[str, str] | None:
         if template.dtype == "int":
             types = "int", types[1]
         if types[0] != types[1] or types[0] == "none":
-            return ("dtype", "")
+            return Misfit("dtype")
         if not (target.cast or _is_other_scalar(template, target)):
-            return ("dtype", _kept(template, target) or "`cast=True` converts it.")
+            hint = _kept(template, target) or "`cast=True` converts it."
+            return Misfit("dtype", hint)
     if target.kind == "jax" and not target.cast:
         if jax.dtypes.canonicalize_dtype(wanted) != wanted:
             hint = (
                 f"JAX would narrow it to {jax.dtypes.canonicalize_dtype(wanted)}: set "
                 "`jax_enable_x64`, or load into a NumPy array, or pass `cast=True`."
             )
-            return ("dtype", hint)
+            return Misfit("dtype", hint)
     return None
 
 
@@ -254,7 +262,7 @@ def _is_other_scalar(template: Template, target: Target) -> bool:
     return target.shape == () and len(kinds) == 2 and kinds != {"jax", "numpy"}
 
 
-def is_spread(leaf: Any) -> bool:
+def is_spread(leaf: object) -> bool:
     """Whether several processes have parts of a leaf, or are to have."""
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) or sharding is None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _names
 from .._format._record import Kind
@@ -51,6 +52,13 @@ class Layer(NamedTuple):
     leaves: list[int]
 
 
+class NodeTexts(NamedTuple):
+    """The names of nodes and leaves in each layer, and the letters of their keys."""
+
+    names: list[list[str]]
+    letters: list[list[str]]
+
+
 class _Chosen:
     """The type of a node that `is_leaf` takes for a leaf."""
 
@@ -62,7 +70,7 @@ class Walk:
     for that of another one like it, of which `again` gives the leaves.
     """
 
-    def __init__(self, tree: Any, is_leaf: IsLeaf = None):
+    def __init__(self, tree: PyTree, is_leaf: IsLeaf = None):
         self.source = ""
         self.values = Values()
         self.layers: list[Layer] = []
@@ -72,7 +80,7 @@ class Walk:
         found = list(it.chain.from_iterable(in_layers))
         self.leaves: list[Any] = list(map(found.__getitem__, self.order))
 
-    def _descend(self, tree: Any, is_leaf: IsLeaf) -> list[list[Any]]:
+    def _descend(self, tree: PyTree, is_leaf: IsLeaf) -> list[list[Any]]:
         """Opens all nodes. **Returns:** the leaves of each layer."""
         ways: dict[type, Any] = {_Chosen: None}
         statics = Statics(self.values)
@@ -173,7 +181,7 @@ class Walk:
             out.append((layer.types, _picker(layer.leaves), rows))
         return out, _picker(self.order)
 
-    def again(self, tree: Any) -> list[Any] | None:
+    def again(self, tree: PyTree) -> list[Any] | None:
         """The leaves of a tree, if its nodes are of the same types and have the same
         static values: so that all else that the walk says is true of it."""
         layers, order = self._checks
@@ -202,7 +210,7 @@ class Walk:
         """Whether it is kept for a later tree."""
         return len(self._ranks) <= _MAX_LEAVES
 
-    def once(self, key: Any, keeps: Any, make: Callable[[], T]) -> T:
+    def once(self, key: object, keeps: object, make: Callable[[], T]) -> T:
         """The result of `make`, which nobody changes, of the first call with this key.
         `keeps`: objects by whose `id` the key goes."""
         found = self._made.get(key)
@@ -229,15 +237,14 @@ class Walk:
         return other
 
     @ft.cached_property
-    def nodes(self) -> tuple[list[list[str]], list[list[str]]]:
-        """The name of each node and leaf of each layer, and the letters of its keys.
-        Below the largest depth all have the name of the node above."""
+    def nodes(self) -> NodeTexts:
+        """Below the largest depth all nodes have the name of the node above."""
         names, letters = [self.source], [""]
-        out: tuple[list[list[str]], list[list[str]]] = [], []
+        out = NodeTexts([], [])
         sizes = [len(layer.types) for layer in self.layers[1:]] + [0]
         for depth, (layer, size) in enumerate(zip(self.layers, sizes)):
-            out[0].append(names)
-            out[1].append(letters)
+            out.names.append(names)
+            out.letters.append(letters)
             some, others = [""] * size, [""] * size
             for group in layer.groups:
                 parts, ends = group.kind.parts, group.letters
@@ -266,13 +273,13 @@ class Walk:
     @ft.cached_property
     def names(self) -> list[str]:
         """The dotted name of each leaf, which `check_names` may refuse."""
-        found = self.of_leaves(self.nodes[0])
+        found = self.of_leaves(self.nodes.names)
         return [x or _names.ROOT for x in found] if "" in found else found
 
     @ft.cached_property
     def letters(self) -> list[str]:
         """The kinds of the keys of each leaf."""
-        return self.of_leaves(self.nodes[1])
+        return self.of_leaves(self.nodes.letters)
 
     @ft.cached_property
     def _places(self) -> list[tuple[int, int]]:
@@ -503,7 +510,7 @@ def _open_containers_again(
 _SUSPECT_DEPTH, _SUSPECT_SIZE = 1000, 2**20
 
 
-def check_cycles(tree: Any) -> None:
+def check_cycles(tree: PyTree) -> None:
     """**Raises:** `ValueError` for a node that is inside of itself. It looks at each
     object once, and so ends where the walk would not."""
     done: set[int] = set()
@@ -511,7 +518,7 @@ def check_cycles(tree: Any) -> None:
     alive: list[Any] = []  # Some nodes make their children when they are opened.
     stack: list[tuple[Any, Iterator[Any]]] = []
 
-    def enter(x: Any) -> None:
+    def enter(x: object) -> None:
         if id(x) in above:
             raise ValueError("The tree has a node that is inside of itself.")
         if id(x) in done or (found := _opening.open_one_level(x)) is None:
@@ -540,7 +547,7 @@ _last: list[Walk] = []
 _MAX_WALKS = 4
 
 
-def find_walk(tree: Any) -> tuple[Walk, list[Any]]:
+def find_walk(tree: PyTree) -> tuple[Walk, list[Any]]:
     """The walk of a tree, or of an earlier one like it, and the leaves of the tree."""
     global _last
     for known in _last:

@@ -81,7 +81,7 @@ def digest(source: Source) -> str:
 
 
 def _spread(records: list[Record], most: int) -> list[Record]:
-    """At most so many of these leaves, spread over all of them."""
+    """At most so many leaves, spread evenly over all of them."""
     return records[:: 1 + (len(records) - 1) // most] if records else []
 
 

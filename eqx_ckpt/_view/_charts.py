@@ -87,7 +87,7 @@ def histogram(samples: Sequence[Sample]) -> dict[str, Any] | None:
 
 
 def _counted(x: np.ndarray, lo: float, hi: float, bins: int) -> list[int]:
-    """As `np.histogram`, in a part of the time."""
+    """Counts like `np.histogram`, which takes longer."""
     counts = np.zeros(bins, np.int64)
     for start in range(0, x.size, 2**17):
         part = x[start : start + 2**17]
@@ -226,7 +226,7 @@ def spectrum(sample: Sample, points: int = _POINTS) -> dict[str, Any] | None:
     }
 
 
-def words(value: Any) -> str:
+def words(value: object) -> str:
     """A value that is no array of many elements, as text."""
     if isinstance(value, np.ndarray):
         return words(value.tolist()) if value.size <= 64 else ""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from .._show._model import Branch
 from . import _charts
 
 
-Pair = tuple[Checkpoint, Checkpoint]
-
-
 class Folder:
     """The runs in a directory, or several runs, to look at together."""
 
@@ -42,7 +39,7 @@ class Folder:
         self._runs: dict[str, Steps] = {}
 
     def runs(self) -> dict[str, Steps]:
-        """Those that there are now, by their names: paths below the directory."""
+        """The runs that there are now, by their names: paths below the directory."""
         found: dict[str, Steps] = {}
         for path in self._paths:
             for run in _records.runs_below(path):
@@ -66,8 +63,11 @@ _CURVES, _POINTS, _LEAST, _MOST = 40, 40_000, 50, 500
 _TABLE = 1000
 
 
-# A page, and its leaves: each by its number, on one side or on both.
-Shown = tuple[dict[str, Any], Callable[[int], Sequence[LazyArray | None]]]
+class Shown(NamedTuple):
+    """A page, and its leaves: each by its number, on one side or on both."""
+
+    page: dict[str, Any]
+    leaves: Callable[[int], Sequence[LazyArray | None]]
 
 
 class _Slot:
@@ -89,7 +89,9 @@ class Site:
     """Pages of a checkpoint, of two, of a run and its steps, or of several runs, each
     of which has its own site. Threads share it."""
 
-    def __init__(self, subject: Checkpoint | Pair | Steps | Folder):
+    def __init__(
+        self, subject: Checkpoint | tuple[Checkpoint, Checkpoint] | Steps | Folder
+    ):
         self._subject = subject
         self._sites: dict[str, Site] = {}
         self._lock = _threads.Lock()
@@ -116,7 +118,7 @@ class Site:
             rest = {name: x for name, x in query.items() if name != "run"}
             return self._site(query["run"]).answer(what, rest)
         call = {
-            "page": lambda: self._now(query)[0],
+            "page": lambda: self._now(query).page,
             "leaf": lambda: self._leaf(query),
             "picture": lambda: self._picture(query),
             "spectrum": lambda: self._spectrum(query),
@@ -148,10 +150,10 @@ class Site:
         if isinstance(self._subject, (Steps, Folder)) and not at:
             page["mark"] = hashlib.sha256(json.dumps(page).encode()).hexdigest()
             if page["mark"] == query.get("known"):
-                return {}, sides
+                return Shown({}, sides)
         self._slots.clear()
-        self._shown = {at: (page, sides)}
-        return page, sides
+        self._shown = {at: Shown(page, sides)}
+        return self._shown[at]
 
     def _at(self, query: Mapping[str, str]) -> Shown:
         at = query.get("at", "")
@@ -197,7 +199,7 @@ class Site:
         is_like = first is not None and first.shape == lazy.shape
         return slot.sampled(lazy, first if is_like else None)
 
-    def _slot(self, key: Any) -> _Slot:
+    def _slot(self, key: object) -> _Slot:
         slot = self._slots.setdefault(key, _Slot())
         self._slots.move_to_end(key)
         while len(self._slots) > _KEPT:
@@ -291,7 +293,7 @@ def finite(x: float | None) -> float | str | None:
 def of_one(ckpt: Checkpoint) -> Shown:
     names = list(ckpt)
     page = {"kind": "checkpoint", "title": ckpt.path, **_contents(ckpt)}
-    return page, lambda n: [ckpt[names[n]]]
+    return Shown(page, lambda n: [ckpt[names[n]]])
 
 
 def _contents(ckpt: Checkpoint) -> dict[str, Any]:
@@ -340,7 +342,7 @@ def of_pair(a: Checkpoint, b: Checkpoint) -> Shown:
         "other_quiet": _model.headline(b._source),
     }
     page["metadata_differ"] = _model.metadata(a._source) != _model.metadata(b._source)
-    return page, sides.__getitem__
+    return Shown(page, sides.__getitem__)
 
 
 def of_run(steps: Steps) -> Shown:
@@ -372,7 +374,7 @@ def of_run(steps: Steps) -> Shown:
         "norm_steps": spread(sorted({*there}), _NORM_STEPS),
     }
     names = [] if ckpt is None else list(ckpt)
-    return page, lambda n: [] if ckpt is None else [ckpt[names[n]]]
+    return Shown(page, lambda n: [] if ckpt is None else [ckpt[names[n]]])
 
 
 def of_runs(folder: Folder) -> Shown:
@@ -398,7 +400,7 @@ def of_runs(folder: Folder) -> Shown:
         rows.append(row)
     page = {**curves, "kind": "runs", "title": folder.title, "runs": rows}
     page |= {"metrics": metrics, "quiet": _model.counted(len(rows), "run") + unread}
-    return {**page, "rows": [], "tree": [], "labels": {}}, lambda n: []
+    return Shown({**page, "rows": [], "tree": [], "labels": {}}, lambda n: [])
 
 
 def _curves(series: dict[str, list[Step]]) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def save(plan: Plan, advance: Advance) -> None:
     _onefile.publish(root, pack, options.overwrite, options.durable, plan.spec.nbytes)
 
 
-def _pack(plan: Plan, advance: Advance, file: Any) -> None:
+def _pack(plan: Plan, advance: Advance, file: object) -> None:
     """Writes a checkpoint as one file. The index comes last, as ever."""
     with Archive(file) as archive:
         into = Destination(archive, f"d/{secrets.token_hex(8)}", False)

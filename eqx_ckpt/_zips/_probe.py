@@ -3,9 +3,10 @@ formats, by what other rooms add.
 """
 
 import functools as ft
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import PyTree
 
 from .. import _rooms
 from .._errors import DamagedError
@@ -36,7 +37,7 @@ class Probe(NamedTuple):
 
 
 @_gc.paused()
-def find_source(root: Backend, like: Any) -> Source | None:
+def find_source(root: Backend, like: PyTree) -> Source | None:
     """The checkpoint that is a file, or of another format, at a path; None if there is
     none.
 

@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _template
 from .._runtime import _arguments
@@ -46,7 +47,7 @@ class Adapter:
     # What undoes it, if anything does.
     undo: Callable[[], "Adapter"] | None = None
 
-    def __call__(self, saved: Any, like: Any) -> Any:
+    def __call__(self, saved: object, like: PyTree) -> Any:
         return self.apply(saved, like)
 
     def __repr__(self) -> str:
@@ -114,7 +115,7 @@ def take(index: int | slice, axis: int = 0) -> Adapter:
         ```
     """
 
-    def apply(saved: Lazy, like: Any) -> Lazy:
+    def apply(saved: Lazy, like: PyTree) -> Lazy:
         before = _deferred.axis_of(len(saved.shape), axis)
         return _deferred.take(saved, (*[slice(None)] * before, index))
 
@@ -420,7 +421,7 @@ def _reordering(
 ) -> Adapter:
     """Another order of rows; `is_back`: from that order."""
 
-    def apply(saved: Lazy, like: Any) -> Lazy:
+    def apply(saved: Lazy, like: PyTree) -> Lazy:
         rows = order(saved)
         return _layouts.reordered(saved, np.argsort(rows) if is_back else rows, axis)
 
@@ -537,7 +538,7 @@ def gates(saved: str, wanted: str = "ifgo", axis: int = 0) -> Adapter:
     return _reordering("gates", given, order, False, axis, undo)
 
 
-def rows(fill: Any = None) -> Adapter:
+def rows(fill: object = None) -> Adapter:
     """Fewer rows than were saved, the first ones; or more, the new ones filled as you
     say: the embedding of another vocabulary. As many rows stay as they are.
 
@@ -560,7 +561,7 @@ def rows(fill: Any = None) -> Adapter:
         ```
     """
 
-    def apply(saved: Lazy, like: Any) -> Lazy:
+    def apply(saved: Lazy, like: PyTree) -> Lazy:
         shape, wanted = tuple(saved.shape), tuple(like.shape)
         if not shape or shape[1:] != wanted[1:]:
             return saved  # The shapes themselves are the error then.
@@ -635,7 +636,7 @@ def interpolate(
         ```
     """
 
-    def apply(saved: Lazy, like: Any) -> Lazy:
+    def apply(saved: Lazy, like: PyTree) -> Lazy:
         shape, wanted = tuple(saved.shape), tuple(like.shape)
         if shape == wanted and grid is None:
             return saved
@@ -677,7 +678,7 @@ def interpolate(
     return Adapter(f"interpolate({', '.join(shown)})", apply)
 
 
-def _shown(x: Any) -> str:
+def _shown(x: object) -> str:
     if callable(x):
         return getattr(x, "__name__", "...")
     return repr(x) if isinstance(x, (bool, int, float, complex)) else "..."

@@ -53,7 +53,7 @@ def as_lazy(x: Lazy) -> LazyArray:
     return x if isinstance(x, LazyArray) else _computed.computed(x)
 
 
-def of_stored(x: Any) -> Any:
+def of_stored(x: object) -> Any:
     """Turns an array of `ec.lazy` into a formula of stored arrays, which are read with
     all others. Anything else stays as it is."""
     if not isinstance(x, Computed):

@@ -1,8 +1,7 @@
 """Orders in which libraries store the rows and axes of one layer, as lazy arrays."""
 
-from typing import Any
-
 import numpy as np
+from jaxtyping import PyTree
 
 from . import _deferred
 from ._deferred import Lazy
@@ -18,7 +17,7 @@ def moved(x: Lazy, is_last: bool) -> Lazy:
     return _deferred.transpose(x, order)
 
 
-def with_axes_of(x: Lazy, like: Any) -> Lazy:
+def with_axes_of(x: Lazy, like: PyTree) -> Lazy:
     """**Raises:** `ValueError` if not only axes of one element differ."""
     some, wanted = ([n for n in y.shape if n != 1] for y in (x, like))
     if some != wanted:
@@ -58,7 +57,7 @@ def reordered(x: Lazy, order: np.ndarray, axis: int) -> Lazy:
 
 
 def rows_of(x: Lazy, parts: int, axis: int, what: str) -> int:
-    """How many rows each part has.
+    """The number of rows of each part.
 
     **Raises:** `ValueError` if they are not as many.
     """
@@ -69,8 +68,8 @@ def rows_of(x: Lazy, parts: int, axis: int, what: str) -> int:
 
 
 def blocks(heads: int, kv_heads: int, rows: int) -> np.ndarray:
-    """Of queries, keys and values by turns, those of each head with its group: first
-    all queries, then all keys, then all values."""
+    """The order that turns rows by groups (queries, then their key and value) into all
+    queries, then all keys, then all values."""
     queries = heads // kv_heads
     places = np.arange(kv_heads * (queries + 2) * rows)
     places = places.reshape(kv_heads, queries + 2, rows)
@@ -79,7 +78,7 @@ def blocks(heads: int, kv_heads: int, rows: int) -> np.ndarray:
 
 
 def halves(heads: int, rows: int, size: int) -> np.ndarray:
-    """Of pairs, of each head: the firsts of all, then the seconds."""
+    """The order that turns pairs of a head into all firsts, then all seconds."""
     places = np.arange(heads * rows).reshape(heads, rows)
     turned = [places[:, :size:2], places[:, 1:size:2], places[:, size:]]
     return np.concatenate(turned, 1).ravel()

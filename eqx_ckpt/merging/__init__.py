@@ -259,7 +259,7 @@ def breadcrumbs(
 def dare(
     weights: Numbers,
     density: Numbers,
-    key: Any,
+    key: object,
     *,
     rescale: bool = True,
     normalize: Normalize = None,
@@ -303,7 +303,7 @@ def dare(
 def dare_ties(
     weights: Numbers,
     density: Numbers,
-    key: Any,
+    key: object,
     *,
     rescale: bool = True,
     normalize: Normalize = "count",
@@ -339,7 +339,7 @@ def della(
     weights: Numbers,
     density: Numbers,
     epsilon: Numbers,
-    key: Any,
+    key: object,
     *,
     rescale: bool = True,
     normalize: Normalize = "count",
@@ -388,10 +388,8 @@ def della(
 
 # ---- Options.
 
-_Check = Callable[[str, Any], float]
 
-
-def _task(weights: Any, normalize: Any, lambda_: Any) -> dict[str, Any]:
+def _task(weights: object, normalize: object, lambda_: object) -> dict[str, Any]:
     """The options of all that add task vectors."""
     if normalize not in ("count", "weights", None):
         raise ValueError(
@@ -404,7 +402,7 @@ def _task(weights: Any, normalize: Any, lambda_: Any) -> dict[str, Any]:
     }
 
 
-def _random(density: Any, key: Any, rescale: bool) -> dict[str, Any]:
+def _random(density: object, key: object, rescale: bool) -> dict[str, Any]:
     """The options of all that drop elements at random."""
     if not isinstance(key, (jax.Array, np.ndarray)):
         raise TypeError(f"`key` must be a PRNG key, as `jax.random.key(0)`: {key!r}.")
@@ -416,13 +414,13 @@ def _random(density: Any, key: Any, rescale: bool) -> dict[str, Any]:
     return {"density": share, "epsilon": 0.0, "key": data, "rescale": bool(rescale)}
 
 
-def _number(name: str, x: Any) -> float:
+def _number(name: str, x: object) -> float:
     if not isinstance(x, numbers.Real) or not math.isfinite(x):
         raise ValueError(f"`{name}` must be finite numbers, not {x!r}.")
     return float(x)
 
 
-def _share(name: str, x: Any, has_zero: bool = False) -> float:
+def _share(name: str, x: object, has_zero: bool = False) -> float:
     out = _number(name, x)
     if not 0 <= out <= 1 or (out == 0 and not has_zero):
         least = "[0" if has_zero else "(0"
@@ -433,7 +431,9 @@ def _share(name: str, x: Any, has_zero: bool = False) -> float:
 _from_zero = ft.partial(_share, has_zero=True)
 
 
-def _numbers(name: str, x: Any, check: _Check = _number) -> Any:
+def _numbers(
+    name: str, x: object, check: Callable[[str, object], float] = _number
+) -> Any:
     """An option of `Method`, of which each number is checked."""
     if isinstance(x, Mapping):
         return {str(key): _numbers(name, value, check) for key, value in x.items()}
@@ -446,7 +446,7 @@ def _numbers(name: str, x: Any, check: _Check = _number) -> Any:
     return check(name, x)
 
 
-def _one(name: str, x: Any, check: _Check = _number) -> Any:
+def _one(name: str, x: object, check: Callable[[str, object], float] = _number) -> Any:
     """The same of an option that is one number of a leaf, whatever the tree."""
     for value in x.values() if isinstance(x, Mapping) else [x]:
         if isinstance(value, tuple):

@@ -9,7 +9,7 @@ import dataclasses
 import functools as ft
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -19,8 +19,13 @@ from .._tree import _compare, _leaf
 
 
 Blocks = Sequence[np.ndarray]
-# Of each tree, and of the base if there is one.
-Sides = tuple[Blocks, Any]
+
+
+class Sides(NamedTuple):
+    """Blocks of the trees, and of the base if there is one."""
+
+    trees: Blocks
+    base: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +125,7 @@ class Method:
         for option, value in self.options.items():
             unused |= {(option, *x) for x in _patterns(option, value, count)}
 
-        def number(option: str, value: Any, name: str, tree: int = -1) -> Any:
+        def number(option: str, value: object, name: str, tree: int = -1) -> Any:
             if isinstance(value, tuple):
                 _check_each(option, value, count, tree)
                 return tuple(number(option, x, name, i) for i, x in enumerate(value))
@@ -155,7 +160,7 @@ class Method:
 
 
 def _patterns(
-    option: str, value: Any, count: int, tree: int = -1
+    option: str, value: object, count: int, tree: int = -1
 ) -> Iterator[tuple[int, str]]:
     """The patterns of an option, each with the number of the tree that it is for."""
     if isinstance(value, tuple):
@@ -210,7 +215,7 @@ def combine(
     leaf: MergedLeaf,
     dtype: np.dtype,
     blocks: Blocks,
-    state: Any,
+    state: object,
     start: tuple[int, ...],
 ) -> np.ndarray:
     """A block of the leaf that a method merges, of blocks of its own dtype: that of the
@@ -231,7 +236,7 @@ def _sides(method: Method, dtype: np.dtype, blocks: Blocks) -> Sides:
     wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     # What NumPy computes of arrays without axes are no arrays.
     every = [_cast(x if x.ndim else x.reshape(1), wide) for x in blocks]
-    return (every[1:], every[0]) if method.base else (every, None)
+    return Sides(every[1:], every[0]) if method.base else Sides(every, None)
 
 
 def _cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -398,12 +403,17 @@ def magnitudes(x: np.ndarray) -> np.ndarray:
     return np.abs(x).astype(np.float32, copy=False)
 
 
-Limits = tuple[np.float32, np.float32]
+class KeptMagnitudes(NamedTuple):
+    """The least magnitude of a tree that is kept, and the least one above those that
+    are: NaN, if there is none."""
+
+    least: np.float32
+    above: np.float32
 
 
-def look_at_magnitudes(blocks: Iterable[Sides], leaf: MergedLeaf) -> list[Limits]:
-    """Per-tree least magnitude that is kept, and the least one above those that are:
-    NaN, if there is none."""
+def look_at_magnitudes(
+    blocks: Iterable[Sides], leaf: MergedLeaf
+) -> list[KeptMagnitudes]:
     size = math.prod(leaf.shape)
     tops = [int(x * size) for x in leaf.each("gamma")]
     kept = [max(1, round(x * size)) for x in leaf.each("density")]
@@ -420,7 +430,7 @@ def look_at_magnitudes(blocks: Iterable[Sides], leaf: MergedLeaf) -> list[Limits
             else:
                 counts[number] += found
     return [
-        (
+        KeptMagnitudes(
             _least(x, size, top + some),
             _least(x, size, top) if top else np.float32("nan"),
         )

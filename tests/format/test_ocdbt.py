@@ -11,6 +11,7 @@ from support.helpers import examples, long
 import eqx_ckpt as ec
 from eqx_ckpt._format import _names, _ocdbt
 from eqx_ckpt._format._ocdbt import Entries
+from eqx_ckpt._limits import limits
 
 
 def write(path, values, files=("0",), base="", shared=()):
@@ -80,7 +81,7 @@ keys = st.one_of(
 def test_what_is_written_is_read(tmp_path_factory, values, files, base, entries):
     path = tmp_path_factory.mktemp("ocdbt")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_ocdbt, "_NODE_ENTRIES", entries)
+        patch.setattr(limits, "node_entries", entries)
         expected, root = write(path, values, [str(i) for i in range(files)], base)
     assert read(path) == expected
     assert root.keys == len(values)
@@ -114,7 +115,7 @@ def test_several_keys_share_one_range(tmp_path):
 @pytest.mark.parametrize("base", [*long(""), "d/0123456789abcdef/"])
 def test_thousands_of_keys(tmp_path, monkeypatch, per_node, height, base):
     if per_node is not None:
-        monkeypatch.setattr(_ocdbt, "_NODE_ENTRIES", per_node)
+        monkeypatch.setattr(limits, "node_entries", per_node)
     values = {f"layers.{i}.w/c/0".encode(): str(i).encode() for i in range(2100)}
     expected, root = write(tmp_path, values, ["0", "1"], base)
     assert root.height == height
@@ -127,7 +128,7 @@ def test_thousands_of_keys(tmp_path, monkeypatch, per_node, height, base):
 
 
 def test_statistics_and_node_sizes_are_what_tensorstore_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(_ocdbt, "_NODE_ENTRIES", 5)
+    monkeypatch.setattr(limits, "node_entries", 5)
     values = {f"{i:03}".encode(): b"v" * i for i in range(60)}
     _, root = write(tmp_path, values)
     manifest = dump(tmp_path)
@@ -151,7 +152,7 @@ def test_statistics_and_node_sizes_are_what_tensorstore_says(tmp_path, monkeypat
 def test_tensorstore_writes_into_the_database(
     tmp_path, monkeypatch, per_node, count, base
 ):
-    monkeypatch.setattr(_ocdbt, "_NODE_ENTRIES", per_node)
+    monkeypatch.setattr(limits, "node_entries", per_node)
     values = {f"k{i:05}".encode(): f"old {i}".encode() for i in range(count)}
     values, _ = write(tmp_path, values, ["0", "1", "2"], base)
     before = {name: (tmp_path / base / name).read_bytes() for name in "012"}

@@ -303,7 +303,7 @@ def test_what_gets_no_files_for_orbax(tmp_path, monkeypatch):
             ec.write_orbax(tmp_path / name)
     with pytest.raises(FileNotFoundError, match="no checkpoint at"):
         ec.write_orbax(tmp_path / "none")
-    inside.limit(monkeypatch, chunks_for_other_readers=1)
+    inside.limit(monkeypatch, database_chunks=1)
     ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(3), "x": np.ones(4)})
     with pytest.raises(ValueError, match="it has very many chunks"):
         ec.write_orbax(tmp_path / "a")

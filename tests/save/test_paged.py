@@ -58,7 +58,7 @@ def test_other_readers_are_told_of_no_more_chunks(tmp_path, monkeypatch, caplog)
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, tree(), orbax=True)
     assert (path / "_METADATA").exists() and (path / "manifest.ocdbt").exists()
-    inside.limit(monkeypatch, chunks_for_other_readers=10)
+    inside.limit(monkeypatch, database_chunks=10)
     inside.forget()
     with caplog.at_level("WARNING", "eqx_ckpt"):
         ec.tree_serialise_leaves(path, tree(2.0), orbax=True)

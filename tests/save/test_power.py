@@ -188,7 +188,7 @@ def _tree(value):
 
 def _sync_together(monkeypatch):
     """As if a save had many files, on a file system that is synced as a whole."""
-    inside.limit(monkeypatch, files_synced_one_by_one=0)
+    inside.limit(monkeypatch, singly_synced_files=0)
     inside.sync_as_a_whole(monkeypatch)
 
 

@@ -99,7 +99,7 @@ def save(path: pathlib.Path, tree: Any, layout: str, compression: str | None) ->
         return own or [max(1, min(n, 6) if i == 0 else n) for i, n in enumerate(shape)]
 
     with pytest.MonkeyPatch.context() as patch:
-        inside.limit(patch, min_file_bytes=1500, entries_of_a_node=64)
+        inside.limit(patch, min_file_bytes=1500, node_entries=64)
         ec.tree_serialise_leaves(
             path,
             tree,

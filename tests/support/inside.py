@@ -21,12 +21,9 @@ import pytest
 from eqx_ckpt._limits import limits
 
 
-# Constants of the format, and of its readers.
+# Constants that are no limits, or from which rooms derive others as they are imported.
 CONSTANTS = {
-    "entries_of_a_node": "_format._ocdbt._NODE_ENTRIES",
-    "chunks_for_other_readers": "_save._tree_spec._MOST_CHUNKS",
     "index_bytes": "_format._json.MAX_INDEX",
-    "files_synced_one_by_one": "_save._to_zarr._MANY",
     "prng_kinds_of_orbax": "_orbax._metadata._key_impls",
 }
 
