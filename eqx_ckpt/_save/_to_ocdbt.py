@@ -303,20 +303,21 @@ def _starts(spec: TreeSpec, files: Files) -> list[tuple[int, int]]:
 
 def place(spec: TreeSpec, files: Files) -> Placement:
     """Where the chunks lie, by a rule."""
-    grids, runs = spec.grids, list(itertools.chain(*files))
-    rows = (
-        [x.place for x in runs],
-        [x.numbers.start for x in runs],
-        [x.numbers.stop for x in runs],
-        [x.offset for x in runs],
-        [x.stop(grids[x.place].full) - x.offset for x in runs],
-    )
-    counts = np.asarray(list(map(len, files)), np.int64)
-    ends = [x.ends for x in runs if x.ends]
-    sizes = [stop - start for x in ends for stop, start in zip(x, [0, *x])]
-    return _placement.place(
-        np.asarray(rows, np.int64).T, counts, len(spec.names), np.asarray(sizes, int)
-    )
+    # There may be millions of runs: objects are made of those of one file at a time.
+    rows, sizes = [np.zeros((5, 0), np.int64)], []
+    for runs in map(list, files):
+        row = (
+            [x.place for x in runs],
+            [x.numbers.start for x in runs],
+            [x.numbers.stop for x in runs],
+            [x.offset for x in runs],
+            [x.stop(spec.grids[x.place].full) - x.offset for x in runs],
+        )
+        rows.append(np.asarray(row, np.int64))
+        ends = [x.ends for x in runs if x.ends]
+        sizes += [stop - start for x in ends for stop, start in zip(x, [0, *x])]
+    table, counts = np.concatenate(rows, 1).T, np.asarray(list(map(len, files)))
+    return _placement.place(table, counts, len(spec.names), np.asarray(sizes, int))
 
 
 def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
