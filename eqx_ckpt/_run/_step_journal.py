@@ -1,15 +1,17 @@
 """The journal of a run, which saves the reading of the index of each step.
 
 A file says what the indices of most steps say. It is a cache: a row of it counts only
-while the index has the stamp that it had when it was read; any other index is read.
+while the index has the stamp that it had when it was read; any other index is read, and
+what was read of a step is kept here and nowhere else.
 """
 
 import contextlib
+import copy
 import functools as ft
 import math
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, cast, TypeVar
 
 from .._format import _files, _journal, _json
 from .._format._journal import IndexSummary, StepRow
@@ -17,6 +19,8 @@ from .._limits import limits
 from .._storage import _store
 from .._storage._backend import Backend, Value
 
+
+T = TypeVar("T")
 
 # Steps that a save reads at most for the journal.
 _MAX_STEPS = 1024
@@ -34,8 +38,8 @@ class Journal:
         self._list_steps = list_steps
         self._summaries: dict[tuple[str, str], IndexSummary] = {}
         self._rows: dict[int, StepRow] | None = None
-        # Rows of indices that are not in it, and were read.
-        self._looked: dict[int, StepRow] = {}
+        # What was read of steps that are not in it, or the error, by what marked them.
+        self._looked: dict[int, tuple[Hashable, Any]] = {}
         # Steps whose rows are not in the file, and since when that is known.
         self._missing: dict[int, float] = {}
         self._is_listed = False
@@ -50,10 +54,23 @@ class Journal:
         row = rows.get(step)
         if row is None or row.stamp != stamp:
             self._missing.setdefault(step, time.monotonic())
-            row = self._looked.get(step)
-            if row is None or row.stamp != stamp:
-                row = self._looked[step] = self._look(step, stamp)
+            row = self.known(step, stamp, ft.partial(self._look, step, stamp))
         return row
+
+    def known(self, step: int, mark: Hashable, read: Callable[[], T]) -> T:
+        """The value that `read` gives for a step: it is read once while the step has
+        the mark. **Raises:** as `read`; a `ValueError` is kept like a value."""
+        was, found = self._looked.get(step, (None, None))
+        if was != mark:
+            try:
+                found = read()
+            except ValueError as e:
+                self._looked[step] = mark, copy.copy(e)
+                raise
+            self._looked[step] = mark, found
+        if isinstance(found, ValueError):
+            raise copy.copy(found)
+        return cast(T, found)
 
     def steps(self) -> set[int]:
         """The steps that it knows, which may be gone."""

@@ -86,8 +86,6 @@ class Steps:
         self._given = _rooms.store_of(root) or self.root.url
         self.journal = Journal(self.root, self.directories)
         self.history = History(self.root)
-        # The signature of a step, the id of its save, and the metrics it came with.
-        self._known: dict[int, tuple[Any, str, dict[str, Any] | None]] = {}
         # The names of steps that Orbax has called otherwise than by their number alone,
         # once they were listed; and where the trees of its steps are.
         self._names: dict[int, str] | None = None
@@ -366,15 +364,9 @@ class Steps:
             return StepFacts(None, error=e)
 
     def _metrics(self, step: int, signature: Signature) -> dict[str, Any] | None:
-        was, save, metrics = self._known.get(step, (None, "", None))
-        if signature != was:
-            save, metrics = "", None
-            with contextlib.suppress(FileNotFoundError, ValueError):
-                save, metrics = self._saved_metrics(step, signature)
-            self._known[step] = signature, save, metrics
-        # Other threads may learn of added ones at any time.
-        added = self.history.added(step, save)
-        return None if metrics is None else {**metrics, **added}
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return self.read_metrics(step, signature)
+        return None
 
     def saved(self, step: int, signature: Signature) -> int | None:
         """The time of a save of ours, in seconds since 1970, if its index has one."""
@@ -386,18 +378,17 @@ class Steps:
         return None if saved is None else saved.time
 
     def read_metrics(self, step: int, signature: Signature) -> dict[str, Any]:
-        save, metrics = self._saved_metrics(step, signature)
-        return {**metrics, **self.history.added(step, save)}
+        if signature.is_ours:
+            return self.row(step, signature.stamp).metrics
+        of_orbax = ft.partial(self._orbax_metrics, step)
+        own = self.journal.known(step, signature, of_orbax)
+        return {**own, **self.history.added(step, "")}
 
-    def _saved_metrics(self, step: int, found: Signature) -> tuple[str, dict[str, Any]]:
-        """The id of the save of a step, and the metrics that it was saved with."""
-        if found.is_ours:
-            row = self.journal.row(step, found.stamp)
-            return row.save, row.metrics
+    def _orbax_metrics(self, step: int) -> dict[str, Any]:
         key = f"{self._name(step)}/metrics/metrics"
         value = self.root.read(key, limit=_MAX_METRICS)
-        own = _json.parse(value.data, f"`{key}`") if value else None
-        return "", own if isinstance(own, dict) else {}
+        found = _json.parse(value.data, f"`{key}`") if value else None
+        return found if isinstance(found, dict) else {}
 
     def row(self, step: int, stamp: str) -> StepRow:
         """The journal's row of a step, with metrics that were added later."""
@@ -654,7 +645,6 @@ class Steps:
             # Another may have put it there since.
             self._drop_mark(step)
             self.root.drop_directory(str(step))
-        self._known.pop(step, None)
         if self._there is not None:
             self._there.discard(step)
         self.journal.deleted(step)
