@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from ._format._index import BaseFacts, StoredFunction
     from ._format._leaves import Leaves
     from ._load._checkpoint import Checkpoint
-    from ._load._fetch import LeafRead, ReadPlan
+    from ._load._fetch import ReadPlan
     from ._load._lazy import LazyArray
+    from ._load._leaf_body import LeafRead
     from ._load._load_options import LoadOptions
     from ._load._source import Source
     from ._run._hooks import NearSteps

@@ -11,7 +11,7 @@ from typing import Any
 
 from .._format import _files, _text
 from .._format._leaves import Leaves, Record, Unreadable
-from .._load import _published, _wording
+from .._load import _source, _wording
 from .._load._source import Source
 from .._show import _lines, _model, _terminal
 from .._show._lines import TreeLine
@@ -26,9 +26,7 @@ def _ours(path: str) -> Source | None:
     """The checkpoint of ours that is in a local directory itself."""
     if not os.path.isdir(path) or _files.is_beside(os.path.basename(path)):
         return None
-    root = _root.resolve(path)
-    got = _published.read_index(root)
-    return None if got is None else Source(root, got[0], root)
+    return _source.ours_at(_root.resolve(path))
 
 
 def info(path: str) -> CommandResult:

@@ -13,10 +13,10 @@ import numpy as np
 from .._edit import _diff, _stats
 from .._edit._difference import Diff
 from .._format import _values
-from .._functions import _signature
+from .._functions import _signature, _stored_function
 from .._functions._stored_function import Function
 from .._graft import _alike, _rules
-from .._load import _checkpoint, _wording
+from .._load import _checkpoint, _lazy, _wording
 from .._load._checkpoint import Checkpoint
 from .._load._source import Source
 from .._run._steps import Steps
@@ -33,11 +33,11 @@ def info(path: str) -> CommandResult:
     if isinstance(found, Steps):
         return _run_info.of_run(found)
     functions = {name: _function(f) for name, f in found.functions.items()}
-    return _info.of(found._source, functions)
+    return _info.of(_checkpoint.source_of(found), functions)
 
 
 def _function(function: Function) -> dict[str, Any]:
-    stored = function._stored
+    stored = _stored_function.stored_of(function)
     return {
         "takes": _signature.show(stored.args),
         "gives": _signature.show(stored.result),
@@ -50,7 +50,7 @@ def _function(function: Function) -> dict[str, Any]:
 
 
 def source_at(path: str) -> Source:
-    return _checkpoint.open(path)._source
+    return _checkpoint.source_of(_checkpoint.open(path))
 
 
 def check_node(source: Source, name: str) -> None:
@@ -65,18 +65,20 @@ def cat(path: str, name: str, whole: bool) -> CommandResult:
     ckpt = _checkpoint.open(path)
     name, index = _paths.split_slice(name)
     parent, _, last = name.rpartition(".")
-    plain = _values.plain_fields(ckpt._source.index.leaves.fields_text(parent))
+    leaves = _checkpoint.source_of(ckpt).index.leaves
+    plain = _values.plain_fields(leaves.fields_text(parent))
     if name not in ckpt and last in plain:
         return CommandResult(plain[last], [json.dumps(plain[last])])
     lazy = ckpt[name]
     if index is not None:
         lazy = lazy[index]
-    kind = lazy._template.kind
+    template = _lazy.body_of(lazy).template
+    kind = template.kind
     if kind in ("str", "bytes"):
         value = lazy.read()
         return CommandResult(value if kind == "str" else value.hex(), [repr(value)])
     value = np.asarray(jr.key_data(lazy.read()) if kind == "key" else lazy)
-    what = _folding.show(lazy._template)
+    what = _folding.show(template)
     if kind in ("jax", "numpy"):
         what = _folding.short_array(value.dtype.name, value.shape)
     head = [Span(what, "quiet")]
@@ -156,7 +158,7 @@ _MOST = 40
 
 
 def suggest(a: str, b: str) -> CommandResult:
-    sides = [_checkpoint.open(x)._source.index.leaves for x in (a, b)]
+    sides = [source_at(x).index.leaves for x in (a, b)]
     shown = [{r.name: _wording.show(r) for r in x.records()} for x in sides]
     kinds = [{r.name: _alike.kind(r.whole) for r in x.records()} for x in sides]
     alike = _alike.alike(*kinds)

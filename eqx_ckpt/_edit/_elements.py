@@ -12,7 +12,7 @@ from .._format import _grid, _template
 from .._format._leaves import Region
 from .._format._record import Label, TreeRecord
 from .._format._template import Template
-from .._load import _checkpoint, _kept, _lazy
+from .._load import _checkpoint, _lazy
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions
@@ -79,7 +79,7 @@ def look(x: object) -> Side:
     if isinstance(x, (str, os.PathLike, Checkpoint)):
         ckpt = _checkpoint.open(x)
         shown, metadata, tree = f"`{ckpt.path}`", (ckpt.metadata,), ckpt.tree
-        saved = ckpt._source.index.leaves
+        saved = _checkpoint.source_of(ckpt).index.leaves
     flat = _flatten.flatten(tree, None)
     names, chosen = flat.names(), list(map(_filters.by_default, flat.leaves))
     leaves: dict[str, Leaf] = {}
@@ -104,13 +104,15 @@ Templates = dict[tuple[int, int], tuple[Template, Template, Target]]
 def _leaf_of(name: str, value: object, alike: Templates) -> Leaf:
     if isinstance(value, LazyArray):
         plain = _without(value, "codec", "python")
-        t, target = plain._template, plain._target
+        body = _lazy.body_of(plain)
+        t, target = body.template, body.target
         key = id(t), id(target)
         if key not in alike:
             alike[key] = template_of(plain), t, target
         template = alike[key][0]
         digests = _digests_of(plain, template)
-        return Leaf(name, template, plain, digests, _without(plain, "sharding")._key)
+        identity = _lazy.body_of(_without(plain, "sharding")).identity
+        return Leaf(name, template, plain, digests, identity)
     try:
         stored = _register.to_leaf(value)
         if isinstance(stored, LazyArray):
@@ -131,14 +133,15 @@ def _leaf_of(name: str, value: object, alike: Templates) -> Leaf:
 
 def _without(lazy: LazyArray, *fields: str) -> LazyArray:
     """The same without these fields of its target."""
-    target = lazy._target
+    target = _lazy.body_of(lazy).target
     rest = {x: None for x in fields if getattr(target, x) is not None}
-    return lazy._again(lazy._view, target._replace(**rest)) if rest else lazy
+    return _lazy.retargeted(lazy, target._replace(**rest)) if rest else lazy
 
 
 def template_of(lazy: LazyArray) -> Template:
     """The template that a lazy leaf would be stored with, as it is read."""
-    t, target = lazy._template, lazy._target
+    body = _lazy.body_of(lazy)
+    t, target = body.template, body.target
     if target.kind not in _template.ARRAY_KINDS:
         if target.kind in ("key", "str", "bytes") or t.dtype == "int":
             return _target.as_read(t, target)
@@ -151,13 +154,14 @@ def template_of(lazy: LazyArray) -> Template:
 
 def _digests_of(lazy: LazyArray, template: Template) -> Callable[[], bytes] | None:
     """Digests of a stored array that is read as it is, without a view or a cast."""
-    if type(lazy) is not LazyArray:
+    leaf = _lazy.stored_leaf(lazy)
+    if leaf is None or leaf.view is not None:
         return None
-    source, t = lazy._source, lazy._template
+    source, t = leaf.source, leaf.template
     same = (template.dtype, template.shape) == (t.dtype, t.shape)
-    if lazy._view is not None or not same or not source.has_digests:
+    if not same or not source.has_digests:
         return None
-    return lambda: source.digests_of(lazy._record, range(t.chunk_count))
+    return lambda: source.digests_of(leaf.record, range(t.chunk_count))
 
 
 # ---- Reading.
@@ -185,7 +189,7 @@ def stream(
     values = (leaf.value for row in rows for leaf in row)
     lazies = [value for value in values if isinstance(value, LazyArray)]
     bar = _progress.bar(what, total, len(rows), reading.progress)
-    with bar as advance, _kept.keeping(lazies):
+    with bar as advance, _lazy.keeping(lazies):
         for number, row in enumerate(rows):
             for region, nbytes in _pieces(row, room):
                 if group and size + nbytes > room:
@@ -219,10 +223,10 @@ def _pieces(row: Sequence[Leaf], room: int) -> Iterator[tuple[Region | None, int
 
 def _grain(leaf: Leaf) -> tuple[int, ...]:
     """The chunks that are read as one."""
-    lazy, t = leaf.value, leaf.template
-    if type(lazy) is LazyArray and t.chunk and lazy._chunk:
-        return t.chunk
-    return (1,) * len(t.shape)
+    t, value = leaf.template, leaf.value
+    stored = _lazy.stored_leaf(value) if isinstance(value, LazyArray) else None
+    is_chunked = stored is not None and bool(stored.chunk and t.chunk)
+    return t.chunk if is_chunked else (1,) * len(t.shape)
 
 
 def blocks(shape: tuple[int, ...], grain: tuple[int, ...], count: int) -> _grid.Shape:

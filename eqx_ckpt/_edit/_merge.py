@@ -11,7 +11,8 @@ from jaxtyping import PyTree
 
 from .._format import _names, _template, _text
 from .._format._template import Template
-from .._functions._computed import Computed, Formula
+from .._functions._computed import ComputedLeaf, Formula
+from .._load import _lazy
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions
@@ -161,7 +162,8 @@ def _lazily(
         blockwise=not method.whole,
         prepare=ft.partial(_methods.look, *given) if method.look else None,
     )
-    return Computed(formula, None, _target.target_of(like)._replace(codec=None))
+    target = _target.target_of(like)._replace(codec=None)
+    return LazyArray(ComputedLeaf(formula, None, target))
 
 
 def _part(leaf: Leaf) -> LazyArray | np.ndarray:
@@ -239,7 +241,7 @@ def _paths(sides: list[Side], shown: list[str]) -> list[str]:
     for side, who in zip(sides, shown):
         values = (leaf.value for leaf in side.leaves.values())
         lazies = [x for x in values if isinstance(x, LazyArray)]
-        paths = dict.fromkeys(x.root.url for lazy in lazies[:1] for x in lazy._sources)
+        paths = dict.fromkeys(x.root.url for x in _lazy.sources_of(lazies[:1]))
         lines += [f"  {who} is of `{path}`" for path in paths]
     return lines
 

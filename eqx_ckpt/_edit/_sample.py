@@ -31,9 +31,10 @@ def read_sample(lazy: LazyArray, like: LazyArray | None = None) -> Sample:
 
     **Raises:** what reading raises.
     """
-    kind, nbytes = lazy._template.kind, lazy._template.nbytes
+    template = _lazy.body_of(lazy).template
+    kind, nbytes = template.kind, template.nbytes
     size = math.prod(lazy.shape)
-    if kind in ("str", "bytes", "key") or lazy._template.dtype == "int":
+    if kind in ("str", "bytes", "key") or template.dtype == "int":
         if nbytes > WHOLE:
             return Sample(None, f"It has {_text.size(nbytes)}, and was not read.")
         value = lazy.read()
@@ -58,7 +59,8 @@ def read_sample(lazy: LazyArray, like: LazyArray | None = None) -> Sample:
 def _spread(lazy: LazyArray) -> list[tuple[slice, ...]]:
     """Regions of whole chunks, evenly over a leaf; none if its chunks are huge."""
     shape, itemsize = lazy.shape, lazy.dtype.itemsize
-    grain = (1,) * len(shape) if lazy._chunk_size == 1 else lazy._template.chunk
+    body = _lazy.body_of(lazy)
+    grain = (1,) * len(shape) if body.chunk_size == 1 else body.template.chunk
     if math.prod(grain) * itemsize > WHOLE:
         return []
     block = _elements.blocks(shape, grain, _SAMPLE // _PLACES // itemsize)

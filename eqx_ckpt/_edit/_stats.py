@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from .._format import _text
 from .._format._template import Template
-from .._load import _open
+from .._load import _lazy, _open
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions
@@ -138,8 +138,8 @@ def stats(
     for leaf in side.leaves.values():
         t = leaf.template
         size = math.prod(t.logical_shape)
-        if isinstance(leaf.value, LazyArray) and not leaf.value._is_readable:
-            rows[leaf.name] = LeafStats(leaf.value._shown(), 0)
+        if isinstance(leaf.value, LazyArray) and _lazy.body_of(leaf.value).unreadable:
+            rows[leaf.name] = LeafStats(_lazy.shown(leaf.value), 0)
             continue
         rows[leaf.name] = LeafStats(_leaf.show(t), size)
         if _numbers.is_number(t) or t.dtype == "int":

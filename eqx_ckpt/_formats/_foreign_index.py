@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
-import xxhash
 
 from .._format import _extents, _json, _names, _template, _text
 from .._format._index import Index
@@ -151,11 +150,6 @@ def source(
     runs = [leaf for place, leaf in enumerate(leaves) if place not in stored]
     _check_places(directory, files, runs, shared)
 
-    def stamp(directory: Backend) -> str:
-        jobs = [ft.partial(directory.stamp, key) for key in files]
-        parts = _store.gather(directory, jobs)
-        return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
-
     numbers: dict[Template, int] = {}
     template = [numbers.setdefault(x.template, len(numbers)) for x in leaves]
     saved = Leaves(
@@ -167,10 +161,9 @@ def source(
         given_labels=dict(labels),
     )
     saved.places  # Two leaves of one name are an error.
-    stamped = stamp(directory)
     places = [x.file for x in leaves], [x.offset for x in leaves]
     index = Index(
-        save=stamped,
+        save=_foreign_source.save_of(directory, files, head),
         layout=format,
         metadata=metadata,
         leaves=saved,
@@ -178,8 +171,8 @@ def source(
         placement=_extents.in_one_run(saved, len(files), *places),
     )
     strides = {i: x.strides for i, x in enumerate(leaves) if x.strides is not None}
-    what = stamp, stamped, stored, database, strides
-    return ForeignSource(probe.root, index, directory, *what)
+    what = head, stored, database, strides
+    return ForeignSource(probe.root, index, directory, files, *what)
 
 
 def weight_map(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorstore as ts
+import xxhash
 
 from .._errors import MissingError
 from .._format import _grid
@@ -85,13 +86,22 @@ class ForeignSource(Source):
     """A source of another format. Each leaf is one run of bytes in one of the files of
     the index; or what `stored` has for its place, in directories or in the database of
     `nodes`; or is there already. The elements of leaves that `strides` has lie so many
-    elements apart along each axis."""
+    elements apart along each axis. `head` is what the files say of them: with the
+    stamps of the files it makes the id of the save."""
 
-    stored: Mapping[int, Stored] = dataclasses.field(default_factory=dict)
-    nodes: Database | None = None
-    strides: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    head: bytes
+    stored: Mapping[int, Stored]
+    nodes: Database | None
+    strides: Mapping[int, tuple[int, ...]]
 
     has_digests = False
+    is_own = False
+
+    def is_in(self, directory: Backend) -> bool:
+        return save_of(directory, self.index.files, self.head) == self.index.save
+
+    def _without_spec(self) -> str:
+        return f"it is of another format, {self.index.layout}"
 
     def is_stored(self, record: Record) -> bool:
         return record.place in self.stored
@@ -145,6 +155,14 @@ class ForeignSource(Source):
         elif isinstance(stored, PiecedArray) and not self.root.is_remote:
             for piece in stored.pieces:
                 self.directory.check_range(piece.key, stored.stop(piece))
+
+
+def save_of(directory: Backend, files: Sequence[str], head: bytes) -> str:
+    """The id of what files of another format hold, by their stamps, and by what they
+    say of it."""
+    jobs = [ft.partial(directory.stamp, key) for key in files]
+    parts = _store.gather(directory, jobs)
+    return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
 
 
 def _open_stored(

@@ -18,7 +18,7 @@ from .._format import _files, _names, _template
 from .._format._index import is_save_id
 from .._format._leaves import Unreadable
 from .._format._template import Template
-from .._load import _published
+from .._load import _published, _source
 from .._load._source import Source
 from .._storage._backend import Backend
 from .._zips import _probe
@@ -60,9 +60,8 @@ def open_source(probe: Probe, like: PyTree) -> Source | None:
         if name is None:
             return None
         below = probe.directory.below(name)
-        got = _published.read_index(below)
-        if got is not None:
-            return Source(below, got[0], below)
+        if (ours := _source.ours_at(below)) is not None:
+            return ours
         probe = Probe(probe.root, below, None, b"", _probe.names_in(below))
     elif _published.saves(probe.directory) or _files.DIGESTS in probe.names:
         return None  # It is ours, without its index.

@@ -10,15 +10,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from .._format import _grid, _template, _view
 from .._format._leaves import Record
 from .._format._view import View
 from .._load import _fetch, _lazy
-from .._load._fetch import LeafRead
 from .._load._lazy import LazyArray
+from .._load._leaf_body import LeafBody, LeafRead, StoredLeaf
 from .._load._reader import ReadResult, StoredRead
 from .._runtime import _threads
 from .._runtime._batching import batched
@@ -83,7 +82,7 @@ class Formula:
         if not self.blockwise:
             return math.prod(self.shape)
         lazies = [x for x in self.parts if isinstance(x, LazyArray)]
-        return max((x._chunk_size for x in lazies), default=1)
+        return max((_lazy.body_of(x).chunk_size for x in lazies), default=1)
 
     @ft.cached_property
     def is_at_once(self) -> bool:
@@ -183,44 +182,31 @@ def _read_parts(
     ]
 
 
-class Computed(LazyArray):
+@dataclasses.dataclass(eq=False, slots=True)
+class ComputedLeaf(LeafBody):
     """A lazy array that is computed, or a view of one."""
 
-    __slots__ = ("_formula",)
-
-    _formula: Formula
-
-    def __init__(self, formula: Formula, view: View | None, target: Target):
-        jax.ShapeDtypeStruct.__init__(
-            self,
-            target.shape,
-            target.dtype,
-            sharding=target.sharding,
-            weak_type=target.weak,
-        )
-        object.__setattr__(self, "_formula", formula)
-        object.__setattr__(self, "_view", view)
-        object.__setattr__(self, "_target", target)
+    formula: Formula
+    view: View | None
+    target: Target
 
     @property
     def name(self) -> str:
-        return self._formula.name
+        return self.formula.name
 
     @property
-    def _template(self) -> _template.Template:
-        return self._formula.template
+    def template(self) -> _template.Template:
+        return self.formula.template
 
     @property
-    def _chunk(self) -> tuple[int, ...]:
-        return self._formula.chunk if self._formula.blockwise else ()
+    def chunk(self) -> tuple[int, ...]:
+        return self.formula.chunk if self.formula.blockwise else ()
 
     @property
-    def _chunk_size(self) -> int:
-        return self._formula.largest
+    def chunk_size(self) -> int:
+        return self.formula.largest
 
-    @property
     def store(self) -> Any:
-        """**Raises:** `ValueError`."""
         raise ValueError(
             f"`{self.name}` is computed, and no array of TensorStore. Save it first."
         )
@@ -228,41 +214,32 @@ class Computed(LazyArray):
     url = store
 
     @property
-    def _stored(self) -> list[LazyArray]:
-        lazies = [x for x in self._formula.parts if isinstance(x, LazyArray)]
-        return [x for lazy in lazies for x in lazy._stored]
+    def stored(self) -> Sequence[StoredLeaf]:
+        # A part that is not all there is refused as it is read.
+        parts = self.formula.parts
+        return list(_lazy.stored_in(x for x in parts if isinstance(x, LazyArray)))
 
     @property
-    def _key(self) -> Any:
+    def identity(self) -> Any:
         # The same of one computation.
-        key = self._formula.key
-        own = ("formula", id(self._formula)) if key is None else key
-        return own, self._view, self._target
-
-    @property
-    def _unreadable(self) -> None:
-        return None
-
-    def _check_whole(self) -> None:
-        pass  # Each of its parts is looked at as it is read.
-
-    def _again(self, view: View | None, target: Target) -> "Computed":
-        return Computed(self._formula, view, target)
+        key = self.formula.key
+        own = ("formula", id(self.formula)) if key is None else key
+        return own, self.view, self.target
 
     def _leaf_read(self) -> LeafRead:
         # What is computed has its own dtype, and no other one that it is stored as.
-        template = self._template._replace(stored=self._template.dtype)
-        return LeafRead(Record(self.name, 0, template), self._view, self._target)
+        template = self.template._replace(stored=self.template.dtype)
+        return LeafRead(Record(self.name, 0, template), self.view, self.target)
 
     def _views(self) -> list[View]:
         """Views of its formula that are computed, each into memory of its own."""
-        view = self._view or _view.whole(self._formula.shape)
-        regions = _from_host.regions(self._target)
+        view = self.view or _view.whole(self.formula.shape)
+        regions = _from_host.regions(self.target)
         return [view] if regions is None else [view.take((*r, ...)) for r in regions]
 
     @staticmethod
-    def _fetch_all(
-        wanted: Sequence["Computed"], verify: bool, max_bytes: int | None
+    def read_all(
+        wanted: Sequence["ComputedLeaf"], verify: bool, max_bytes: int | None
     ) -> list[Any]:
         """Reads computed arrays, the parts of small ones together."""
         room = _ROOM if max_bytes is None else max_bytes
@@ -270,7 +247,7 @@ class Computed(LazyArray):
         leaves = _fetch.LeafBuilder(reads, room)
         done = 0
         for group in _groups(wanted, min(room // 4, _BLOCK)):
-            formulas = [one._formula for one in group]
+            formulas = [one.formula for one in group]
             if formulas[0].is_small:
                 parts = _read_parts([x.parts for x in formulas], verify, room)
                 arrays = [
@@ -286,19 +263,16 @@ class Computed(LazyArray):
             done += len(group)
         return leaves.finish("what is computed")
 
-    def __reduce__(self) -> Any:
-        return Computed, (self._formula, self._view, self._target)
 
-
-def _groups(wanted: Sequence[Computed], most: int) -> Iterator[list[Computed]]:
+def _groups(wanted: Sequence[ComputedLeaf], most: int) -> Iterator[list[ComputedLeaf]]:
     """Small arrays, whose parts have at most so many bytes together, and others
     alone."""
     alone = most + 1
-    size = lambda one: one._formula.nbytes if one._formula.is_small else alone
+    size = lambda one: one.formula.nbytes if one.formula.is_small else alone
     return batched(wanted, size, most)
 
 
-def computed(formula: Formula) -> Computed:
+def computed(formula: Formula) -> LazyArray:
     """The array of a formula, lazily."""
     target = Target("jax", formula.dtype, formula.shape, formula.weak)
-    return Computed(formula, None, target)
+    return LazyArray(ComputedLeaf(formula, None, target))

@@ -20,6 +20,7 @@ import numpy as np
 
 from .._format import _index
 from .._format._index import StoredFunction
+from .._load import _lazy
 from .._load._lazy import LazyArray
 from .._runtime import _log
 from .._save._options import Functions
@@ -120,7 +121,7 @@ def _likeness(tree: SavedTree) -> Any:
         if not _tracing.is_array(flat.leaves[i])
     ]
     others = [
-        x._key if isinstance(x, LazyArray) else _identity.key(x)
+        _lazy.body_of(x).identity if isinstance(x, LazyArray) else _identity.key(x)
         for i, x in enumerate(flat.leaves)
         if i not in known
     ]

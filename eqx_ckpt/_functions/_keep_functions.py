@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .._format import _index
 from .._format._leaves import Leaves, Record
-from .._load import _source
+from .._load import _lazy, _source
 from .._load._source import Source
 from .._save import _payload
 from .._save._lazies import LazySource
@@ -70,7 +70,7 @@ def _has_some(function: Function, new: _Leaves) -> bool:
 
 def _sources(leaves: Iterable[PlannedLeaf]) -> list[Source]:
     lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
-    found = {source.index.save: source for x in lazies for source in x._sources}
+    found = {source.index.save: source for source in _lazy.sources_of(lazies)}
     return [source for source in found.values() if source.index.functions]
 
 

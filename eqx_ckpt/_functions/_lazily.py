@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from .._format import _template
+from .._load import _lazy
 from .._load._lazy import LazyArray
 from .._runtime import _arguments
 from .._tree import _folding, _host_copy, _identity, _leaf
@@ -94,7 +95,8 @@ def _key(called: Callable[..., Any], traced: Traced, parts: Sequence[Part]) -> A
     """Equal for results that are the same; None if nothing is known to be the same."""
     try:
         arrays = [
-            x._key if isinstance(x, LazyArray) else _identity.key(x) for x in parts
+            _lazy.body_of(x).identity if isinstance(x, LazyArray) else _identity.key(x)
+            for x in parts
         ]
         return "lazy", _identity.key(called), traced.settings, *arrays
     except RecursionError:  # It is too large.
@@ -115,9 +117,10 @@ def _is_number(x: object) -> bool:
 def _part(x: object) -> Part:
     if isinstance(x, LazyArray):
         what = f"The leaf `{x.name}`"
-        if x._target.kind not in _template.ARRAY_KINDS:
+        kind = _lazy.body_of(x).target.kind
+        if kind not in _template.ARRAY_KINDS:
             raise TypeError(
-                f"{what} is a {x._target.kind}, and `ec.lazy` takes arrays: read it, "
+                f"{what} is a {kind}, and `ec.lazy` takes arrays: read it, "
                 "or leave it out."
             )
         dtype = x.dtype

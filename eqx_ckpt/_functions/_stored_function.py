@@ -16,6 +16,7 @@ import jax.tree_util as jtu
 
 from .._errors import DamagedError
 from .._format import _text
+from .._format._index import StoredFunction
 from .._load import _lazy, _open, _source
 from .._load._lazy import LazyArray
 from .._load._source import Source
@@ -308,6 +309,11 @@ class Functions(dict[str, Function]):
         return "\n".join(
             ["Functions", *(f"  {function!r}" for function in self.values())]
         )
+
+
+def stored_of(function: Function) -> StoredFunction:
+    """The entry of a function in the index, which rooms ask instead of it."""
+    return function._stored
 
 
 def _unpickle(root: Backend, save: str, name: str) -> Function:

@@ -11,6 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._format import _index, _names
+from .._load import _lazy
 from .._load._lazy import LazyArray
 from .._save import _payload
 from .._save._payload import PlannedLeaf
@@ -43,7 +44,7 @@ class SavedTree(NamedTuple):
 
 def is_array(leaf: object) -> bool:
     if isinstance(leaf, LazyArray):
-        return leaf._target.kind in ("jax", "key")
+        return _lazy.body_of(leaf).target.kind in ("jax", "key")
     return isinstance(leaf, jax.Array)
 
 
@@ -94,7 +95,7 @@ def trace(
 def _value(leaf: object) -> Any:
     """A leaf as functions see it: a small lazy one that is no array is read."""
     if isinstance(leaf, LazyArray) and not is_array(leaf):
-        if leaf._template.nbytes <= _SMALL:
+        if _lazy.body_of(leaf).template.nbytes <= _SMALL:
             return leaf.read()
     return leaf
 

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from .._format._template import Template
 from .._functions._computed import Formula
+from .._load import _lazy
 from .._load._lazy import LazyArray
 from .._rename._rename import Rename
 from .._tree import _folding, _leaf, _target
@@ -147,7 +148,7 @@ def _items(out: object, likes: list[Any]) -> list[Any]:
 
 
 def _check_array(lazy: LazyArray) -> None:
-    kind = lazy._record.template.kind
+    kind = _lazy.body_of(lazy).template.kind
     if kind in ("key", "str", "bytes"):
         raise TypeError(f"does not take a {kind}")
 
@@ -157,8 +158,9 @@ def _all(saved: Sequence[LazyArray]) -> str:
 
 
 def _shown(lazy: LazyArray) -> str:
-    if lazy._view is None:
-        return _leaf.show(lazy._record.template)
+    body = _lazy.body_of(lazy)
+    if body.view is None:
+        return _leaf.show(body.template)
     return _folding.short_array(np.dtype(lazy.dtype).name, lazy.shape)
 
 
@@ -171,7 +173,7 @@ def _fit(
     problems: Problems,
 ) -> Placed | None:
     """The leaf with what is made for it, if that is as the model has it."""
-    if isinstance(made, LazyArray) and made._target.cast:
+    if isinstance(made, LazyArray) and _lazy.body_of(made).target.cast:
         if made.dtype == target.dtype:
             target = target._replace(cast=True)
         else:  # To another dtype first: its numbers are those of that one.
@@ -195,7 +197,7 @@ def _fit(
         problems.add(what, name, text + (f"  ({hint})" if hint else ""))
         return None
     status = "adapted"
-    if isinstance(made, LazyArray) and made._view is None:
+    if isinstance(made, LazyArray) and _lazy.body_of(made).view is None:
         same = target.dtype is None or template.dtype == target.dtype.name
         status = "loaded" if same or template.kind == "key" else "cast"
     number = job.all_numbers[position]
@@ -203,10 +205,12 @@ def _fit(
 
 
 def _check_source(made: object, job: Job) -> None:
-    for part in _deferred.parts_of(made) if isinstance(made, Lazy) else []:
-        if part._source is not job.all_saved[0]._source:
+    known = _lazy.known_leaf(job.all_saved[0]).source
+    parts = _deferred.parts_of(made) if isinstance(made, Lazy) else []
+    for part in map(_lazy.known_leaf, parts):
+        if part.source is not known:
             raise ValueError(
-                f"`{part.name}` is of another checkpoint, `{part._source.root}`. Read "
+                f"`{part.name}` is of another checkpoint, `{part.source.root}`. Read "
                 "it in the function, or graft twice."
             )
 
@@ -217,8 +221,9 @@ def _template_of(made: object) -> Template:
         return _leaf.describe(np.broadcast_to(np.zeros((), made.dtype), made.shape))
     if not isinstance(made, LazyArray):
         return _leaf.describe(made)
-    template = made._record.template
-    return template if made._view is None else template._replace(shape=made.shape)
+    body = _lazy.body_of(made)
+    t = body.template
+    return t if body.view is None else t._replace(shape=made.shape)
 
 
 def _hint(saved: tuple[int, ...], wanted: tuple[int, ...], what: str) -> str:
@@ -270,10 +275,9 @@ def _origin(placed: Placed | None, stored: StoredSide) -> Any:
     if not isinstance(made, Lazy):
         return id(made)
     parts = _deferred.parts_of(made)
-    aliases = stored.saved.aliases
-    places = [x._record.place for x in parts]
-    views = [(x._view, x.dtype, x._target.kind) for x in parts]
+    leaves = [(_lazy.known_leaf(x), x.dtype) for x in parts]
+    origins = [(x.array_place, x.view, dtype, x.target.kind) for x, dtype in leaves]
     # Two adapters may be shown alike, and one makes several arrays of the same bytes.
     adapters = tuple(map(id, placed.job.adapters))
     position = placed.position if isinstance(made, Formula) else 0
-    return adapters, position, *((aliases.get(p, p), v) for p, v in zip(places, views))
+    return adapters, position, *origins

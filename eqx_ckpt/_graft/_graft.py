@@ -15,8 +15,8 @@ from .._format._leaves import Leaves
 from .._functions._computed import Formula
 from .._load import _checkpoint, _deserialise, _fetch, _lazy, _load_options, _open
 from .._load._checkpoint import Checkpoint
-from .._load._fetch import LeafRead
 from .._load._lazy import LazyArray
+from .._load._leaf_body import LeafRead
 from .._load._load_options import LoadOptions, TogetherKeywords
 from .._runtime import _arguments, _gc
 from .._storage import _store
@@ -184,9 +184,9 @@ def _wants(placed: Placed) -> list[LeafRead]:
     """The reads that a leaf is made of."""
     made = placed.made
     if isinstance(made, LazyArray):
-        return [LeafRead(made._record, made._view, placed.target)]
+        return [_lazy.known_leaf(made).read_as(placed.target)]
     parts = _deferred.parts_of(made) if isinstance(made, Formula) else []
-    return [LeafRead(x._record, x._view, _lazy.host_target(x)) for x in parts]
+    return [_lazy.known_leaf(x).read_as(_lazy.host_target(x)) for x in parts]
 
 
 def _made(x: Placed, values: list[Any], names: list[str]) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._format import _names, _text
 from .._format._template import Template
+from .._load import _lazy
 from .._load._lazy import LazyArray
 from .._tree import _compare, _folding, _leaf, _register, _target
 from .._tree._compare import Comparison, Static
@@ -17,7 +18,7 @@ from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
 from ._matching import Job, Matching
 from ._report import StaticDifference
-from ._sides import Model, StoredSide, target_of
+from ._sides import Model, place_of, StoredSide, target_of
 
 
 class GraftPlan(NamedTuple):
@@ -85,7 +86,7 @@ def _match(
     out = [] if drop is None else _nested.flat(stored.nodes(drop, "drop"))
     matching = Matching(model, stored, parsed)
     matching.fresh = {n: a.name for a in new for n in a.leaves.values()}
-    matching.dropped = {x._record.place: b.name for b in out for x in b.leaves.values()}
+    matching.dropped = {place_of(x): b.name for b in out for x in b.leaves.values()}
     matching.find_jobs()
     return matching
 
@@ -167,7 +168,7 @@ def _node_pairs(matching: Matching, names: Sequence[str]) -> Iterator[tuple[str,
 def _load_scalars(matching: Matching) -> list[Placed]:
     model, out = matching.model, {}
     for number, lazy in matching.scalars:
-        target, template = target_of(model, number), lazy._record.template
+        target, template = target_of(model, number), _lazy.body_of(lazy).template
         misfit = _target.misfit(template, target)
         if misfit is not None:
             wanted = _target.show_target(target)
@@ -187,7 +188,7 @@ def _compare_scalars(
         counts = collections.Counter(x.number for x in scalars)
         scalars = [x for x in scalars if counts[x.number] > 1]
     # An array is another value without being read.
-    few = [x for x in scalars if _is_one_number(x.saved._record.template)]
+    few = [x for x in scalars if _is_one_number(_lazy.body_of(x.saved).template)]
     values = dict(zip(few, read([lazy for _, lazy in few])))
     first: dict[int, Any] = {}
     out = []
@@ -200,7 +201,7 @@ def _compare_scalars(
         if x in values and _is_same_number(value, kept):
             continue
         name = model.names[number]
-        shown = repr(value) if x in values else _leaf.show(lazy._record.template)
+        shown = repr(value) if x in values else _leaf.show(_lazy.body_of(lazy).template)
         if what == "keep":
             out.append(StaticDifference(name, shown, repr(kept)))
         elif what == "load":

@@ -8,6 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax.tree_util as jtu
 
+from .._load import _lazy
 from .._load._lazy import LazyArray
 from .._runtime import _log, _processes
 from .._tree import _folding
@@ -59,7 +60,8 @@ def _other(matching: Matching, x: Placed, turned: set[str]) -> str | None:
     """The adapter that a leaf may need which is loaded as it is. `turned` has the forms
     of names whose weights are transposed."""
     made = x.made
-    if not isinstance(made, LazyArray) or made._view is not None or x.job.adapters:
+    is_whole = isinstance(made, LazyArray) and _lazy.body_of(made).view is None
+    if not is_whole or x.job.adapters:
         return None
     layer = _layer(matching, x.number)
     shape = tuple(made.shape)

@@ -16,7 +16,7 @@ from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested
 from ._pairs import NestedPair, NodePair, Steps
-from ._sides import Model, SideNode, StoredSide, target_of
+from ._sides import Model, place_of, SideNode, StoredSide, target_of
 
 
 class Job(NamedTuple):
@@ -105,7 +105,7 @@ class Matching:
                     {
                         k: x
                         for k, x in node.leaves.items()
-                        if x._record.place not in self.dropped
+                        if place_of(x) not in self.dropped
                     }
                     for node in group.rights
                 ]
@@ -153,7 +153,7 @@ class Matching:
         whole_numbers = [n for n in numbers if n is not None]
         whole_saved = [x for x in saved if x is not None]
         for x in whole_saved:
-            self.used.setdefault(x._record.place, pair.label)
+            self.used.setdefault(place_of(x), pair.label)
         overlaps = [n for n in whole_numbers if n in self.covered]
         for n in overlaps:
             text = f"in {self.covered[n]} and in {pair.label}"
@@ -267,7 +267,7 @@ class Matching:
 
         left, right = pair.lefts, pair.rights
         text = f"in the model {some(left)}; in the checkpoint {some(right)}"
-        places = {x._record.place for node in right for x in node.leaves.values()}
+        places = {place_of(x) for node in right for x in node.leaves.values()}
         if all(n in self.fresh for node in left for n in node.leaves.values()):
             text += ". All of it is in `fresh` as well"
         elif places <= self.dropped.keys():
@@ -293,7 +293,7 @@ class Matching:
             if place not in self.used and place not in self.dropped
         ]
         new = {
-            x._record.place
+            place_of(x)
             for a, b in self._twins
             for name, x in b.leaves.items()
             if a.leaves.get(name) in self.fresh

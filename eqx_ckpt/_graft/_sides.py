@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from .._format import _names
 from .._format._record import TreeRecord
-from .._load import _lazy, _match, _nodes
+from .._load import _checkpoint, _lazy, _match, _nodes
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._tree import _filters, _flatten, _nearest, _select, _states
@@ -75,13 +75,18 @@ class Model:
         return SideNode(name, leaves)
 
 
+def place_of(lazy: LazyArray) -> int:
+    """The number of a leaf in the checkpoint."""
+    return _lazy.known_leaf(lazy).place
+
+
 class StoredSide:
     """An open checkpoint, by name and by node."""
 
     def __init__(self, ckpt: Checkpoint):
         self.ckpt = ckpt
-        self.source = ckpt._source
-        self.saved = ckpt._source.index.leaves
+        self.source = _checkpoint.source_of(ckpt)
+        self.saved = self.source.index.leaves
         self.below = _names.by_prefix(self.saved.names)
 
     def nodes(self, where: object, called: str) -> Nested:

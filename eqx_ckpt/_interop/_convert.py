@@ -145,7 +145,7 @@ def convert(
     plan = _plan.plan(root, ckpt.tree, given)
     leaves = [_lazies.verified(leaf, verify) for leaf in plan.leaves]
     # A node does not know the class that the index says it had.
-    facts, saved = plan.facts, ckpt._source.index.leaves
+    facts, saved = plan.facts, _checkpoint.source_of(ckpt).index.leaves
     if saved.tree is not None and [leaf.name for leaf in leaves] == list(saved.names):
         facts = dataclasses.replace(facts, record=saved.tree)
     _serialise.write(plan._replace(leaves=leaves, facts=facts), Processes())

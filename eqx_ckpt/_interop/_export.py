@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 from .._format import _digests, _files, _json, _names, _record, _template, _text
 from .._format._template import Template
 from .._formats import _foreign_index, _safetensors
+from .._load import _lazy
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._rename import _rename
@@ -332,11 +333,12 @@ def unreadable_leaves(
     names: Sequence[str], leaves: Sequence[Any]
 ) -> list[tuple[str, str]]:
     """The names of leaves that cannot be read, each with the reason."""
-    return [
-        (name, leaf._unreadable)
+    bodies = [
+        (name, _lazy.body_of(leaf))
         for name, leaf in zip(names, leaves)
-        if isinstance(leaf, LazyArray) and leaf._unreadable is not None
+        if isinstance(leaf, LazyArray)
     ]
+    return [(name, why) for name, body in bodies if (why := body.unreadable)]
 
 
 def skip_message(

@@ -205,7 +205,7 @@ class Checkpoint(_Base):
 
             ```
         """
-        return self._source.spec(self[name]._record)
+        return self._source.spec(_lazy.known_leaf(self[name]).record)
 
     @_arguments.checked()
     def check_base(
@@ -331,6 +331,12 @@ def open(
     return Checkpoint(_open.opened(path, like, follow_symlinks))
 
 
+def source_of(ckpt: Checkpoint) -> Source:
+    """The source of an open checkpoint: its index, its files and its leaves, which
+    rooms ask instead of it."""
+    return ckpt._source
+
+
 def _unpickle(root: Backend, save: str) -> Checkpoint:
     return Checkpoint(_open.reopen(root, save))
 
@@ -387,7 +393,7 @@ def resolve_source(
         )
     node = source(ckpt.tree)
     found = _nodes.origin(node)
-    is_view = isinstance(node, LazyArray) and node._view is not None
+    is_view = isinstance(node, LazyArray) and _lazy.body_of(node).view is not None
     if found is None or found[0] is not ckpt._source or is_view:
         raise TypeError(
             "`source` must return one node of the checkpoint's tree, as "

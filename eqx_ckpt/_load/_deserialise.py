@@ -254,7 +254,7 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
     flat = _flatten.flatten(tree, None)
     lazies = {id(x): x for x in flat.leaves if isinstance(x, LazyArray)}
     todo = list(lazies.values())
-    sources = [source for lazy in todo for source in lazy._sources]
+    sources = _lazy.sources_of(todo)
     paths = [source.root.url for source in sources]
     run = processes_of("read", paths, todo, given)
     with run.share_errors():

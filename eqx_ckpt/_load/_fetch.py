@@ -11,8 +11,6 @@ import numpy as np
 
 from .. import _rooms
 from .._format import _view
-from .._format._leaves import Record
-from .._format._view import View
 from .._runtime import _processes, _progress
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
@@ -20,19 +18,10 @@ from .._tree import _from_host, _guards
 from .._tree._from_host import Kind
 from .._tree._target import Target
 from . import _kept, _partial, _read
+from ._leaf_body import LeafRead
 from ._load_options import LoadOptions
 from ._reader import ReadResult, StoredRead
 from ._source import Source
-
-
-class LeafRead(NamedTuple):
-    """One leaf to read. With a `move`, it is read in the `regions()` of that, as the
-    bits that `begin(parts)` makes of them."""
-
-    record: Record
-    view: View | None
-    target: Target
-    move: Any = None
 
 
 class ReadPlan(NamedTuple):

@@ -95,7 +95,7 @@ class FlatLeaf:
             if len(touched) > 1 or not isinstance(touched[0], range):
                 self.touched = np.unique(np.concatenate(touched))
                 numbers = self.touched.tolist()
-        if self.is_verified or read.nbytes > _MUCH or reader.source.files is None:
+        if self.is_verified or read.nbytes > _MUCH or not reader.source.files:
             reader.source.check(read.record, numbers)
 
     def _numbers(self) -> Sequence[int]:

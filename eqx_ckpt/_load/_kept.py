@@ -5,7 +5,6 @@ import collections
 import contextlib
 import dataclasses
 import functools as ft
-import itertools as it
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,8 @@ from .._runtime import _cleanup, _threads
 from .._storage import _arrays
 from .._tree import _leaf
 from . import _source
-from ._reader import ReadResult, Results, StoredRead
+from ._leaf_body import StoredLeaf
+from ._reader import Reader, ReadResult, Results, StoredRead
 from ._source import Source
 
 
@@ -90,15 +90,15 @@ class KeptChunks:
 
 
 @contextlib.contextmanager
-def keeping(lazies: Iterable[Any]) -> Iterator[None]:
-    """Reads of lazy leaves, each on its own, have each chunk that views of them share
-    in the block read once, as far as it is kept until then."""
+def keeping(leaves: Iterable[StoredLeaf]) -> Iterator[None]:
+    """Reads of leaves, each on its own, have each chunk that views of them share in the
+    block read once, as far as it is kept until then."""
     found: dict[Source, collections.Counter[int]] = {}
     viewed: set[tuple[Source, int]] = set()
-    for stored in it.chain.from_iterable(lazy._stored for lazy in lazies):
-        source, place = stored._source, _place(stored._source, stored._record)
+    for leaf in leaves:
+        source, place = leaf.source, leaf.array_place
         found.setdefault(source, collections.Counter())[place] += 1
-        if stored._view is not None:
+        if leaf.view is not None:
             viewed.add((source, place))
     with contextlib.ExitStack() as stack:
         for source, counts in found.items():
@@ -111,22 +111,21 @@ def keeping(lazies: Iterable[Any]) -> Iterator[None]:
         yield
 
 
-def find(
-    source: Source, read: StoredRead, verify: bool, budget: int
-) -> KeptChunks | None:
+def _find(reader: Reader, read: StoredRead) -> KeptChunks | None:
     """The chunks that a read shares with others, unless they take too much memory."""
-    record = read.record
+    source, record = reader.source, read.record
     place = _place(source, record)
     kept = next((x for x in list(source.kept) if place in x.places), None)
     if kept is None or read.views is None or record.part is not None:
         return None
     t = source.cut(record)
-    count = len(touched(t, read.views)) if is_by_chunks(source, record, verify) else 0
-    most = max(2 * t.full, min(_BYTES, budget))
+    is_shared = is_by_chunks(source, record, reader.digests is not None)
+    count = len(touched(t, read.views)) if is_shared else 0
+    most = max(2 * t.full, min(_BYTES, reader.budget))
     return kept if 0 < count * t.full <= most else None
 
 
-def assembled(
+def _assembled(
     t: Template, read: StoredRead, chunks: Mapping[int, np.ndarray]
 ) -> ReadResult:
     """The views of a read, of the chunks that hold them."""
@@ -152,15 +151,29 @@ def assembled(
     return ReadResult(arrays, True, lost)
 
 
+# Reads from files, and gives what has no problems.
+ReadFiles = Callable[[Reader, Sequence[StoredRead]], Results]
+
+
 def read_kept(
-    source: Source,
-    read: StoredRead,
-    kept: KeptChunks,
-    read_chunks: Callable[[StoredRead], Results],
+    reader: Reader, reads: Sequence[StoredRead], read_files: ReadFiles
+) -> Results:
+    """As `read_files`, but for chunks that are kept."""
+    others = []
+    for one in reads:
+        if (kept := _find(reader, one)) is None:
+            others.append(one)
+        else:
+            yield from _read_shared(reader, one, kept, read_files)
+    yield from read_files(reader, others)
+
+
+def _read_shared(
+    reader: Reader, read: StoredRead, kept: KeptChunks, read_files: ReadFiles
 ) -> Results:
     """Gives a read with its arrays, of chunks that are kept and of those that are read
     now, unless these have problems."""
-    record, t = read.record, source.cut(read.record)
+    source, record, t = reader.source, read.record, reader.source.cut(read.record)
     place, numbers = _place(source, record), touched(t, read.views)
 
     def read_missing() -> dict[int, np.ndarray]:
@@ -169,7 +182,7 @@ def read_kept(
         if missing:
             whole, regions = _view.whole(t.shape), _source.grid_of(t).regions
             views = tuple(whole.take((*regions[n], ...)) for n in missing)
-            for _, result in read_chunks(StoredRead(record, views)):
+            for _, result in read_files(reader, [StoredRead(record, views)]):
                 new = dict(zip(missing, result.arrays))
                 chunks.update(new)
                 kept.put(place, new)
@@ -178,7 +191,7 @@ def read_kept(
     # Of threads that need the same chunk, one reads it.
     chunks = kept.lock.run(read_missing)
     if len(chunks) == len(numbers):
-        yield read, assembled(t, read, chunks)
+        yield read, _assembled(t, read, chunks)
 
 
 def _place(source: Source, record: Record) -> int:

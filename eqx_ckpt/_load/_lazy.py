@@ -1,36 +1,37 @@
 """`LazyArray`: the abstract value of a stored leaf, which can be read on purpose."""
 
-import math
-from collections.abc import Sequence
+import dataclasses
+import itertools as it
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from .. import _rooms
 from .._format import _template, _view
-from .._format._leaves import Record, Unreadable
-from .._format._template import Template
+from .._format._leaves import Record
 from .._format._view import View
 from .._runtime import _arguments, _elsewhere
 from .._runtime._processes import Processes
-from .._storage import _arrays, _context
-from .._storage._backend import Backend
+from .._storage import _context
 from .._tree import _leaf, _target
 from .._tree._target import Target
-from . import _fetch, _kept, _open, _source, _wording
-from ._fetch import LeafRead, ReadPlan
+from . import _fetch, _kept, _wording
+from ._fetch import ReadPlan
+from ._leaf_body import LeafBody, LeafRead, StoredLeaf
 from ._load_options import LoadOptions
 from ._source import Source
 
 
-class LazyArray(jax.ShapeDtypeStruct):
+class LazyArray(_target.Unread):
     """A leaf of a checkpoint that has been opened and not read.
 
     It is a `jax.ShapeDtypeStruct`: `jax.eval_shape`, `jax.jit(...).lower`, `tree_map`,
     `eqx.tree_at` and `eqx.tree_pprint` take it as the abstract leaf that it is. It is
     read by `.read()`, `np.asarray`, `jnp.asarray` and `materialise`, and by nothing
-    else: arithmetic on it, or a jitted call, is an error.
+    else: arithmetic on it, a jitted call, or another function of `jax.numpy` that needs
+    its numbers, is a `TypeError`.
 
     Indexing as in NumPy (integers, slices, `...`, `None`, and an index array or a mask
     along one axis), `.T`, `.transpose` and `.astype` give lazy views, which read the
@@ -56,60 +57,31 @@ class LazyArray(jax.ShapeDtypeStruct):
         ```
     """
 
-    __slots__ = ("_source", "_record", "_view", "_target")
+    __slots__ = ("_body",)
 
-    _source: Source
-    _record: Record
-    _view: View | None
-    _target: Target
+    _body: LeafBody
 
-    def __init__(
-        self, source: Source, record: Record, view: View | None, target: Target
-    ):
-        template = record.template
+    def __init__(self, body: LeafBody):
+        target = body.target
         if target.kind in ("jax", "numpy", "generic"):
             shape, dtype = target.shape, target.dtype
         elif target.kind == "key":
             assert target.impl is not None
             shape, dtype = target.shape, _leaf.key_dtype(target.impl)
         elif target.kind in ("str", "bytes"):
-            shape, dtype = template.shape, np.dtype(np.uint8)
+            shape, dtype = body.template.shape, np.dtype(np.uint8)
         else:
-            shape, dtype = (), _leaf.abstract_dtype(template)
+            shape, dtype = (), _leaf.abstract_dtype(body.template)
         super().__init__(shape, dtype, sharding=target.sharding, weak_type=target.weak)
-        object.__setattr__(self, "_source", source)
-        object.__setattr__(self, "_record", record)
-        object.__setattr__(self, "_view", view)
-        object.__setattr__(self, "_target", target)
+        object.__setattr__(self, "_body", body)
 
     @property
     def name(self) -> str:
-        return self._record.name
+        return self._body.name
 
     @property
-    def _template(self) -> Template:
-        return self._record.template
-
-    @property
-    def _is_readable(self) -> bool:
-        return self._unreadable is None
-
-    @property
-    def _unreadable(self) -> str | None:
-        """The kind of a leaf that cannot be read, and the reason; None if it can be."""
-        part = self._record.part
-        if not isinstance(part, Unreadable):
-            return None
-        return f"{part.what} (unreadable): {part.why}"
-
-    def _check_whole(self) -> None:
-        """**Raises:** `ValueError` if it is not all there."""
-        if self._record.part is not None:
-            raise _wording.error(self._record)
-
-    def _again(self, view: View | None, target: Target) -> "LazyArray":
-        """The same array, as another view of it."""
-        return LazyArray(self._source, self._record, view, target)
+    def _target(self) -> Target:
+        return self._body.target
 
     @property
     def store(self) -> Any:
@@ -117,31 +89,20 @@ class LazyArray(jax.ShapeDtypeStruct):
 
         Where TensorStore lacks the dtype, and for keys, str and bytes, this is the
         array of their bytes or words: see FORMAT.md.
+
+        **Raises:** `ValueError` for an array that [`lazy`][] computes, and where
+        TensorStore has no driver for the store.
         """
-        store = self._source.array(self._record)
-        if self._view is not None:
-            view = self._view
-            store = _arrays.view(store, view.slices(), view.arrays)
-            store = _arrays.transposed(store, view.order)
-        template = self._record.template
-        dtype = self._target.dtype
-        if template.stored == template.dtype and dtype is not None:
-            if dtype.name != template.stored and dtype.name in _template.STORED:
-                store = _arrays.cast(store, dtype)
-        return store
+        return self._body.store()
 
     @property
     def url(self) -> str:
         """The URL of the stored array, without the view's indexing.
 
-        **Raises:** `ValueError` for a format that TensorStore has no URLs for.
+        **Raises:** `ValueError` for an array that [`lazy`][] computes, and for a format
+        that TensorStore has no URLs for.
         """
-        source = self._source
-        if not source.is_own or not source.directory.has_driver():
-            raise ValueError(
-                f"TensorStore has no URL for an array in `{source.root}`. Use `.store`."
-            )
-        return _arrays.array_url(source.root, source.database, source.key(self._record))
+        return self._body.url()
 
     @_arguments.checked()
     def read(self, *, verify: bool = True) -> Any:
@@ -157,8 +118,9 @@ class LazyArray(jax.ShapeDtypeStruct):
         return fetch([self], verify)[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if not self._is_readable:
-            raise _wording.error(self._record)
+        body = self._body
+        if body.unreadable is not None:
+            body.check_whole()
         if self._target.kind in ("key", "str", "bytes"):
             raise TypeError(
                 f"The leaf `{self.name}` is a {self._target.kind}, which NumPy has no "
@@ -167,13 +129,12 @@ class LazyArray(jax.ShapeDtypeStruct):
         if copy is False:
             raise ValueError(f"Reading the leaf `{self.name}` makes a new array.")
         # Python's ints have any size.
-        is_int = self._template.dtype == "int"
+        is_int = body.template.dtype == "int"
         out = fetch([on_host(self, np.object_ if is_int else None)], True)[0]
         return out if dtype is None else out.astype(dtype)
 
     def __getitem__(self, key: Any) -> "LazyArray":
-        self._check_whole()
-        return self._viewed((self._view or _view.whole(self._template.shape)).take(key))
+        return self._viewed(self._own_view().take(key))
 
     @property
     def T(self) -> "LazyArray":
@@ -181,11 +142,15 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     def transpose(self, *axes: Any) -> "LazyArray":
         """A view with its axes in another order, as in NumPy; reversed by default."""
-        self._check_whole()
-        view = self._view or _view.whole(self._template.shape)
+        view = self._own_view()
         if len(axes) == 1 and isinstance(axes[0], (tuple, list)):
             axes = tuple(axes[0])
         return self._viewed(view.transpose(axes or None))
+
+    def _own_view(self) -> View:
+        """**Raises:** `ValueError` for a leaf that is not all there."""
+        self._body.check_whole()
+        return self._body.view or _view.whole(self._body.template.shape)
 
     def _viewed(self, view: View) -> "LazyArray":
         target = self._target._replace(codec=None)
@@ -195,7 +160,7 @@ class LazyArray(jax.ShapeDtypeStruct):
             )
         if target.shape != view.shape:
             target = target._replace(shape=view.shape, sharding=None)
-        return self._again(view, target)
+        return _changed(self, view, target)
 
     def astype(self, dtype: Any) -> "LazyArray":
         """A view whose numbers are cast as they are read: floats to floats, and ints
@@ -204,13 +169,14 @@ class LazyArray(jax.ShapeDtypeStruct):
         if self._target.kind not in _template.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")
         target = self._target._replace(dtype=wanted, weak=False, cast=True, codec=None)
-        problem = _target.misfit(self._template._replace(shape=target.shape), target)
+        template = self._body.template
+        problem = _target.misfit(template._replace(shape=target.shape), target)
         if problem is not None:
             raise TypeError(
-                f"The leaf `{self.name}` is {_leaf.show(self._template)}, and "
+                f"The leaf `{self.name}` is {_leaf.show(template)}, and "
                 f"is not cast to {wanted}: floats become floats, ints ints."
             )
-        return self._again(self._view, target)
+        return retargeted(self, target)
 
     def update(self, **kwargs: Any) -> "LazyArray":
         """Changes fields like `jax.ShapeDtypeStruct.update`, but not the shape. The
@@ -226,44 +192,7 @@ class LazyArray(jax.ShapeDtypeStruct):
             raise ValueError(f"The leaf `{self.name}` has shape {self.shape}.")
         if set(kwargs) - {"shape", "dtype", "sharding", "weak_type"}:
             raise TypeError(f"unknown fields in {sorted(kwargs)}")
-        return out._again(out._view, target)
-
-    @property
-    def _chunk(self) -> tuple[int, ...]:
-        """The shape of the chunks, or blocks, that are read whole; () for none."""
-        is_contiguous = self._source.is_contiguous(self._record)
-        return () if is_contiguous else self._template.chunk
-
-    @property
-    def _chunk_size(self) -> int:
-        """The number of elements that are read together, whichever are wanted."""
-        return math.prod(self._chunk)
-
-    @property
-    def _stored(self) -> "list[LazyArray]":
-        """The stored arrays that it is, or is computed of."""
-        return [self]
-
-    @property
-    def _sources(self) -> tuple[Source, ...]:
-        """The checkpoints that it is read from."""
-        found = {id(x._source): x._source for x in self._stored}
-        return tuple(found.values())
-
-    @property
-    def _key(self) -> Any:
-        """Equal for lazies that are one array when they are read, and for no others."""
-        index, place = self._source.index, self._record.place
-        place = index.leaves.aliases.get(place, place)
-        own = self._source.root.url, index.save, place
-        return own, self._view, self._target
-
-    @staticmethod
-    def _fetch_all(
-        wanted: Sequence[Any], verify: bool, max_bytes: int | None
-    ) -> list[Any]:
-        """Reads leaves that are not simply stored, if this is such a kind."""
-        raise NotImplementedError
+        return retargeted(out, target)
 
     # Two leaves of one shape must never pass for one: `filter_jit` would compile the
     # weights of the first into a call with the second.
@@ -276,6 +205,8 @@ class LazyArray(jax.ShapeDtypeStruct):
     def __hash__(self) -> int:
         return id(self)
 
+    # It has no `__jax_array__`: half of the functions of `jax.numpy` would read it
+    # without being told to, and the others refuse it all the same.
     __array_ufunc__ = None
 
     def _refuse(self, *_: Any) -> NoReturn:
@@ -337,12 +268,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         return _rooms.html(self)
 
     def __repr__(self) -> str:
-        return f"LazyArray({self.name}: {self._shown()})"
-
-    def _shown(self) -> str:
-        if self._is_readable:
-            return _target.show_target(self._target)
-        return _wording.show(self._record)
+        return f"LazyArray({self.name}: {shown(self)})"
 
     __str__ = __repr__
 
@@ -353,15 +279,58 @@ class LazyArray(jax.ShapeDtypeStruct):
         return self
 
     def __reduce__(self) -> Any:
-        source = self._source
-        _source.check_pickles(source)
-        args = (source.root, source.index.save, self.name, self._view, self._target)
-        return _unpickle, args
+        return LazyArray, (self._body,)
+
+
+def body_of(lazy: LazyArray) -> LeafBody:
+    """The content of a lazy array, which rooms ask instead of it."""
+    return lazy._body
+
+
+def stored_leaf(lazy: LazyArray) -> StoredLeaf | None:
+    """The leaf of a checkpoint that a lazy array is; None for what is computed."""
+    body = lazy._body
+    return body if isinstance(body, StoredLeaf) else None
+
+
+def known_leaf(lazy: LazyArray) -> StoredLeaf:
+    """The same of a lazy array that is known not to be computed."""
+    body = lazy._body
+    assert isinstance(body, StoredLeaf)
+    return body
+
+
+def stored_in(lazies: Iterable[LazyArray]) -> Iterator[StoredLeaf]:
+    """The leaves of checkpoints that lazy arrays are, or are computed of."""
+    return it.chain.from_iterable(x._body.stored for x in lazies)
+
+
+def sources_of(lazies: Iterable[LazyArray]) -> list[Source]:
+    """The checkpoints that lazy arrays are read from, each once."""
+    return list({id(x.source): x.source for x in stored_in(lazies)}.values())
+
+
+def shown(lazy: LazyArray) -> str:
+    """The kind, dtype and shape of a lazy array, for people."""
+    body = lazy._body
+    if body.unreadable is None:
+        return _target.show_target(body.target)
+    return _wording.show(known_leaf(lazy).record)
+
+
+def _changed(lazy: LazyArray, view: View | None, target: Target) -> LazyArray:
+    body: Any = lazy._body  # A dataclass.
+    return LazyArray(dataclasses.replace(body, view=view, target=target))
+
+
+def retargeted(lazy: LazyArray, target: Target) -> LazyArray:
+    """The same array and view, read as another target."""
+    return _changed(lazy, lazy._body.view, target)
 
 
 def on_host(lazy: LazyArray, dtype: Any = None) -> LazyArray:
     """The same leaf, to be read as a NumPy array: of its dtype, or of another one."""
-    return lazy._again(lazy._view, host_target(lazy, dtype))
+    return retargeted(lazy, host_target(lazy, dtype))
 
 
 def host_target(lazy: LazyArray, dtype: Any = None) -> Target:
@@ -369,18 +338,10 @@ def host_target(lazy: LazyArray, dtype: Any = None) -> Target:
     return _target.host_target(wanted, lazy.shape, lazy._target.cast)
 
 
-def _unpickle(
-    root: Backend, save: str, name: str, view: View | None, target: Target
-) -> LazyArray:
-    source = _open.reopen(root, save)
-    leaves = source.index.leaves
-    return LazyArray(source, leaves.record(leaves.places[name]), view, target)
-
-
 def lazy_of(source: Source, record: Record, target: Target | None = None) -> LazyArray:
     if target is None:
         target = _target.own_target(record.whole)
-    return LazyArray(source, record, None, target)
+    return LazyArray(StoredLeaf(source, record, None, target))
 
 
 def fetch(
@@ -395,7 +356,7 @@ def fetch(
     options = LoadOptions(verify=verify, max_bytes=max_bytes, processes="own")
     planned = plans(lazies, options, as_numpy)
     if as_numpy:
-        lazies = [x if type(x) is LazyArray else on_host(x) for x in lazies]
+        lazies = [x if stored_leaf(x) else on_host(x) for x in lazies]
     return read(lazies, planned, options, Processes())
 
 
@@ -406,12 +367,11 @@ def plans(
     numbers."""
     out: dict[int, tuple[Source, list[int], list[LeafRead]]] = {}
     for i, lazy in enumerate(lazies):
-        if type(lazy) is LazyArray:
-            source = lazy._source
+        if (leaf := stored_leaf(lazy)) is not None:
+            source = leaf.source
             _, numbers, wanted = out.setdefault(id(source), (source, [], []))
             numbers.append(i)
-            target = host_target(lazy) if as_numpy else lazy._target
-            wanted.append(LeafRead(lazy._record, lazy._view, target))
+            wanted.append(leaf.read_as(host_target(lazy) if as_numpy else None))
     return [(n, _fetch.plan(source, w, options)) for source, n, w in out.values()]
 
 
@@ -423,11 +383,11 @@ def read(
 ) -> list[Any]:
     """Reads lazy leaves as it is planned, and those that are computed."""
     out: list[Any] = [None] * len(lazies)
-    computed = [i for i, lazy in enumerate(lazies) if type(lazy) is not LazyArray]
+    computed = [i for i, lazy in enumerate(lazies) if not stored_leaf(lazy)]
     if computed:
-        wanted = [lazies[i] for i in computed]
-        with _kept.keeping(wanted):
-            values = wanted[0]._fetch_all(wanted, options.verify, options.max_bytes)
+        wanted = [lazies[i]._body for i in computed]
+        with keeping(lazies[i] for i in computed):
+            values = wanted[0].read_all(wanted, options.verify, options.max_bytes)
         for i, value in zip(computed, values):
             out[i] = value
     for numbers, plan in planned:
@@ -435,3 +395,9 @@ def read(
         for i, value in zip(numbers, plan.load(processes)):
             out[i] = value
     return out
+
+
+def keeping(lazies: Iterable[LazyArray]) -> AbstractContextManager[None]:
+    """Around reads of lazy arrays, each on its own: chunks that they share are read
+    once."""
+    return _kept.keeping(stored_in(lazies))

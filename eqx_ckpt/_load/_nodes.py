@@ -234,6 +234,6 @@ def origin(x: object) -> tuple[Source, str] | None:
     if isinstance(x, Node):
         body = _node.body_of(x)
         return (body.source, body.name) if isinstance(body, StoredBody) else None
-    if type(x) is LazyArray:
-        return x._source, "" if x.name == _names.ROOT else x.name
+    if isinstance(x, LazyArray) and (leaf := _lazy.stored_leaf(x)) is not None:
+        return leaf.source, "" if x.name == _names.ROOT else x.name
     return None

@@ -19,7 +19,7 @@ from .._storage import _context, _open_files, _root, _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._storage._open_files import Readable
-from . import _published
+from . import _published, _source
 from ._source import Source
 
 
@@ -103,7 +103,9 @@ def _find(root: Backend, like: PyTree) -> Source | None:
             if root.entry() == "nothing":
                 break
         return None
-    return None if _is_unfinished(root) else _at(root) or _other_at(root, like)
+    if _is_unfinished(root):
+        return None
+    return _source.ours_at(root) or _other_at(root, like)
 
 
 def _is_unfinished(root: Backend) -> bool:
@@ -144,28 +146,23 @@ def _whose(root: Backend) -> str:
     )
 
 
-def _at(root: Backend) -> Source | None:
-    """The checkpoint of ours at a root."""
-    got = _published.read_index(root)
-    return None if got is None else Source(root, got[0], root)
-
-
 def _other_at(root: Backend, like: PyTree) -> Source | None:
     """The checkpoint of another format. Or ours, if that has come since it was looked
     for, or if a store has denied that it has it: then the files for other readers are
     found, and look like another format."""
     source, wrong = None, None
-    looks = [ft.partial(_rooms.find_source, root, like), ft.partial(_at, root)]
-    find, find_ours = _store.ahead_in_directory(root, looks)
+    other = ft.partial(_rooms.find_source, root, like)
+    ours = ft.partial(_source.ours_at, root)
+    find, find_ours = _store.ahead_in_directory(root, [other, ours])
     try:
         source = find()
     except (FileNotFoundError, ValueError) as e:
         wrong = e
     # If it is not there any more, it was deleted while it was looked at.
-    ours = find_ours() if source is None or not root.is_remote else None
-    if ours is None and isinstance(wrong, ValueError):
+    own = find_ours() if source is None or not root.is_remote else None
+    if own is None and isinstance(wrong, ValueError):
         raise wrong
-    return ours or source
+    return own or source
 
 
 # A call is made at least so often, and again for at least so many seconds.

@@ -9,6 +9,7 @@ import numpy as np
 from .._errors import MissingError
 from .._format import _digests, _grid, _template, _view
 from .._format._view import Places
+from .._runtime._threads import Crew
 from .._storage import _arrays, _codecs
 from .._tree import _leaf
 from . import _flat, _kept, _reader, _source
@@ -204,10 +205,10 @@ class _LargeLeaf:
         return ReadResult(arrays, True, lost)
 
 
-def read_parts(reader: Reader, reads: list[StoredRead]) -> Results:
+def read_parts(reader: Reader, crew: Crew, reads: list[StoredRead]) -> Results:
     """Reads leaves, the first of them first, and gives those without problems."""
     jobs = (job for leaf in _leaves(reader, reads) for job in leaf.jobs())
-    for leaf in _reader.in_order(reader.crew, jobs, reader.budget):
+    for leaf in _reader.in_order(crew, jobs, reader.budget):
         if leaf is not None and leaf.read.record.name not in reader.problems:
             yield leaf.read, leaf.result()
 

@@ -48,11 +48,18 @@ def read(
     _context.check_fork()
     budget = BUDGET if max_bytes is None else max_bytes
     problems: dict[str, str] = {}
+    is_verified = verify and source.has_digests and len(reads) > 0
+    digests = source.digests if is_verified else None
     left = {id(one): one for one in reads}
     # In a store, what is damaged or missing is what a second read finds so too.
     for _ in range(1 + source.root.is_remote):
         problems.clear()
-        for one, result in _read(source, [*left.values()], verify, budget, problems):
+        reader = Reader(source, digests, budget, problems)
+        if source.kept:
+            results = _kept.read_kept(reader, [*left.values()], _read_files)
+        else:
+            results = _read_files(reader, [*left.values()])
+        for one, result in results:
             del left[id(one)]
             yield one, result
         if not problems:
@@ -63,36 +70,9 @@ def read(
         raise source.lost("")
 
 
-def _read(
-    source: Source,
-    reads: Sequence[StoredRead],
-    verify: bool,
-    budget: int,
-    problems: dict[str, str],
-) -> Results:
-    """Reads once, and leaves out reads that end up in `problems`."""
-    verify = verify and source.has_digests
-    again = ft.partial(
-        _read_now, source, verify=verify, budget=budget, problems=problems
-    )
-    now = []
-    for one in reads:
-        kept = _kept.find(source, one, verify, budget) if source.kept else None
-        if kept is None:
-            now.append(one)
-        else:
-            yield from _kept.read_kept(source, one, kept, lambda x: again([x]))
-    yield from again(now)
-
-
-def _read_now(
-    source: Source,
-    reads: Sequence[StoredRead],
-    verify: bool,
-    budget: int,
-    problems: dict[str, str],
-) -> Results:
-    """Reads from the files, and not from chunks that are kept."""
+def _read_files(reader: Reader, reads: Sequence[StoredRead]) -> Results:
+    """Reads once, and leaves out reads that end up in the reader's `problems`."""
+    source, is_verified = reader.source, reader.digests is not None
     small: list[StoredRead] = []
     large: list[StoredRead] = []
     # Leaves of one template are alike where each is one run of bytes of our own files.
@@ -103,7 +83,7 @@ def _read_now(
         key = id(one.record.template), one.views is None
         is_small = known.get(key)
         if is_small is None:
-            is_small = _is_small(source, one, verify)
+            is_small = _is_small(source, one, is_verified)
             if source.is_own:
                 known[key] = is_small
         if is_small and one.views != ():
@@ -116,24 +96,22 @@ def _read_now(
             yield one, ReadResult(empty, True)
         else:
             large.append(one)
-    digests = source.digests if verify and (small or large) else None
-    if digests is not None:
-        digests.prepare()
+    if reader.digests is not None and (small or large):
+        reader.digests.prepare()
     # Chunks are decoded by threads of TensorStore, for which these wait.
     is_waiting = any(one.record.template.codec is not None for one in large)
     threads = _machine.cores() * (2 if is_waiting else 1)
     with Crew(min(8, threads)) as crew:
-        reader = Reader(source, digests, budget, problems, crew)
         if small:
-            yield from _read_runs(reader, small)
+            yield from _read_runs(reader, crew, small)
         if large:
-            yield from _parts.read_parts(reader, large)
+            yield from _parts.read_parts(reader, crew, large)
 
 
-def _is_small(source: Source, one: StoredRead, verify: bool) -> bool:
+def _is_small(source: Source, one: StoredRead, is_verified: bool) -> bool:
     """Whether a leaf is read in a run: what is one block, and is wanted whole."""
     t = one.record.template
-    most = _grid.BLOCK if verify or one.views is None else _SMALL
+    most = _grid.BLOCK if is_verified or one.views is None else _SMALL
     is_one = t.chunk == t.shape and t.nbytes <= most and t.codec is None
     return is_one and not source.is_apart(one.record)
 
@@ -169,13 +147,7 @@ def _runs(source: Source, reads: list[StoredRead], most: int) -> list[_Run]:
     records = [one.record for one in reads]
     templates = {id(record.template): record.template for record in records}
     sizes = {x: template.nbytes for x, template in templates.items()}
-    if source.files is None:
-        zero = {x: _grid.key((0,) * len(t.shape)) for x, t in templates.items()}
-        files = [f"{source.key(r)}/{zero[id(r.template)]}" for r in records]
-        places = [(i, 0) for i in range(len(reads))]
-    else:
-        files = source.files
-        places = source.index.extents.starts([record.place for record in records])
+    files, places = source.starts(records)
     runs: list[_Run] = []
     last, start, stop, members = -1, 0, 0, []
     for i in sorted(range(len(reads)), key=places.__getitem__):
@@ -205,7 +177,7 @@ def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_
     yield size, job
 
 
-def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
+def _read_runs(reader: Reader, crew: Crew, reads: list[StoredRead]) -> Results:
     is_remote = reader.source.root.is_remote
     most = min(_RUN if is_remote else _NEAR_RUN, max(_SMALL, reader.budget // 4))
     runs = _runs(reader.source, reads, most)
@@ -218,7 +190,7 @@ def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
         return
     starts = ((size, ft.partial(_start_job, reader, job)) for size, job in jobs)
     count = len(jobs) if is_remote else _NEAR_JOBS
-    for some in _reader.in_order(reader.crew, starts, reader.budget, count):
+    for some in _reader.in_order(crew, starts, reader.budget, count):
         yield from some
 
 

@@ -88,7 +88,6 @@ class Reader:
     digests: Digests | None
     budget: int
     problems: dict[str, str]
-    crew: Crew
     # Of each thread, for what is read and then decoded.
     own: Any = dataclasses.field(default_factory=threading.local, init=False)
 

@@ -1,11 +1,13 @@
 """A save that was opened: where its leaves lie, and whether they are all there."""
 
+import abc
 import bisect
 import dataclasses
 import functools as ft
+import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _digests, _files, _grid, _index, _template, _text
@@ -17,37 +19,69 @@ from .._limits import limits
 from .._runtime import _threads
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
-from . import _wording
+from . import _published, _wording
 
 
 _DAMAGED = "its file of digests is damaged"
 
 # A range of the bytes of a file: its key, from, to.
 Range = tuple[str, int, int]
+# The number of a file, and an offset in it.
+Place = tuple[int, int]
+# A leaf, and the numbers of some of its chunks.
+WantedChunks = tuple[Record, Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Source:
+class Source(abc.ABC):
     """A save that was opened: all that is read goes through one of these. The keys of
     its files are relative to `directory`.
 
-    What has a `stamp` is not one of ours in a directory of its own, and is current as
-    long as that of the directory gives what was `stamped`. Subclasses are those of ours
-    in one file, and those that have leaves of another format.
+    Each kind has a class. `DatabaseSource` and `ZarrSource` are ours in a directory of
+    their own, one for each layout; rooms around the kernel have those in one file, and
+    of other formats. Leaves lie as chunks in the data files of the index, unless a
+    class says otherwise.
     """
 
     root: Backend
     index: Index
     directory: Backend
-    stamp: Callable[[Backend], str] | None = None
-    stamped: str = ""
+    # The keys of the data files; none if each leaf has a directory of its own.
+    files: list[str]
     # The TensorStores of leaves that were opened, by their places.
     _opened: dict[int, Any] = dataclasses.field(default_factory=dict, init=False)
     # What keeps chunks that several reads share, as long as those are made.
     kept: dict[Any, None] = dataclasses.field(default_factory=dict, init=False)
 
-    # Whether it is one of ours, whose leaves lie in chunks that have digests.
-    has_digests = True
+    # ---- What a kind says of itself.
+
+    # Whether its leaves lie in chunks that have digests.
+    has_digests: ClassVar[bool] = True
+    # Whether it is one of ours, in a directory of its own.
+    is_own: ClassVar[bool] = True
+
+    @property
+    def database(self) -> str | None:
+        """The key below which the database of its chunks is; None if it has none."""
+        return None
+
+    @property
+    def digests_key(self) -> str:
+        """The key of the file of digests."""
+        raise NotImplementedError
+
+    def key(self, record: Record) -> str:
+        """The leaf's directory, in the database or at the root."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def is_in(self, directory: Backend) -> bool:
+        """Whether a directory still holds the save, in one look."""
+
+    def is_unchanged(self) -> bool:
+        """Whether what is read now is what was opened: an open file stays what it is,
+        unless it is written to."""
+        return self._is_still_in(self.directory)
 
     def is_stored(self, record: Record) -> bool:
         """Whether a leaf is an array that TensorStore has to read."""
@@ -61,29 +95,7 @@ class Source:
         """Whether the elements of a leaf are not in the order of the bytes of files."""
         return False
 
-    @property
-    def is_own(self) -> bool:
-        """Whether it is one of ours, in a directory of its own."""
-        return self.stamp is None
-
-    @ft.cached_property
-    def files(self) -> list[str] | None:
-        """The keys of the data files; None: each leaf has a directory of its own."""
-        if not self.is_own:
-            return self.index.files
-        if self.database is None:
-            return None
-        return [f"{self.database}/{file}" for file in self.index.files]
-
-    @ft.cached_property
-    def database(self) -> str | None:
-        return f"d/{self.index.save}" if self.index.layout == "ocdbt" else None
-
-    def key(self, record: Record) -> str:
-        """The leaf's directory, in the database or at the root."""
-        if self.database is None:
-            return _files.directory(record.name)
-        return record.name
+    # ---- Leaves that TensorStore opens.
 
     def array(self, record: Record) -> Any:
         """The leaf's TensorStore, opened once and without a read."""
@@ -105,8 +117,8 @@ class Source:
         return array
 
     def _open_whole(self, record: Record, directory: Backend) -> Any:
-        places = [self._place(record, range(record.template.chunk_count))]
-        return _arrays.open_arrays(directory, self.files, places)[0]
+        wanted = [(record, range(record.template.chunk_count))]
+        return self._open_in(directory, wanted)[0]
 
     def spec(self, record: Record) -> dict[str, Any]:
         """TensorStore's spec of a leaf, as others may open it.
@@ -114,59 +126,58 @@ class Source:
         **Raises:** `ValueError` where TensorStore cannot, or has no files for it.
         """
         _wording.check_readable(record)
-        why, others = "", self.index.others
-        if not self.has_digests:
-            why = f"it is of another format, {self.index.layout}"
-        elif self.root.url.startswith("memory://"):
-            why = "its store is in the memory of eqx_ckpt"
-        elif not self.directory.has_driver():
-            why = f"TensorStore has no driver for `{self.root}`"
-        elif self.database and f"{self.database}/manifest.ocdbt" not in others:
-            why = "it has too many chunks for a database"
-        if why:
+        if why := self._without_spec():
             raise ValueError(
                 f"TensorStore has no spec for `{record.name}` of `{self.root}`: {why}. "
                 "Use `.store`, or `.read`."
             )
-        if self.database is None:
-            kvstore = self.spec_of(self.key(record))
-        else:
-            base = self.spec_of(self.database)
-            kvstore = {"driver": "ocdbt", "base": base, "path": f"{record.name}/"}
         # A chunk that is missing must not read as zeros.
         how = {"fill_missing_data_reads": False}
-        return {"driver": "zarr3", "kvstore": kvstore, **how}
+        return {"driver": "zarr3", "kvstore": self._kvstore(record), **how}
+
+    def _without_spec(self) -> str:
+        """Why TensorStore has no spec for any leaf; "" if it has."""
+        if self.root.url.startswith("memory://"):
+            return "its store is in the memory of eqx_ckpt"
+        if not self.directory.has_driver():
+            return f"TensorStore has no driver for `{self.root}`"
+        return ""
+
+    def _kvstore(self, record: Record) -> dict[str, Any]:
+        return self.spec_of(self.key(record))
 
     def spec_of(self, key: str) -> dict[str, Any]:
         """TensorStore's spec of a directory of the save."""
         return self.directory.unpinned().spec(key)
 
-    def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
+    def open(self, wanted: Sequence[WantedChunks]) -> list[Any]:
         """The stores that some chunks of these leaves are read from."""
-        places = [self._place(*one) for one in wanted]
-        return _arrays.open_arrays(self.directory, self.files, places)
+        return self._open_in(self.directory, wanted)
+
+    def _open_in(self, directory: Backend, wanted: Sequence[WantedChunks]) -> list[Any]:
+        places = []
+        for record, numbers in wanted:
+            keys = grid_of(record.template).keys
+            locate = self.index.extents.locate
+            chunks = [(keys[n], *locate(record, n)) for n in numbers]
+            places.append((record.template, chunks))
+        return _arrays.open_arrays(directory, self.files, places)
 
     def cut(self, record: Record) -> Template:
         """The template of a leaf, with the chunks that it is read in."""
         return record.template
 
-    def _place(self, record: Record, numbers: Sequence[int]) -> tuple[Template, Any]:
-        """Where chunks of a leaf lie."""
-        if self.files is None:
-            return record.template, self.key(record)
-        keys = grid_of(record.template).keys
-        locate = self.index.extents.locate
-        chunks = [(keys[n], *locate(record, n)) for n in numbers]
-        return record.template, chunks
+    # ---- Where bytes are.
+
+    def starts(self, records: Sequence[Record]) -> tuple[Sequence[str], list[Place]]:
+        """The keys of files, and where in them the first chunk of each leaf is."""
+        places = map(operator.attrgetter("place"), records)
+        return self.files, self.index.extents.starts(places)
 
     def where(self, record: Record, number: int) -> tuple[str, int, int | None]:
         """The bytes of a chunk: the key of their file, from, to (None: its end)."""
-        if self.files is not None:
-            file, start, length = self.index.extents.locate(record, number)
-            return self.files[file], start, start + length
-        t = record.template
-        key = f"{self.key(record)}/{grid_of(t).keys[number]}"
-        return key, 0, t.full if t.codec is None else self.directory.size(key)
+        file, start, length = self.index.extents.locate(record, number)
+        return self.files[file], start, start + length
 
     def ranges(self, record: Record, runs: Iterable[tuple[int, int]]) -> list[Range]:
         """Where runs of the bytes of a leaf lie, from one to another, whose chunks are
@@ -186,9 +197,6 @@ class Source:
     def _segment(self, record: Record, number: int) -> tuple[int, int, str, int]:
         """The run of chunks `[first, stop)` that a chunk is in, the key of its file,
         and from which byte on it lies there."""
-        if self.files is None:
-            key = f"{self.key(record)}/{grid_of(record.template).keys[number]}"
-            return number, number + 1, key, 0
         first, stop, file, offset = self.index.extents.segment(record, number)
         return first, stop, self.files[file], offset
 
@@ -200,32 +208,16 @@ class Source:
         So no memory is allocated for what is not there. In an object store it would
         take as long as to read it, which says so too.
         """
-        t = record.template
-        is_decoded = t.codec is not None or self.files is None
-        if is_decoded and t.full > _arrays.largest_chunk():
-            raise ValueError(f"its chunks have {t.full} bytes, more than memory allows")
-        if self.root.is_remote:
-            return
-        if self.files is not None:
-            at, extents = 0, self.index.extents
-            while at < len(numbers):
-                first, stop, file, offset = extents.segment(record, numbers[at])
-                at = bisect.bisect_left(numbers, stop, at)
-                end = offset + extents.extent(record, first, numbers[at - 1] + 1)
-                self.directory.check_range(self.files[file], end)
-        else:
-            size = t.full if t.codec is None else _template.least_encoded(t.full)
-            keys = grid_of(t).keys
-            for n in numbers:
-                key = f"{self.key(record)}/{keys[n]}"
-                found = self.root.check_range(key, size)
-                most = size if t.codec is None else _template.most_encoded(t.full)
-                if found is not None and found > most:
-                    raise ValueError(f"`{key}` is not a chunk of it")
+        if record.template.codec is not None:
+            _check_memory(record.template)
+        at, extents = 0, self.index.extents
+        while at < len(numbers) and not self.root.is_remote:
+            first, stop, file, offset = extents.segment(record, numbers[at])
+            at = bisect.bisect_left(numbers, stop, at)
+            end = offset + extents.extent(record, first, numbers[at - 1] + 1)
+            self.directory.check_range(self.files[file], end)
 
-    @property
-    def digests_key(self) -> str:
-        return f"{self.database}/digests" if self.database else _files.DIGESTS
+    # ---- Digests, and files beside the data.
 
     @ft.cached_property
     def digests(self) -> "Digests":
@@ -241,10 +233,9 @@ class Source:
         """The digests of some chunks of a leaf that follow each other."""
         extents, t, out = self.index.extents, record.template, b""
         while chunks:
-            start, stop = chunks.start, chunks.stop
-            if self.database is not None:
-                # What is one run of chunks is in one page.
-                stop = min(stop, extents.segment(record, start)[1])
+            # What is one run of chunks is in one page.
+            start = chunks.start
+            stop = min(chunks.stop, extents.segment(record, start)[1])
             first = extents.digest_of(record, start)
             count = t.block_of(stop) - t.block_of(start)
             out += self.digests.rows(first, first + count)
@@ -260,19 +251,14 @@ class Source:
         got = _store.read_answer(self.root, key, reading)
         return got.value if got.state == "value" else None
 
+    # ---- Whether it is still there.
+
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""
         return self._is_still_in(self.directory.unpinned())
 
     def _is_still_in(self, directory: Backend) -> bool:
-        def look() -> bool:
-            if self.stamp is not None:
-                return self.stamp(directory) == self.stamped
-            head = _index.head_of(self.index.save)
-            value = directory.read(_files.INDEX, len(head))
-            return value is not None and value.data == head
-
-        return _store.look_twice(self.root, look, bool)
+        return _store.look_twice(self.root, ft.partial(self.is_in, directory), bool)
 
     def check_current(self) -> None:
         """**Raises:** `ReplacedError` for a file that is open and no more at its path.
@@ -280,12 +266,6 @@ class Source:
         is_open = self.directory.unpinned() is not self.directory
         if is_open and not self.is_current():
             raise self.lost("")
-
-    def is_unchanged(self) -> bool:
-        """Whether what is read now is what was opened: in a directory of its own it can
-        only be gone, and an open file stays what it is, unless it is written to."""
-        is_apart = self.is_own and self.database is not None
-        return is_apart or self._is_still_in(self.directory)
 
     def lost(self, why: str) -> RuntimeError:
         """The error of what cannot be read: that it was replaced, or `why`.
@@ -304,6 +284,109 @@ class Source:
             )
         why = _text.escape(why)
         return DamagedError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
+
+
+class DatabaseSource(Source):
+    """A save of ours, of layout `"ocdbt"`: its files are below the key of a database,
+    which no other save uses."""
+
+    @property
+    def database(self) -> str:
+        return f"d/{self.index.save}"
+
+    @property
+    def digests_key(self) -> str:
+        return f"d/{self.index.save}/digests"
+
+    def key(self, record: Record) -> str:
+        return record.name
+
+    def is_in(self, directory: Backend) -> bool:
+        return _has_index(directory, self.index)
+
+    def is_unchanged(self) -> bool:
+        return True  # Its files can only be gone.
+
+    def _without_spec(self) -> str:
+        if f"{self.database}/manifest.ocdbt" not in self.index.others:
+            return super()._without_spec() or "it has too many chunks for a database"
+        return super()._without_spec()
+
+    def _kvstore(self, record: Record) -> dict[str, Any]:
+        base = self.spec_of(self.database)
+        return {"driver": "ocdbt", "base": base, "path": f"{record.name}/"}
+
+
+class ZarrSource(Source):
+    """A save of ours, of layout `"zarr"`: each leaf has a directory of its own, and
+    each chunk a file, under names that other saves use too."""
+
+    @property
+    def digests_key(self) -> str:
+        return _files.DIGESTS
+
+    def key(self, record: Record) -> str:
+        return _files.directory(record.name)
+
+    def is_in(self, directory: Backend) -> bool:
+        return _has_index(directory, self.index)
+
+    def _open_in(self, directory: Backend, wanted: Sequence[WantedChunks]) -> list[Any]:
+        places = [(record.template, self.key(record)) for record, _ in wanted]
+        return _arrays.open_arrays(directory, None, places)
+
+    def starts(self, records: Sequence[Record]) -> tuple[Sequence[str], list[Place]]:
+        templates = {id(record.template): record.template for record in records}
+        first = {x: _grid.key((0,) * len(t.shape)) for x, t in templates.items()}
+        files = [f"{self.key(r)}/{first[id(r.template)]}" for r in records]
+        return files, [(number, 0) for number in range(len(records))]
+
+    def where(self, record: Record, number: int) -> tuple[str, int, int | None]:
+        t, key = record.template, self._chunk_key(record, number)
+        return key, 0, t.full if t.codec is None else self.directory.size(key)
+
+    def _segment(self, record: Record, number: int) -> tuple[int, int, str, int]:
+        return number, number + 1, self._chunk_key(record, number), 0
+
+    def _chunk_key(self, record: Record, number: int) -> str:
+        return f"{self.key(record)}/{grid_of(record.template).keys[number]}"
+
+    def check(self, record: Record, numbers: Sequence[int]) -> None:
+        t = record.template
+        _check_memory(t)
+        if self.root.is_remote:
+            return
+        size = t.full if t.codec is None else _template.least_encoded(t.full)
+        most = size if t.codec is None else _template.most_encoded(t.full)
+        for number in numbers:
+            key = self._chunk_key(record, number)
+            found = self.root.check_range(key, size)
+            if found is not None and found > most:
+                raise ValueError(f"`{key}` is not a chunk of it")
+
+
+def ours_at(root: Backend) -> Source | None:
+    """The save of ours that a directory holds. **Raises:** as `read_index`."""
+    got = _published.read_index(root)
+    if got is None:
+        return None
+    index, _ = got
+    if index.layout == "zarr":
+        return ZarrSource(root, index, root, [])
+    files = [f"d/{index.save}/{file}" for file in index.files]
+    return DatabaseSource(root, index, root, files)
+
+
+def _has_index(directory: Backend, index: Index) -> bool:
+    head = _index.head_of(index.save)
+    value = directory.read(_files.INDEX, len(head))
+    return value is not None and value.data == head
+
+
+def _check_memory(t: Template) -> None:
+    """**Raises:** `ValueError` for chunks that no memory holds decoded."""
+    if t.full > _arrays.largest_chunk():
+        raise ValueError(f"its chunks have {t.full} bytes, more than memory allows")
 
 
 class Digests:
@@ -368,10 +451,12 @@ class Digests:
             self._coming = source.root.start_read(source.digests_key, 0, stop)
 
     def _load(self, number: int) -> bytes:
-        return self._lock.run(lambda: self._data.get(number) or self._read(number))
+        return self._lock.run(ft.partial(self._read_once, number))
 
-    def _read(self, number: int) -> bytes:
+    def _read_once(self, number: int) -> bytes:
         source = self._source
+        if number in self._data:
+            return self._data[number]
         try:
             data = _store.look_twice(source.root, ft.partial(self._arrived, number))
         except FileNotFoundError as e:

@@ -17,7 +17,8 @@ from .._format import _template, _view
 from .._format._leaves import Leaves, Part, Record, Region
 from .._load import _checkpoint, _load_options, _read
 from .._load._checkpoint import Checkpoint
-from .._load._fetch import LeafBuilder, LeafRead
+from .._load._fetch import LeafBuilder
+from .._load._leaf_body import LeafRead
 from .._load._load_options import LoadOptions
 from .._load._match import Match
 from .._load._partial import Apart
@@ -181,10 +182,13 @@ class Parts:
         with self._reading(number):
             return _own.bytes_of(self._opened[number], 0)
 
+    def _source(self, number: int) -> Source:
+        return _checkpoint.source_of(self._opened[number])
+
     def _match(self, number: int) -> Match:
         """By the names in one part: each has those of all leaves."""
         if number not in self._matches:
-            source = self._opened[number]._source
+            source = self._source(number)
             leaves = _whole(source.index.leaves)
             index = dataclasses.replace(source.index, leaves=leaves)
             whole = Checkpoint(dataclasses.replace(source, index=index))
@@ -196,7 +200,7 @@ class Parts:
         """The report of a part on this disk, for `count` processes."""
         try:
             nbytes = file.stat().st_size
-            leaves = self.open(number, file)._source.index.leaves
+            leaves = _checkpoint.source_of(self.open(number, file)).index.leaves
         except (OSError, DamagedError):
             return Offer()
         # What does not fit `like` is an error of the load.
@@ -209,7 +213,7 @@ class Parts:
         return Offer(nbytes, _digest(regions), _digest(whole), sorted(readers))
 
     def _read_part(self, number: int, reads: Sequence[StoredRead]) -> Results:
-        source, options = self._opened[number]._source, self._options
+        source, options = self._source(number), self._options
         with self._reading(number):
             yield from _read.read(source, reads, options.verify, options.max_bytes)
 
@@ -217,7 +221,7 @@ class Parts:
         """The tree, of parts that were opened."""
         matched, options = self._match(numbers[0]), self._options
         wanted = [*matched.reads.values()]
-        sources = {number: self._opened[number]._source for number in numbers}
+        sources = {number: self._source(number) for number in numbers}
         budget = _read.BUDGET if options.max_bytes is None else options.max_bytes
         leaves = [_parted(i, one, sources) for i, one in enumerate(wanted)]
         builder = LeafBuilder(wanted, budget)

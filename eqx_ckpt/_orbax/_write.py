@@ -83,7 +83,8 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
     """
     _background.wait_for(_root.resolve(path))
     ckpt = _checkpoint.open(path)
-    source, root = ckpt._source, ckpt._source.root.real()
+    source = _checkpoint.source_of(ckpt)
+    root = source.root.real()
     root.check_writable()
     _check_writable(source)
     files = _files_of(ckpt)
@@ -122,8 +123,9 @@ def _manifest_key(source: Source) -> str:
 
 
 def _files_of(ckpt: Checkpoint) -> dict[str, bytes]:
-    source, index = ckpt._source, ckpt._source.index
-    leaves, record = index.leaves, index.leaves.tree
+    source = _checkpoint.source_of(ckpt)
+    index, leaves = source.index, source.index.leaves
+    record = leaves.tree
     if record is None:
         raise ValueError(f"`{source.root}` does not say of what tree it is.")
     # Whatever cannot be read cannot be told to others.

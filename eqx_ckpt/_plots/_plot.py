@@ -8,7 +8,9 @@ import numpy as np
 
 from .._edit import _sample
 from .._edit._difference import Diff
+from .._load import _lazy
 from .._load._lazy import LazyArray
+from .._run import _manager
 from .._run._manager import CheckpointManager
 from .._show import _curves
 
@@ -40,7 +42,8 @@ def _draw(x: object, ax: Any) -> None:
 def _leaf(x: LazyArray, ax: Any) -> None:
     """Draws one axis as a line, two as a picture, else a histogram, like xarray."""
     is_large = math.prod(x.shape) * x.dtype.itemsize > _sample.WHOLE
-    is_sampled = is_large and x._view is None and type(x) is LazyArray
+    leaf = _lazy.stored_leaf(x)
+    is_sampled = is_large and leaf is not None and leaf.view is None
     sample = _sample.read_sample(x) if is_sampled else _sample.Sample(np.asarray(x))
     values = _sample.floats(sample.value)
     if values is None or not values.size:
@@ -91,4 +94,4 @@ def _run(x: CheckpointManager, ax: Any) -> None:
         ax.plot(*zip(*lines[0]), marker=".", label=name)
     if curves:
         ax.legend()
-    ax.set(xlabel="step", title=str(x._steps.root))
+    ax.set(xlabel="step", title=str(_manager.steps_of(x).root))

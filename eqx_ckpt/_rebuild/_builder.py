@@ -14,7 +14,7 @@ import jax.tree_util as jtu
 from .._errors import DamagedError
 from .._format import _names, _values
 from .._format._values import Name
-from .._load import _lazy
+from .._load import _checkpoint, _lazy
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._tree import (
@@ -58,7 +58,8 @@ class Builder:
         replace: Mapping[str, Any],
         sharding: Sharding | None,
     ):
-        self._leaves = ckpt._source.index.leaves
+        self._source = _checkpoint.source_of(ckpt)
+        self._leaves = self._source.index.leaves
         assert self._leaves.tree is not None
         self._tree = self._leaves.tree
         self._at = 0
@@ -175,7 +176,7 @@ class Builder:
         # What is one array in the checkpoint is one in the tree.
         key = self._leaves.aliases.get(place, place), target
         if key not in self._lazies:
-            self._lazies[key] = _lazy.lazy_of(self._ckpt._source, record, target)
+            self._lazies[key] = _lazy.lazy_of(self._source, record, target)
         return self._lazies[key]
 
     def _exact(self, encoded: object, name: str, owner: type | None = None) -> Any:

@@ -77,7 +77,7 @@ def rebuild(
     _load_options.check(LoadOptions(**options))
     allowed = _allowlist.finder(known)
     ckpt = _checkpoint.open(path)
-    pinned = ckpt._source
+    pinned = _checkpoint.source_of(ckpt)
     leaves = pinned.index.leaves
     if leaves.tree is None:
         raise RuntimeError(

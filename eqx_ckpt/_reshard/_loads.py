@@ -14,7 +14,8 @@ from jax.sharding import NamedSharding
 from .._format import _template, _text
 from .._limits import limits
 from .._load import _fetch
-from .._load._fetch import LeafRead, ReadPlan
+from .._load._fetch import ReadPlan
+from .._load._leaf_body import LeafRead
 from .._load._load_options import LoadOptions
 from .._load._source import Source
 from .._runtime import _log, _processes

@@ -38,7 +38,7 @@ def load(ckpt: Checkpoint, own: PyTree) -> Any:
 
     **Raises:** `ValueError` if the step has no such states.
     """
-    source = ckpt._source
+    source = _checkpoint.source_of(ckpt)
     count = len(source.index.own)
     if not count:
         raise _without(ckpt)
@@ -60,9 +60,10 @@ def check_count(path: str, count: int) -> None:
 
 def bytes_of(ckpt: Checkpoint, process: int) -> bytes:
     """The own state of a process, as it is stored."""
-    if not ckpt._source.index.own:
+    source = _checkpoint.source_of(ckpt)
+    if not source.index.own:
         raise _without(ckpt)
-    return _source.read_own(ckpt._source, process)
+    return _source.read_own(source, process)
 
 
 def decode(data: bytes, own: PyTree) -> Any:

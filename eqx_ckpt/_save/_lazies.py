@@ -17,8 +17,9 @@ from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _index, _template, _view
 from .._format._leaves import Region
 from .._format._template import Template
-from .._load import _kept, _lazy, _reader
+from .._load import _lazy, _reader
 from .._load._lazy import LazyArray
+from .._load._leaf_body import LeafBody, StoredLeaf
 from .._load._source import Source
 from .._runtime import _threads
 from .._tree import _host_copy, _leaf, _register, _target
@@ -37,7 +38,7 @@ _SMALL = 1 << 16
 def stand_in(leaf: object) -> Any:
     """A leaf as a `filter_spec` sees it: for a lazy one something of its kind."""
     if isinstance(leaf, LazyArray):
-        return _leaf.stand_in(leaf._target.kind, leaf)
+        return _leaf.stand_in(_lazy.body_of(leaf).target.kind, leaf)
     return leaf
 
 
@@ -55,7 +56,7 @@ def as_stored(value: object, dtype: np.dtype | None) -> StoredValue:
     `dtype` is what floating arrays are cast to.
     """
     if isinstance(value, LazyArray):
-        value._check_whole()
+        _lazy.body_of(value).check_whole()
         unread = _unread(value, dtype)
         return StoredValue(unread, unread.template)
     value = _register.to_leaf(value)
@@ -83,56 +84,58 @@ def described(
 def _likeness(value: object) -> Any:
     """Equal for lazy leaves that are stored alike; None for any other value, and for
     one that is a view or a part."""
-    if type(value) is not LazyArray or value._view is not None:
+    leaf = _lazy.stored_leaf(value) if isinstance(value, LazyArray) else None
+    if leaf is None or leaf.view is not None or leaf.record.part is not None:
         return None
-    source, record = value._source, value._record
-    if record.part is not None:
-        return None
-    ids = map(id, (source, record.template, value._target))
-    return *ids, source.is_contiguous(record)
+    ids = map(id, (leaf.source, leaf.template, leaf.target))
+    return *ids, leaf.is_contiguous
 
 
 def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
-    if lazy._target.kind in _template.ARRAY_KINDS and dtype is not None:
+    is_array = _lazy.body_of(lazy).target.kind in _template.ARRAY_KINDS
+    if is_array and dtype is not None:
         if _template.is_floating(lazy.dtype) and dtype != lazy.dtype:
             lazy = lazy.astype(dtype)
-    target = lazy._target
-    if _is_as_stored(lazy):
-        template = lazy._template._replace(codec=None)
-        if lazy._source.is_contiguous(lazy._record):
+    body = _lazy.body_of(lazy)
+    target = body.target
+    if (leaf := _as_stored(lazy)) is not None:
+        template = leaf.template._replace(codec=None)
+        if leaf.is_contiguous:
             template = template._replace(chunk=())
         return LazySource(lazy, template)
     if target.kind == "key" or target.dtype is None:
         # These have no views: what they are read as is small, or as it was stored.
-        template = _target.as_read(lazy._template, target)
+        template = _target.as_read(body.template, target)
         template = template._replace(chunk=(), codec=None)
     else:
         template = _leaf.array_template(
             target.kind, lazy.shape, lazy.dtype, None, bool(lazy.weak_type)
         )
-    return LazySource(lazy, template, _grain(lazy))
+    return LazySource(lazy, template, _grain(body))
 
 
-def _grain(lazy: LazyArray) -> tuple[int, ...]:
+def _grain(body: LeafBody) -> tuple[int, ...]:
     """The chunks in which a view is read without reading anything twice: those of the
     source, or the blocks of a computation, if all of it is there, its axes in any
     order. Else ()."""
-    view = lazy._view or _view.whole(lazy._template.shape)
-    is_whole = view.picks == tuple(map(range, lazy._template.shape))
+    view = body.view or _view.whole(body.template.shape)
+    is_whole = view.picks == tuple(map(range, body.template.shape))
     if not is_whole or len(view.axes) > len(view.picks):
         return ()
-    chunk = lazy._chunk
+    chunk = body.chunk
     order = [axis for axis in view.order if axis is not None]
     return tuple(chunk[axis] for axis in order) if chunk else ()
 
 
-def _is_as_stored(lazy: LazyArray) -> bool:
-    """Whether a leaf comes back as its source has it."""
-    if type(lazy) is not LazyArray or lazy._view is not None:
-        return False
-    target = lazy._target._replace(codec=None, python=None)
-    own = _target.own_target(lazy._template)
-    return own._replace(sharding=target.sharding, cast=target.cast) == target
+def _as_stored(lazy: LazyArray) -> StoredLeaf | None:
+    """The leaf of a checkpoint that a lazy one is, if it comes back as it is there."""
+    leaf = _lazy.stored_leaf(lazy)
+    if leaf is None or leaf.view is not None:
+        return None
+    target = leaf.target._replace(codec=None, python=None)
+    own = _target.own_target(leaf.template)
+    is_same = own._replace(sharding=target.sharding, cast=target.cast) == target
+    return leaf if is_same else None
 
 
 @dataclasses.dataclass(eq=False)
@@ -157,23 +160,24 @@ class LazySource(_host_copy.Payload):
     @property
     def key(self) -> Any:
         """Equal for leaves that are one array."""
-        return self.lazy._key
+        return _lazy.body_of(self.lazy).identity
 
     @property
     def account(self) -> str:
         """The same in all processes that save the same."""
-        saves = [(x.root.url, x.index.save) for x in self.lazy._sources]
+        saves = [(x.root.url, x.index.save) for x in _lazy.sources_of([self.lazy])]
         return _index.digest(repr((self.lazy.name, saves, self.template)).encode())
 
     def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
         """The elements that are stored, for each of some regions, a few of which are
         read together: chunks of the source are not those of the target."""
         t, size = self.template, math.prod(self.template.shape)
-        if not self._is_array or self.lazy._chunk_size >= size:
+        grain = _lazy.body_of(self.lazy).chunk_size
+        if not self._is_array or grain >= size:
             for region in regions:
                 yield self._lock.run(ft.partial(self._part, region, size))
             return
-        most = max(_AHEAD // t.itemsize, self.lazy._chunk_size)
+        most = max(_AHEAD // t.itemsize, grain)
         for box, inner in _boxes(regions, most):
             lazy = _lazy.on_host(self.lazy[box])
             (value,) = _fetch([lazy], self.verify, 4 * most * t.itemsize)
@@ -200,36 +204,34 @@ class LazySource(_host_copy.Payload):
         return t.kind in _template.ARRAY_KINDS and t.dtype != "float0"
 
     @ft.cached_property
-    def _is_as_stored(self) -> bool:
-        return _is_as_stored(self.lazy)
+    def _as_stored(self) -> StoredLeaf | None:
+        return _as_stored(self.lazy)
 
     def name_in(self, source: Source) -> str | None:
         """The name of the leaf in a save, if it is written from there as it is."""
-        return _name_in(self.lazy, source) if self._is_as_stored else None
+        return _name_in(self._as_stored, source) if self._as_stored else None
 
     def parts_in(self, source: Source) -> set[str]:
         """The names of the leaves in a save that it is computed of."""
-        if type(self.lazy) is LazyArray:
+        if _lazy.stored_leaf(self.lazy) is not None:
             return set()
-        names = {_name_in(x, source) for x in self.lazy._stored}
+        names = {_name_in(x, source) for x in _lazy.stored_in([self.lazy])}
         return {name for name in names if name is not None}
 
     def digests(self, chunks: range) -> bytes | None:
         """The digests of some chunks, where those of its source are its own."""
-        if not self._is_as_stored:
+        if (leaf := self._as_stored) is None or not leaf.source.has_digests:
             return None
-        source, record = self.lazy._source, self.lazy._record
-        if not source.has_digests or record.template.chunk != self.template.chunk:
+        if leaf.template.chunk != self.template.chunk:
             return None
-        return source.digests_of(record, chunks)
+        return leaf.source.digests_of(leaf.record, chunks)
 
 
-def _name_in(lazy: LazyArray, source: Source) -> str | None:
-    """The name in a save of the leaf that is stored for a lazy one, if it is there."""
-    if lazy._source.index.save != source.index.save:
+def _name_in(leaf: StoredLeaf, source: Source) -> str | None:
+    """The name that a leaf has in a save, if it is of that."""
+    if leaf.source.index.save != source.index.save:
         return None
-    leaves, place = source.index.leaves, lazy._record.place
-    return leaves.names[leaves.aliases.get(place, place)]
+    return source.index.leaves.names[leaf.array_place]
 
 
 def _fetch(
@@ -262,8 +264,8 @@ PART, _REQUESTS = 8 * 2**20, 16
 def requests(leaves: Sequence[PlannedLeaf], max_bytes: int) -> int:
     """The number of parts of leaves that are read at a time: 1, unless some are in an
     object store. Each takes twice its bytes of memory."""
-    sources = {id(x): x for lazy in _lazies(leaves) for x in lazy._sources}
-    is_remote = any(source.root.is_remote for source in sources.values())
+    sources = _lazy.sources_of(_lazies(leaves))
+    is_remote = any(source.root.is_remote for source in sources)
     return max(1, min(_REQUESTS, max_bytes // (2 * PART))) if is_remote else 1
 
 
@@ -284,13 +286,13 @@ def _same(job: T) -> T:
 
 def places(leaves: Sequence[PlannedLeaf]) -> frozenset[str]:
     """Where the checkpoints are whose lazy leaves these are."""
-    roots = {id(x.root): x.root for lazy in _lazies(leaves) for x in lazy._sources}
-    return frozenset(root.target() for root in roots.values())
+    sources = _lazy.sources_of(_lazies(leaves))
+    return frozenset(source.root.target() for source in sources)
 
 
 def keeping(leaves: Sequence[PlannedLeaf]) -> AbstractContextManager[None]:
     """Around the writing of leaves: chunks that lazy ones share are read once."""
-    return _kept.keeping(_lazies(leaves))
+    return _lazy.keeping(_lazies(leaves))
 
 
 def _lazies(leaves: Sequence[PlannedLeaf]) -> list[LazyArray]:

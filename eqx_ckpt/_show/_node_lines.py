@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from .._format import _template
+from .._load import _lazy
 from .._load._lazy import LazyArray
 from .._load._nodes import StoredBody
 from .._tree import _folding, _node
@@ -50,10 +51,11 @@ def _of_stored(body: StoredBody) -> Iterator[TreeLine]:
 
 def of_lazy(lazy: LazyArray, name: str) -> TreeLine:
     """The line that a node has for a lazy leaf under a name."""
-    nbytes = lazy._template.nbytes
-    if lazy._target.kind in _template.ARRAY_KINDS:
+    body = _lazy.body_of(lazy)
+    nbytes = body.template.nbytes
+    if body.target.kind in _template.ARRAY_KINDS:
         nbytes = math.prod(lazy.shape) * lazy.dtype.itemsize
-    return TreeLine(name, lazy._shown() + _spec_text(lazy), nbytes)
+    return TreeLine(name, _lazy.shown(lazy) + _spec_text(lazy), nbytes)
 
 
 def _spec_text(array: object) -> str:

@@ -9,6 +9,7 @@ import itertools as it
 from typing import Any
 
 from .._format import _text
+from .._load import _checkpoint, _lazy
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._run import _manager
@@ -27,7 +28,7 @@ def text(x: Checkpoint | Node, limit: int | None) -> str:
     else:
         leaves = _model.leaf_count(len(x))
         head = f"Checkpoint({_text.escape(x.path)}: {leaves}, {_text.size(x.nbytes)})"
-        lines = _model.leaf_lines(x._source)
+        lines = _model.leaf_lines(_checkpoint.source_of(x))
     return "\n".join([head, *("  " + line for line in _terminal.text(lines, limit))])
 
 
@@ -38,15 +39,16 @@ def html(x: object) -> str:
 
 
 @html.register
-def _checkpoint(x: Checkpoint) -> str:
-    leaves = x._source.index.leaves
+def _of_checkpoint(x: Checkpoint) -> str:
+    source = _checkpoint.source_of(x)
+    leaves = source.index.leaves
     fields = _lines.of_fields((n, leaves.fields_text(n)) for n in leaves.node_names)
-    facts = _model.facts(x._source)
+    facts = _model.facts(source)
     about = [(title, text.replace("\n", ", ")) for title, text in facts.items()]
-    metadata = _html.text("metadata", _model.metadata(x._source))
+    metadata = _html.text("metadata", _model.metadata(source))
     about = _html.section("about", about, folds=True)
-    tree = _html.tree(it.chain(_model.leaf_lines(x._source), fields))
-    return _html.card(x.path, _model.headline(x._source), metadata, about, tree)
+    tree = _html.tree(it.chain(_model.leaf_lines(source), fields))
+    return _html.card(x.path, _model.headline(source), metadata, about, tree)
 
 
 @html.register
@@ -56,9 +58,9 @@ def _of_node(x: Node) -> str:
 
 
 @html.register
-def _lazy(x: LazyArray) -> str:
+def _of_lazy(x: LazyArray) -> str:
     line = _node_lines.of_lazy(x, x.name)
-    of = ", ".join(str(source.root) for source in x._sources)
+    of = ", ".join(str(source.root) for source in _lazy.sources_of([x]))
     return _html.card(type(x).__name__, f"not read, of {of}", _html.row(line))
 
 
@@ -75,7 +77,7 @@ _MOST = 20
 
 @html.register
 def _run(x: _manager.CheckpointManager) -> str:
-    steps = x._steps
+    steps = _manager.steps_of(x)
     title = f"CheckpointManager {steps.root}"
     if steps.root.is_remote:
         # It would take requests to know.

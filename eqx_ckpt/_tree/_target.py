@@ -29,14 +29,25 @@ class Target(NamedTuple):
     codec: _register.Codec | None = None
 
 
+class Unread(jax.ShapeDtypeStruct):
+    """An abstract leaf of which a store has the value. As a leaf of `like` it stands
+    for what it would be read as."""
+
+    __slots__ = ()
+
+    @property
+    def _target(self) -> Target:
+        raise NotImplementedError
+
+
 def target_of(like: PyTree) -> Target:
     """**Raises:** `TypeError` for a leaf that no stored leaf can stand for, and
     `ValueError` when the `to_leaf` of its type fails."""
     # Nearly all leaves are these.
-    own = getattr(like, "_target", None)
-    is_abstract = type(like) is jax.ShapeDtypeStruct or isinstance(own, Target)
+    is_unread = isinstance(like, Unread)
+    is_abstract = is_unread or type(like) is jax.ShapeDtypeStruct
     if is_abstract and like.sharding is None and _processes.count() == 1:
-        if own is None or own.kind == "jax":
+        if not is_unread or like._target.kind == "jax":
             return _unplaced_target(like.dtype, like.shape, like.weak_type)
     codec = _register.codec_of(type(like))
     if codec is not None:
@@ -50,9 +61,8 @@ def _unplaced_target(dtype: object, shape: tuple[int, ...], weak: bool) -> Targe
 
 
 def _target_of(like: PyTree) -> Target:
-    own = getattr(like, "_target", None)
-    if isinstance(own, Target) and own.kind not in ("jax", "key"):
-        return own  # A lazy leaf, which stands for what it would be read as.
+    if isinstance(like, Unread) and like._target.kind not in ("jax", "key"):
+        return like._target
     if isinstance(like, jax.Array) or isinstance(like, jax.ShapeDtypeStruct):
         if isinstance(like, jax_core.Tracer):
             raise TypeError(

@@ -31,7 +31,7 @@ def facts(base: str | os.PathLike[str] | Checkpoint) -> BaseFacts:
             f"of one, not {base!r:.80}."
         )
     ckpt = _checkpoint.open(base)
-    source, path = ckpt._source, ckpt.path
+    source, path = _checkpoint.source_of(ckpt), ckpt.path
     if isinstance(base, str | os.PathLike):
         # If it is the path of a run, the step that was meant is recorded.
         given, at = os.fspath(base).rstrip("/"), _root.resolve(base).url

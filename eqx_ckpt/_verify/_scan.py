@@ -83,7 +83,7 @@ class _Chunk(NamedTuple):
 
 def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
     """Every chunk there is, in the order of the files."""
-    if source.files is None:
+    if not source.files:
         for record in records:
             grid = _source.grid_of(record.template)
             stop = grid.full if record.template.codec is None else None
@@ -139,9 +139,8 @@ def scan(
             buffers.put(buffer)
 
     problems: list[Problem] = []
-    ends: dict[str, tuple[int | None, str | None]] = {}
-    if source.files is not None:
-        ends = dict.fromkeys(source.files, (0, None))
+    ends: dict[str, tuple[int | None, str | None]]
+    ends = dict.fromkeys(source.files, (0, None))
     pending: collections.deque[tuple[list[_Chunk], Outcome[list[Problem]]]]
     pending = collections.deque()
 

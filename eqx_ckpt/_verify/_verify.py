@@ -12,7 +12,7 @@ import numpy as np
 from .._errors import DamagedError, ReplacedError
 from .._format import _files, _index, _text
 from .._format._leaves import Record
-from .._load import _open, _source
+from .._load import _checkpoint, _open, _source
 from .._load._checkpoint import Checkpoint
 from .._load._reader import CHANGED, unreadable
 from .._load._source import Source
@@ -84,7 +84,8 @@ def verify(
     if max_bytes < _LEAST:
         raise ValueError(f"`max_bytes` must be at least 1 MiB, not {max_bytes}.")
     if isinstance(path, Checkpoint):
-        pinned, root = path._source, path._source.root
+        pinned = _checkpoint.source_of(path)
+        root = pinned.root
     else:
         pinned, root = None, _root.resolve(path)
     if pinned and not pinned.has_digests:

@@ -18,7 +18,7 @@ import numpy as np
 from .._edit import _diff, _elements, _sample
 from .._edit._sample import Sample
 from .._format import _text
-from .._load import _checkpoint
+from .._load import _checkpoint, _lazy
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._run import _records
@@ -227,7 +227,7 @@ class Site:
         if len(shapes) > 1:
             return {"error": "The two have other shapes."}
         (shape,) = shapes
-        nbytes = max(x._template.nbytes for x in lazies if x is not None)
+        nbytes = max(_stored_bytes(x) for x in lazies if x is not None)
         text = query.get("index") or _charts.default_index(shape, nbytes)
         index = _sample.parse_index(text)
         arrays = [self._slice(query, i, lazies, index) for i in here]
@@ -247,7 +247,7 @@ class Site:
     ) -> np.ndarray:
         lazy = lazies[side]
         assert lazy is not None
-        if lazy._template.nbytes <= _sample.WHOLE:
+        if _stored_bytes(lazy) <= _sample.WHOLE:
             value = np.asarray(self._read_sample(query, side, lazies).value)
             return np.asarray(value[index]) if value.shape else value
         part = lazy[index]
@@ -282,6 +282,10 @@ class Site:
         return {"norm": finite(_charts.norm(_sample.read_sample(ckpt[query["name"]])))}
 
 
+def _stored_bytes(lazy: LazyArray) -> int:
+    return _lazy.body_of(lazy).template.nbytes
+
+
 def finite(x: float | None) -> float | str | None:
     """A number as JSON has it."""
     return x if x is None or math.isfinite(x) else str(x)
@@ -297,15 +301,16 @@ def of_one(ckpt: Checkpoint) -> Shown:
 
 
 def _contents(ckpt: Checkpoint) -> dict[str, Any]:
-    lines = list(_model.leaf_lines(ckpt._source))
-    facts = _model.facts(ckpt._source)
+    source = _checkpoint.source_of(ckpt)
+    lines = list(_model.leaf_lines(source))
+    facts = _model.facts(source)
     facts.pop("static", None)  # They are all there.
     return {
-        "quiet": _model.headline(ckpt._source),
+        "quiet": _model.headline(source),
         "facts": list(facts.items()),
-        "static": _model.static(ckpt._source),
-        "labels": _model.labels(ckpt._source),
-        "metadata": _model.metadata(ckpt._source),
+        "static": _model.static(source),
+        "labels": _model.labels(source),
+        "metadata": _model.metadata(source),
         "rows": lines,
         "tree": [_node(x) for x in _model.branches(lines, folds=False)],
     }
@@ -336,12 +341,13 @@ def of_pair(a: Checkpoint, b: Checkpoint) -> Shown:
         text = " → ".join(dict.fromkeys(shown))
         rows.append([name, text, leaf.template.nbytes, state])
         sides.append((None if x is None else x.value, None if y is None else y.value))
+    source, other = _checkpoint.source_of(a), _checkpoint.source_of(b)
     page = {"kind": "pair", "title": a.path, "other": b.path, "rows": rows}
     page |= {
-        "quiet": _model.headline(a._source),
-        "other_quiet": _model.headline(b._source),
+        "quiet": _model.headline(source),
+        "other_quiet": _model.headline(other),
     }
-    page["metadata_differ"] = _model.metadata(a._source) != _model.metadata(b._source)
+    page["metadata_differ"] = _model.metadata(source) != _model.metadata(other)
     return Shown(page, sides.__getitem__)
 
 

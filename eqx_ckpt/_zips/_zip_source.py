@@ -8,7 +8,7 @@ import numpy as np
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text
 from .._format._index import Index
-from .._load._source import Source
+from .._load._source import DatabaseSource
 from .._storage import _store
 from .._storage._backend import Backend
 from . import _probe, _zip
@@ -17,13 +17,23 @@ from ._zip import Zip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ZipSource(Source):
+class ZipSource(DatabaseSource):
     """A source in the `archive`. The names of the files of its directory begin with a
     `prefix` there, and `places` are those that are known."""
 
-    archive: Zip = dataclasses.field(kw_only=True)
-    prefix: str = dataclasses.field(kw_only=True)
-    places: dict[str, tuple[int, int]] = dataclasses.field(kw_only=True)
+    archive: Zip
+    prefix: str
+    places: dict[str, tuple[int, int]]
+    # That of the file when it was opened.
+    stamp: str
+
+    is_own = False
+
+    def is_in(self, directory: Backend) -> bool:
+        return directory.stamp(self.archive.key) == self.stamp
+
+    def is_unchanged(self) -> bool:
+        return self._is_still_in(self.directory)
 
     def read_beside(self, key: str, start: int, stop: int, size: int) -> bytes | None:
         found = self.places.get(key) or _zip.place(self.archive, self.prefix + key)
@@ -48,7 +58,7 @@ class ZipSource(Source):
         return {"driver": "zip", "base": file, "path": own}
 
 
-def open_archive(probe: Probe) -> tuple[Zip | None, Source | None]:
+def open_archive(probe: Probe) -> tuple[Zip | None, ZipSource | None]:
     """The zip that a file is, and the checkpoint of ours in it.
 
     **Raises:** `ValueError` for one that is damaged.
@@ -60,7 +70,7 @@ def open_archive(probe: Probe) -> tuple[Zip | None, Source | None]:
         raise _probe.refusal(probe.root, e) from e
 
 
-def _ours(root: Backend, archive: Zip) -> Source | None:
+def _ours(root: Backend, archive: Zip) -> ZipSource | None:
     """The source of a zip with one index of ours in it."""
     directory, key = archive.directory, archive.key
     members = archive.members
@@ -85,18 +95,10 @@ def _ours(root: Backend, archive: Zip) -> Source | None:
         raise DamagedError("its file of digests is damaged")
     _zip.check_apart([*files, (start, stop), digests])
     _check_members(index, files)
-    stamp = lambda directory: directory.stamp(key)
-    return ZipSource(
-        root,
-        index,
-        directory,
-        stamp,
-        stamp(directory),
-        archive=archive,
-        prefix=prefix,
-        # The header before the digests is read once.
-        places={f"{own}/digests": digests},
-    )
+    # The header before the digests is read once.
+    places = {f"{own}/digests": digests}
+    stamp = directory.stamp(key)
+    return ZipSource(root, index, directory, keys, archive, prefix, places, stamp)
 
 
 def _check_members(index: Index, files: list[tuple[int, int]]) -> None:

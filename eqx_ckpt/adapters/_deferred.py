@@ -9,7 +9,7 @@ import numpy as np
 
 from .._format import _template
 from .._functions import _computed
-from .._functions._computed import Computed, Formula
+from .._functions._computed import ComputedLeaf, Formula
 from .._load import _lazy
 from .._load._lazy import LazyArray
 from .._storage import _arrays
@@ -56,9 +56,10 @@ def as_lazy(x: Lazy) -> LazyArray:
 def of_stored(x: object) -> Any:
     """Turns an array of `ec.lazy` into a formula of stored arrays, which are read with
     all others. Anything else stays as it is."""
-    if not isinstance(x, Computed):
+    body = _lazy.body_of(x) if isinstance(x, LazyArray) else None
+    if not isinstance(body, ComputedLeaf):
         return x
-    formula = x._formula
+    formula = body.formula
     parts = [of_stored(part) for part in formula.parts]
 
     def compute(arrays: list[np.ndarray]) -> np.ndarray:
@@ -66,7 +67,7 @@ def of_stored(x: object) -> Any:
         own = (next(rest) if isinstance(part, Lazy) else part for part in parts)
         # By the same blocks, and cast in the same way, as if it were read.
         known = dataclasses.replace(formula, parts=tuple(own))
-        whole = Computed(known, x._view, x._target)
+        whole = LazyArray(dataclasses.replace(body, formula=known))
         return _lazy.fetch([whole], True, as_numpy=True)[0]
 
     lazies = [part for part in parts if isinstance(part, Lazy)]

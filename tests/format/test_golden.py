@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
-from support import golden
+from support import golden, inside
 from support.helpers import assert_alike, files_of
 from test_format import read_checkpoint
 
@@ -95,9 +95,9 @@ def test_a_part_of_one_process():
     ckpt = ec.open(golden.GOLDEN / "1/part")
     assert ec.verify(ckpt) == [] and ckpt["rows"].shape == (32, 16)
     # Process 1 of two, with two devices each.
-    part = ckpt["rows"]._record.part
-    assert part == ((32, 16), ((16, 0), (24, 0)))
-    assert ckpt["columns"]._record.part == ((4, 64), ((0, 32), (0, 48)))
+    parts = inside.parts_of(golden.GOLDEN / "1/part")
+    assert parts["rows"] == ((32, 16), ((16, 0), (24, 0)))
+    assert parts["columns"] == ((4, 64), ((0, 32), (0, 48)))
     assert np.array_equal(ckpt["copies"].read(), golden.shards()["copies"])
     rows = np.asarray(ckpt["rows"].store.read().result())
     assert np.array_equal(rows, golden.shards()["rows"][16:])

@@ -20,7 +20,7 @@ import jax.random as jr
 import numpy as np
 
 import eqx_ckpt as ec
-from eqx_ckpt._functions._computed import Computed
+from eqx_ckpt._load import _lazy
 from support.helpers import files_of
 
 
@@ -328,7 +328,7 @@ class Campaign:
     def expected(self, state: State, old: Any, new: Any) -> tuple[bool, bool]:
         """Whether the functions have to be kept, and whether they may be."""
         is_lazy = [x for x in new.values() if isinstance(x.leaf, ec.LazyArray)]
-        if not any(x.leaf._sources for x in is_lazy):
+        if not _lazy.sources_of(x.leaf for x in is_lazy):
             return True, True
         must = may = True
         for uses in state.functions.values():
@@ -369,7 +369,7 @@ class Campaign:
             if one != two and is_one and new[a].facts[0] in ("jax", "ndarray"):
                 self.fail(f"{a} and {b} are not one array")
         is_lazy = [x for x in new.values() if isinstance(x.leaf, ec.LazyArray)]
-        has_source = any(x.leaf._sources for x in is_lazy)
+        has_source = bool(_lazy.sources_of(x.leaf for x in is_lazy))
         if options.get("functions") == "drop" or not has_source:
             if ckpt.functions:
                 self.fail("it has functions")
@@ -401,8 +401,9 @@ class Campaign:
             good = new[now].token is token
         else:
             last = [n.rpartition(".")[2] for n in (was, now)]
-            good = isinstance(new[now].leaf, Computed) and new[now].of == {token}
-            good = good and last[0] == last[1]
+            leaf = new[now].leaf
+            good = isinstance(leaf, ec.LazyArray) and new[now].of == {token}
+            good = good and _lazy.stored_leaf(leaf) is None and last[0] == last[1]
         if not good:
             self.fail(f"`{now}` stands for `{was}`")
 

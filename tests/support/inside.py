@@ -253,6 +253,12 @@ def fields_of(path: Any) -> dict[str, str]:
     return {name: leaves.fields_text(name) for name in leaves.node_names}
 
 
+def parts_of(path: Any) -> dict[str, Any]:
+    """The parts of leaves that a process has saved alone, by their names."""
+    leaves = _opened(path)
+    return {leaves.names[place]: part for place, part in leaves.parts.items()}
+
+
 def _opened(path: Any) -> Any:
     return _found("_load._checkpoint.open")(path)._source.index.leaves
 
