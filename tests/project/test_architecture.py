@@ -58,3 +58,30 @@ def test_no_two_classes_have_one_name():
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(str(path.relative_to(ROOT)))
     assert not {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+# Of handles of saves, which a manager follows; and methods of NamedTuples.
+_OPEN = {"_written", "_reaches", "_state", "_root", "_replace", "_asdict", "_fields"}
+
+
+def test_no_room_reads_what_is_private_to_another():
+    """A room asks for a `Source` or a `LeafBody`, and not for attributes of others."""
+    defined, read = collections.defaultdict(set), []
+    for path in sorted((ROOT / "eqx_ckpt").rglob("*.py")):
+        room, tree = path.parent.name, ast.parse(path.read_text())
+        nodes = list(ast.walk(tree))
+        imports = [x for x in nodes if isinstance(x, ast.Import | ast.ImportFrom)]
+        known = {"self", "cls", *(a.asname or a.name for x in imports for a in x.names)}
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef):
+                defined[node.name].add(room)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                defined[node.target.id].add(room)
+            elif isinstance(node, ast.Attribute):
+                of = node.value.id if isinstance(node.value, ast.Name) else ""
+                if of == "self" and isinstance(node.ctx, ast.Store):
+                    defined[node.attr].add(room)
+                if node.attr[:1] == "_" and node.attr[:2] != "__" and of not in known:
+                    read.append((node.attr, room, f"{path.name}:{node.lineno}"))
+    others = [x for x in read if defined[x[0]] and x[1] not in defined[x[0]]]
+    assert not [x for x in others if x[0] not in _OPEN]
