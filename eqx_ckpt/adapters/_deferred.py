@@ -56,7 +56,9 @@ def as_lazy(x: Lazy) -> LazyArray:
 def of_stored(x: object) -> Any:
     """Turns an array of `ec.lazy` into a formula of stored arrays, which are read with
     all others. Anything else stays as it is."""
-    body = _lazy.body_of(x) if isinstance(x, LazyArray) else None
+    if not isinstance(x, LazyArray):
+        return x
+    body = _lazy.body_of(x)
     if not isinstance(body, ComputedLeaf):
         return x
     formula = body.formula
