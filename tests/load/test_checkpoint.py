@@ -17,7 +17,6 @@ from support import inside
 from support.helpers import BytesRead, files_of, long, run_program
 
 import eqx_ckpt as ec
-from eqx_ckpt._tree import _from_host
 
 
 class Net(eqx.Module):
@@ -567,18 +566,16 @@ def made(monkeypatch):
     they keep: all that they are parts of."""
     calls = []
 
-    def compiled(arrays):
+    def look(arrays):
         kept = {}
         for array in arrays:
             while isinstance(array.base, np.ndarray):
                 array = array.base
             kept[id(array)] = array.nbytes
         calls.append((len(arrays), sum(kept.values())))
-        return call(arrays)
 
-    call = _from_host.compiled
-    monkeypatch.setattr(_from_host, "compiled", compiled)
-    monkeypatch.setattr(_from_host, "_MANY", 1)
+    inside.watch(monkeypatch, "make arrays together", look)
+    inside.limit(monkeypatch, arrays_made_one_by_one=1)
     return calls
 
 

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from support import command
+from support import command, inside
 
 import eqx_ckpt as ec
-from eqx_ckpt._runtime import _elsewhere
 
 
 MODULE, CLASSES = "eqx_ckpt", ("CheckpointManager", "Checkpoint", "LazyArray")
@@ -86,7 +85,7 @@ def test_arguments_of_other_libraries(call, name, here):
 @pytest.mark.parametrize("owner", [MODULE, *CLASSES])
 def test_hints_for_names_lead_to_what_there_is(objects, owner):
     holders = {"ec": ec, "ckpt": objects["Checkpoint"]}
-    for here, theirs in _elsewhere._ATTRIBUTES[owner].items():
+    for here, theirs in inside.hints_for_names(owner).items():
         code = re.match(r"`\.?(\w+)\.?(\w*)", here)  # Or it is told in words.
         if code is not None and code[1] not in holders:
             assert hasattr(objects[owner], code[1]), here
@@ -97,7 +96,7 @@ def test_hints_for_names_lead_to_what_there_is(objects, owner):
                 getattr(objects[owner], name)
 
 
-@pytest.mark.parametrize("row", _elsewhere._ARGUMENTS, ids=lambda row: row[1])
+@pytest.mark.parametrize("row", inside.hints_for_arguments(), ids=lambda row: row[1])
 def test_hints_for_arguments_are_given_by_some_call(row):
     _, here, theirs = row
     for name in theirs.split():

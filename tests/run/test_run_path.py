@@ -2,10 +2,10 @@
 
 import jax.numpy as jnp
 import pytest
+from support import command
 from support.helpers import fill_run, tree_at
 
 import eqx_ckpt as ec
-from eqx_ckpt._cli import _main
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_errors_have_the_steps_there_are(run, tmp_path, capsys):
             ec.graft(tree_at(0), path, [(lambda m: m, lambda c: c)])
     with pytest.raises(FileNotFoundError, match=there):
         ec.CheckpointManager(run).restore(tree_at(0), 7)
-    assert _main.main(["ls", f"{run}/7"]) == 2
+    assert command.main(["ls", f"{run}/7"]) == 2
     assert "all steps are 10, 20, 30." in capsys.readouterr().err
     for step in (10, 20):
         ec.delete(f"{run}/{step}/default")

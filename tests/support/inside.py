@@ -24,6 +24,7 @@ from eqx_ckpt._limits import limits
 # Constants that are no limits, or from which rooms derive others as they are imported.
 CONSTANTS = {
     "index_bytes": "_format._json.MAX_INDEX",
+    "arrays_made_one_by_one": "_tree._from_host._MANY",
     "prng_kinds_of_orbax": "_orbax._metadata._key_impls",
 }
 
@@ -49,6 +50,7 @@ CALLS = {
     "bytes of regions": "_tree._host_copy.to_host_by_regions",
     "read as another format": "_formats._readers.open_foreign",
     "make a record": "_format._leaves.Leaves.record",
+    "make arrays together": "_tree._from_host.compiled",
     "read digests": "_load._source.Source.read_beside",
     "read leaves": "_load._fetch.load",
     "make a lazy leaf": "_load._lazy.lazy_of",
@@ -128,6 +130,16 @@ def open_files_by(patch: pytest.MonkeyPatch, room: str, new: Any) -> None:
     """Python's `open`, as the `store` or the `near disk` calls it."""
     module = {"store": "_zips._onefile", "near disk": "_near._disk"}[room]
     patch.setattr(f"eqx_ckpt.{module}.open", new, raising=False)
+
+
+def hints_for_names(owner: str) -> dict[str, str]:
+    """What stands here for the names of other libraries, of a class or the module."""
+    return _found("_runtime._elsewhere._ATTRIBUTES")[owner]
+
+
+def hints_for_arguments() -> list[tuple[str, str, str]]:
+    """The same of arguments: rows of some calls, ours, and theirs."""
+    return _found("_runtime._elsewhere._ARGUMENTS")
 
 
 # ---- Stores.

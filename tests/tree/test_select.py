@@ -704,7 +704,7 @@ def unexpected(path, like, **kwargs):
     except RuntimeError as e:
         title, _, rest = str(e).partition("  unexpected: in the checkpoint")
         assert rest and "missing:" not in title, e
-        return [line.split()[0] for line in rest.splitlines()[1:]]
+        return [x.split()[0] for x in rest.splitlines()[1:] if x.startswith("    ")]
     return []
 
 
