@@ -28,7 +28,7 @@ import numpy as np
 from jax._src import distributed
 
 import eqx_ckpt as ec
-from eqx_ckpt._runtime import _processes
+from eqx_ckpt._kernel._runtime import _processes
 
 
 TIMEOUT = 300

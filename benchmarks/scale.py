@@ -27,14 +27,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _grid, _index
-from eqx_ckpt._format._index import Index
-from eqx_ckpt._format._leaves import Leaves
-from eqx_ckpt._format._template import Template
+from eqx_ckpt._kernel._format import _grid, _index
+from eqx_ckpt._kernel._format._index import Index
+from eqx_ckpt._kernel._format._leaves import Leaves
+from eqx_ckpt._kernel._format._template import Template
+from eqx_ckpt._kernel._save import _assign, _to_ocdbt, _tree_spec
+from eqx_ckpt._kernel._tree import _flatten, _recorder, _sharding
+from eqx_ckpt._kernel._tree._sharding import Holders
 from eqx_ckpt._reshard import _routes
-from eqx_ckpt._save import _assign, _to_ocdbt, _tree_spec
-from eqx_ckpt._tree import _flatten, _recorder, _sharding
-from eqx_ckpt._tree._sharding import Holders
 
 
 Mesh = dict[str, int]  # of axes, the processes' devices in row-major order

@@ -8,7 +8,7 @@ from typing import Any
 import griffe
 
 import eqx_ckpt
-from eqx_ckpt._runtime import _arguments
+from eqx_ckpt._kernel._runtime import _arguments
 
 
 DEFAULTS = {

@@ -7,7 +7,6 @@ from . import _platform as _platform
 import importlib as _importlib
 import typing as _typing
 
-# Rooms that provide hooks. Nothing else is imported before a name is first asked for.
 from . import (
     _formats as _formats,
     _functions as _functions,
@@ -16,13 +15,15 @@ from . import (
     _plots as _plots,
     _rename as _rename,
     _reshard as _reshard,
-    _run as _run,
     _show as _show,
     _stores as _stores,
     _verify as _verify,
     _zips as _zips,
 )
-from ._runtime._threads import Lock as _Lock
+
+# Rooms that provide hooks. Nothing else is imported before a name is first asked for.
+from ._kernel import _run as _run
+from ._kernel._runtime._threads import Lock as _Lock
 from ._version import __version__ as __version__
 
 
@@ -32,7 +33,6 @@ if _typing.TYPE_CHECKING:
     from ._edit._difference import Diff as Diff
     from ._edit._merge import merge as merge
     from ._edit._stats import stats as stats
-    from ._errors import DamagedError as DamagedError, ReplacedError as ReplacedError
     from ._functions._function import function as function
     from ._functions._lazily import lazy as lazy
     from ._functions._stored_function import Function as Function
@@ -52,33 +52,39 @@ if _typing.TYPE_CHECKING:
         from_state_dict as from_state_dict,
         to_state_dict as to_state_dict,
     )
-    from ._load._checkpoint import Checkpoint as Checkpoint, open as open
-    from ._load._deserialise import (
+    from ._kernel._errors import (
+        DamagedError as DamagedError,
+        ReplacedError as ReplacedError,
+    )
+    from ._kernel._load._checkpoint import Checkpoint as Checkpoint, open as open
+    from ._kernel._load._deserialise import (
         materialise as materialise,
         tree_deserialise_leaves as tree_deserialise_leaves,
     )
-    from ._load._lazy import LazyArray as LazyArray
-    from ._orbax._write import write_orbax as write_orbax
-    from ._rebuild._rebuild import rebuild as rebuild
-    from ._rename._rename import rename as rename
-    from ._run._clean import clean as clean
-    from ._run._manager import CheckpointManager as CheckpointManager
-    from ._run._records import (
+    from ._kernel._load._lazy import LazyArray as LazyArray
+    from ._kernel._run._clean import clean as clean
+    from ._kernel._run._manager import CheckpointManager as CheckpointManager
+    from ._kernel._run._records import (
         add_metrics as add_metrics,
         history as history,
         runs as runs,
     )
-    from ._run._step import Run as Run, Step as Step
-    from ._runtime._arguments import Together as Together
-    from ._save._async import async_tree_serialise_leaves as async_tree_serialise_leaves
-    from ._save._background import SaveHandle as SaveHandle
-    from ._save._delete import delete as delete, exists as exists
-    from ._save._serialise import tree_serialise_leaves as tree_serialise_leaves
-    from ._storage._store import counting as counting
+    from ._kernel._run._step import Run as Run, Step as Step
+    from ._kernel._runtime._arguments import Together as Together
+    from ._kernel._save._async import (
+        async_tree_serialise_leaves as async_tree_serialise_leaves,
+    )
+    from ._kernel._save._background import SaveHandle as SaveHandle
+    from ._kernel._save._delete import delete as delete, exists as exists
+    from ._kernel._save._serialise import tree_serialise_leaves as tree_serialise_leaves
+    from ._kernel._storage._store import counting as counting
+    from ._kernel._tree._flatten import leaf_names as leaf_names
+    from ._kernel._tree._leaf import is_storable as is_storable
+    from ._kernel._tree._register import register_leaf as register_leaf
+    from ._orbax._write import write_orbax as write_orbax
+    from ._rebuild._rebuild import rebuild as rebuild
+    from ._rename._rename import rename as rename
     from ._stores._remote import Store as Store
-    from ._tree._flatten import leaf_names as leaf_names
-    from ._tree._leaf import is_storable as is_storable
-    from ._tree._register import register_leaf as register_leaf
     from ._verify._scan import Problem as Problem
     from ._verify._verify import verify as verify
 
@@ -90,7 +96,6 @@ _NAMES = {
     "_edit._difference": "Diff",
     "_edit._merge": "merge",
     "_edit._stats": "stats",
-    "_errors": "DamagedError ReplacedError",
     "_functions._function": "function",
     "_functions._lazily": "lazy",
     "_functions._stored_function": "Function",
@@ -104,26 +109,27 @@ _NAMES = {
     "_interop._convert": "convert",
     "_interop._export": "export_safetensors",
     "_interop._state_dict": "from_state_dict to_state_dict",
-    "_load._checkpoint": "Checkpoint open",
-    "_load._deserialise": "materialise tree_deserialise_leaves",
-    "_load._lazy": "LazyArray",
+    "_kernel._errors": "DamagedError ReplacedError",
+    "_kernel._load._checkpoint": "Checkpoint open",
+    "_kernel._load._deserialise": "materialise tree_deserialise_leaves",
+    "_kernel._load._lazy": "LazyArray",
+    "_kernel._run._clean": "clean",
+    "_kernel._run._manager": "CheckpointManager",
+    "_kernel._run._records": "add_metrics history runs",
+    "_kernel._run._step": "Run Step",
+    "_kernel._runtime._arguments": "Together",
+    "_kernel._save._async": "async_tree_serialise_leaves",
+    "_kernel._save._background": "SaveHandle",
+    "_kernel._save._delete": "delete exists",
+    "_kernel._save._serialise": "tree_serialise_leaves",
+    "_kernel._storage._store": "counting",
+    "_kernel._tree._flatten": "leaf_names",
+    "_kernel._tree._leaf": "is_storable",
+    "_kernel._tree._register": "register_leaf",
     "_orbax._write": "write_orbax",
     "_rebuild._rebuild": "rebuild",
     "_rename._rename": "rename",
-    "_run._clean": "clean",
-    "_run._manager": "CheckpointManager",
-    "_run._records": "add_metrics history runs",
-    "_run._step": "Run Step",
-    "_runtime._arguments": "Together",
-    "_save._async": "async_tree_serialise_leaves",
-    "_save._background": "SaveHandle",
-    "_save._delete": "delete exists",
-    "_save._serialise": "tree_serialise_leaves",
-    "_storage._store": "counting",
     "_stores._remote": "Store",
-    "_tree._flatten": "leaf_names",
-    "_tree._leaf": "is_storable",
-    "_tree._register": "register_leaf",
     "_verify._scan": "Problem",
     "_verify._verify": "verify",
     # These are modules themselves.
@@ -145,7 +151,7 @@ if not _typing.TYPE_CHECKING:
         if name not in _MODULES:
             if name.startswith("_"):
                 raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
-            from ._runtime import _elsewhere
+            from ._kernel._runtime import _elsewhere
 
             raise _elsewhere.unknown_name(__name__, _MODULES, name)
         return globals().setdefault(name, _importing.run(lambda: _import(name)))

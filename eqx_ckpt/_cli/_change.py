@@ -13,16 +13,16 @@ import jax.random as jr
 
 from .. import merging
 from .._edit import _edited, _merge
-from .._format import _names, _text
 from .._interop import _convert, _export
-from .._load import _checkpoint
-from .._load._checkpoint import Checkpoint
+from .._kernel._format import _names, _text
+from .._kernel._load import _checkpoint
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._run._steps import Steps
+from .._kernel._save import _serialise
+from .._kernel._storage import _root
 from .._orbax import _write
 from .._rename import _rename
-from .._run._steps import Steps
-from .._save import _serialise
 from .._show import _model
-from .._storage import _root
 from .._stores._hub import HubBackend
 from ..merging import Method
 from . import _paths, _patterns

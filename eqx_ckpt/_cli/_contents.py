@@ -9,15 +9,15 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .._format import _files, _text
-from .._format._leaves import Leaves, Record, Unreadable
-from .._load import _source, _wording
-from .._load._source import Source
+from .._kernel._format import _files, _text
+from .._kernel._format._leaves import Leaves, Record, Unreadable
+from .._kernel._load import _source, _wording
+from .._kernel._load._source import Source
+from .._kernel._storage import _root
 from .._show import _lines, _model, _terminal
 from .._show._lines import TreeLine
 from .._show._model import Column, Span
 from .._show._terminal import Line
-from .._storage import _root
 from . import _commands, _info, _patterns
 from ._output import CommandResult
 

@@ -15,8 +15,8 @@ from jaxtyping import Array, PyTree
 
 import eqx_ckpt as ec
 
-from .._format import _text
-from .._storage import _root
+from .._kernel._format import _text
+from .._kernel._storage import _root
 
 
 def _net(width: int, depth: int) -> eqx.nn.MLP:

@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .._format import _index, _text
-from .._load._source import Source
+from .._kernel._format import _index, _text
+from .._kernel._load._source import Source
+from .._kernel._storage._backend import Usage
 from .._show import _model, _terminal
 from .._show._model import Column, Contents, Span
 from .._show._terminal import Line
-from .._storage._backend import Usage
 from ._output import CommandResult
 
 

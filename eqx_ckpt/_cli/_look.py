@@ -12,18 +12,18 @@ import numpy as np
 
 from .._edit import _diff, _stats
 from .._edit._difference import Diff
-from .._format import _values
 from .._functions import _signature, _stored_function
 from .._functions._stored_function import Function
 from .._graft import _alike, _rules
-from .._load import _checkpoint, _lazy, _wording
-from .._load._checkpoint import Checkpoint
-from .._load._source import Source
-from .._run._steps import Steps
+from .._kernel._format import _values
+from .._kernel._load import _checkpoint, _lazy, _wording
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._source import Source
+from .._kernel._run._steps import Steps
+from .._kernel._tree import _folding
 from .._show import _model, _terminal
 from .._show._model import Column, Span
 from .._show._terminal import Line
-from .._tree import _folding
 from . import _info, _paths, _run_info
 from ._output import CommandResult
 

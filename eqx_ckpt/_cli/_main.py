@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from .._format import _text
+from .._kernel._format import _text
 from .._version import __version__
 from . import _wording
 from ._commands import COMMANDS

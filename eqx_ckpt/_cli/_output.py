@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from .._format import _text
+from .._kernel._format import _text
 from .._show._model import Span
 from .._show._terminal import Line
 

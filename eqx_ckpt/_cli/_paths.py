@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from .._edit import _sample
-from .._errors import DamagedError
-from .._format import _names, _text
-from .._load import _checkpoint, _nodes, _open
-from .._load._checkpoint import Checkpoint
-from .._run import _run_path
-from .._run._steps import Steps
-from .._tree import _nearest
+from .._kernel._errors import DamagedError
+from .._kernel._format import _names, _text
+from .._kernel._load import _checkpoint, _nodes, _open
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._run import _run_path
+from .._kernel._run._steps import Steps
+from .._kernel._tree import _nearest
 
 
 def open_any(path: str) -> Checkpoint | Steps:

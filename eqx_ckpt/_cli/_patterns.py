@@ -3,7 +3,7 @@
 import fnmatch
 import re
 
-from .._format import _names
+from .._kernel._format import _names
 
 
 def is_match(name: str, pattern: str) -> bool:

@@ -3,9 +3,9 @@
 import collections
 from typing import Any
 
-from .._run._policy import Policy
-from .._run._step import Run
-from .._run._steps import Steps
+from .._kernel._run._policy import Policy
+from .._kernel._run._step import Run
+from .._kernel._run._steps import Steps
 from .._show import _model, _summary, _terminal
 from .._show._model import Span, Summary
 from . import _info

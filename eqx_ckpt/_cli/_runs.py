@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from .._errors import DamagedError
-from .._load._checkpoint import Checkpoint
+from .._kernel._errors import DamagedError
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._run import _clean, _records, _run_path
+from .._kernel._run._steps import Steps
+from .._kernel._save import _delete
+from .._kernel._storage import _root
 from .._near import _superseded
-from .._run import _clean, _records, _run_path
-from .._run._steps import Steps
-from .._save import _delete
 from .._show import _model, _summary
 from .._show._model import Span
 from .._show._terminal import Line
-from .._storage import _root
 from .._verify import _verify
 from . import _output, _paths, _run_info
 from ._output import CommandResult

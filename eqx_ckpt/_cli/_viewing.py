@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from .._errors import DamagedError
-from .._format import _text
-from .._load import _checkpoint
-from .._load._checkpoint import Checkpoint
-from .._run import _run_path
-from .._run._steps import Steps
+from .._kernel._errors import DamagedError
+from .._kernel._format import _text
+from .._kernel._load import _checkpoint
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._run import _run_path
+from .._kernel._run._steps import Steps
 from .._view import _server, _single
 from .._view._site import Folder, Site
 from . import _paths

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _names
-from .._format._template import Template
-from .._load import _open
-from .._load._checkpoint import Checkpoint
-from .._load._load_options import LoadOptions
-from .._runtime import _arguments, _gc
-from .._tree import _compare, _identity, _leaf, _states
-from .._tree._compare import Comparison, Passes
+from .._kernel._format import _names
+from .._kernel._format._template import Template
+from .._kernel._load import _open
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._load_options import LoadOptions
+from .._kernel._runtime import _arguments, _gc
+from .._kernel._tree import _compare, _identity, _leaf, _states
+from .._kernel._tree._compare import Comparison, Passes
 from . import _elements, _numbers
 from ._difference import Change, Diff
 from ._elements import Leaf, Side

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _rooms
-from .._format import _text
+from .._kernel import _rooms
+from .._kernel._format import _text
+from .._kernel._tree import _folding
 from .._show import _html
-from .._tree import _folding
 
 
 class Change(NamedTuple):

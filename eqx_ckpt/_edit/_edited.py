@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping, Set
 from typing import Any
 
-from .._format import _names
-from .._load import _nodes
-from .._load._checkpoint import Checkpoint
-from .._tree import _node
-from .._tree._node import Body, Node, Spec
+from .._kernel._format import _names
+from .._kernel._load import _nodes
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._tree import _node
+from .._kernel._tree._node import Body, Node, Spec
 
 
 def edited(ckpt: Checkpoint, names: Mapping[str, str]) -> Any:

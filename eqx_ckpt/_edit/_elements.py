@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._format import _grid, _template
-from .._format._leaves import Region
-from .._format._record import Label, TreeRecord
-from .._format._template import Template
-from .._load import _checkpoint, _lazy
-from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
-from .._load._load_options import LoadOptions
-from .._runtime import _progress
-from .._tree import (
+from .._kernel._format import _grid, _template
+from .._kernel._format._leaves import Region
+from .._kernel._format._record import Label, TreeRecord
+from .._kernel._format._template import Template
+from .._kernel._load import _checkpoint, _lazy
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._lazy import LazyArray
+from .._kernel._load._load_options import LoadOptions
+from .._kernel._runtime import _progress
+from .._kernel._tree import (
     _filters,
     _flatten,
     _host_copy,
@@ -26,8 +26,8 @@ from .._tree import (
     _states,
     _target,
 )
-from .._tree._flatten import Flat
-from .._tree._target import Target
+from .._kernel._tree._flatten import Flat
+from .._kernel._tree._target import Target
 
 
 # The memory that a call takes by default; how much it reads at a time, and at least.

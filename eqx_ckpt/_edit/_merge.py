@@ -9,16 +9,16 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _names, _template, _text
-from .._format._template import Template
 from .._functions._computed import ComputedLeaf, Formula
-from .._load import _lazy
-from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
-from .._load._load_options import LoadOptions
-from .._runtime import _arguments, _gc
-from .._runtime._arguments import Rule
-from .._tree import (
+from .._kernel._format import _names, _template, _text
+from .._kernel._format._template import Template
+from .._kernel._load import _lazy
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._lazy import LazyArray
+from .._kernel._load._load_options import LoadOptions
+from .._kernel._runtime import _arguments, _gc
+from .._kernel._runtime._arguments import Rule
+from .._kernel._tree import (
     _compare,
     _filters,
     _flatten,
@@ -27,9 +27,9 @@ from .._tree import (
     _select,
     _target,
 )
-from .._tree._compare import Static
-from .._tree._flatten import Flat
-from .._tree._folding import Problems
+from .._kernel._tree._compare import Static
+from .._kernel._tree._flatten import Flat
+from .._kernel._tree._folding import Problems
 from ..merging import _methods
 from ..merging._methods import MergedLeaf, Method
 from . import _diff, _elements

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._format import _template
-from .._format._template import Template
-from .._tree import _leaf
+from .._kernel._format import _template
+from .._kernel._format._template import Template
+from .._kernel._tree import _leaf
 
 
 # So many elements are looked at together: they fit into the caches.

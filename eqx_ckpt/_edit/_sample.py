@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax.random as jr
 import numpy as np
 
-from .._format import _grid, _text
-from .._load import _lazy
-from .._load._lazy import LazyArray
+from .._kernel._format import _grid, _text
+from .._kernel._load import _lazy
+from .._kernel._load._lazy import LazyArray
 from . import _elements
 
 

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _text
-from .._format._template import Template
-from .._load import _lazy, _open
-from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
-from .._load._load_options import LoadOptions
-from .._runtime import _arguments, _gc
+from .._kernel._format import _text
+from .._kernel._format._template import Template
+from .._kernel._load import _lazy, _open
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._lazy import LazyArray
+from .._kernel._load._load_options import LoadOptions
+from .._kernel._runtime import _arguments, _gc
+from .._kernel._tree import _leaf
 from .._show import _model, _terminal
 from .._show._model import Column
-from .._tree import _leaf
 from . import _elements, _numbers
 from ._elements import Leaf
 from ._numbers import Sums

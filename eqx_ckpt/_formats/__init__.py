@@ -4,7 +4,7 @@ an index of what its files say, which is checked as strictly as ours: see SECURI
 The modules are imported when a path is no checkpoint of ours.
 """
 
-from .. import _rooms
+from .._kernel import _rooms
 
 
 # What tells a format in an object store. There a list would be of all below a path, and

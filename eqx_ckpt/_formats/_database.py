@@ -13,11 +13,11 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
-from .._errors import DamagedError, MissingError
-from .._format import _extents, _ocdbt
-from .._format._ocdbt import Entries
-from .._storage import _store, _zstd
-from .._storage._backend import Backend
+from .._kernel._errors import DamagedError, MissingError
+from .._kernel._format import _extents, _ocdbt
+from .._kernel._format._ocdbt import Entries
+from .._kernel._storage import _store, _zstd
+from .._kernel._storage._backend import Backend
 
 
 MANIFEST = "manifest.ocdbt"

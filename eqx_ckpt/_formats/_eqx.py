@@ -7,9 +7,9 @@ hyperparameters.
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _json, _names, _template
-from .._load._source import Source
-from .._tree import _flatten, _folding, _leaf, _states, _target
+from .._kernel._format import _json, _names, _template
+from .._kernel._load._source import Source
+from .._kernel._tree import _flatten, _folding, _leaf, _states, _target
 from .._zips._probe import Probe
 from .._zips._window import Window
 from . import _foreign_index, _numpy

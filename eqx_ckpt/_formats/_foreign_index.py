@@ -7,15 +7,15 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 
-from .._format import _extents, _json, _names, _template, _text
-from .._format._index import Index
-from .._format._leaves import Leaves, Unreadable
-from .._format._record import Label
-from .._format._template import Template
-from .._load import _published
-from .._storage import _store
-from .._storage._backend import Backend
-from .._tree import _leaf
+from .._kernel._format import _extents, _json, _names, _template, _text
+from .._kernel._format._index import Index
+from .._kernel._format._leaves import Leaves, Unreadable
+from .._kernel._format._record import Label
+from .._kernel._format._template import Template
+from .._kernel._load import _published
+from .._kernel._storage import _store
+from .._kernel._storage._backend import Backend
+from .._kernel._tree import _leaf
 from .._zips._probe import Probe
 from . import _foreign_source
 from ._database import Database

@@ -13,13 +13,13 @@ import numpy as np
 import tensorstore as ts
 import xxhash
 
-from .._errors import MissingError
-from .._format import _grid
-from .._format._leaves import Record
-from .._format._template import Template
-from .._load._source import Source
-from .._storage import _arrays, _context, _store
-from .._storage._backend import Backend
+from .._kernel._errors import MissingError
+from .._kernel._format import _grid
+from .._kernel._format._leaves import Record
+from .._kernel._format._template import Template
+from .._kernel._load._source import Source
+from .._kernel._storage import _arrays, _context, _store
+from .._kernel._storage._backend import Backend
 from ._database import Database
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _names
-from .._format._template import Template
-from .._load import _published
-from .._load._source import Source
+from .._kernel._format import _names
+from .._kernel._format._template import Template
+from .._kernel._load import _published
+from .._kernel._load._source import Source
 from .._zips._probe import Probe
 from . import _database, _zarr
 from ._foreign_index import ForeignLeaf, kind_of, names_of_paths

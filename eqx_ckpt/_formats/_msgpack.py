@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _names, _template
-from .._format._leaves import Unreadable
-from .._load._source import Source
-from .._storage._backend import Backend
+from .._kernel._format import _names, _template
+from .._kernel._format._leaves import Unreadable
+from .._kernel._load._source import Source
+from .._kernel._storage._backend import Backend
 from .._zips._probe import Probe
 from .._zips._window import Window
 from . import _foreign_index

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _files, _names, _template
-from .._format._index import is_save_id
-from .._format._leaves import Unreadable
-from .._format._template import Template
-from .._load import _published, _source
-from .._load._source import Source
-from .._storage._backend import Backend
+from .._kernel._format import _files, _names, _template
+from .._kernel._format._index import is_save_id
+from .._kernel._format._leaves import Unreadable
+from .._kernel._format._template import Template
+from .._kernel._load import _published, _source
+from .._kernel._load._source import Source
+from .._kernel._storage._backend import Backend
 from .._zips import _probe
 from .._zips._probe import Probe
 from . import _database, _msgpack, _zarr

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._format._leaves import Unreadable
+from .._kernel._format._leaves import Unreadable
 
 
 _MAX_INT = 255  # Bytes.

@@ -2,8 +2,8 @@
 
 from jaxtyping import PyTree
 
-from .._format import _files
-from .._load._source import Source
+from .._kernel._format import _files
+from .._kernel._load._source import Source
 from .._zips import _probe, _zip_source
 from .._zips._probe import Probe
 from .._zips._zip import Zip

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _grid, _json, _record, _schema, _template
-from .._format._record import Label
-from .._load._source import Source
-from .._storage import _store
-from .._storage._backend import Backend
+from .._kernel._format import _grid, _json, _record, _schema, _template
+from .._kernel._format._record import Label
+from .._kernel._load._source import Source
+from .._kernel._storage import _store
+from .._kernel._storage._backend import Backend
 from .._zips._probe import Probe
 from . import _foreign_index
 from ._foreign_index import are_texts, ForeignLeaf, is_texts, names_of

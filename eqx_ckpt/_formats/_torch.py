@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _json, _names
-from .._format._leaves import Unreadable
-from .._load._source import Source
-from .._storage import _store
-from .._storage._backend import Backend
+from .._kernel._format import _json, _names
+from .._kernel._format._leaves import Unreadable
+from .._kernel._load._source import Source
+from .._kernel._storage import _store
+from .._kernel._storage._backend import Backend
 from .._zips import _zip
 from .._zips._probe import Probe
 from .._zips._zip import Zip

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._format import _schema, _template
-from .._format._leaves import Unreadable
+from .._kernel._format import _schema, _template
+from .._kernel._format._leaves import Unreadable
 from . import _foreign_source, _pickle
 from ._pickle import Global
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._format import _grid, _json, _template
-from .._format._leaves import Unreadable
-from .._format._template import Template
-from .._load._source import Source
-from .._storage import _arrays, _store
-from .._storage._backend import Backend
+from .._kernel._format import _grid, _json, _template
+from .._kernel._format._leaves import Unreadable
+from .._kernel._format._template import Template
+from .._kernel._load._source import Source
+from .._kernel._storage import _arrays, _store
+from .._kernel._storage._backend import Backend
 from .._zips._probe import Probe
 from . import _database, _foreign_index
 from ._database import Database

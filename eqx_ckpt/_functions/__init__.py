@@ -6,7 +6,7 @@ Lazy arrays are in `_computed`: the kernel reads them by what they override of
 `LazyArray`.
 """
 
-from .. import _rooms
+from .._kernel import _rooms
 
 
 @_rooms.parse_functions.provide

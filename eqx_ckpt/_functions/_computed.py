@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from .._format import _grid, _template, _view
-from .._format._leaves import Record
-from .._format._view import View
-from .._load import _fetch, _lazy
-from .._load._lazy import LazyArray
-from .._load._leaf_body import LeafBody, LeafRead, StoredLeaf
-from .._load._reader import ReadResult, StoredRead
-from .._runtime import _threads
-from .._runtime._batching import batched
-from .._storage import _arrays
-from .._tree import _from_host, _leaf
-from .._tree._target import Target
+from .._kernel._format import _grid, _template, _view
+from .._kernel._format._leaves import Record
+from .._kernel._format._view import View
+from .._kernel._load import _fetch, _lazy
+from .._kernel._load._lazy import LazyArray
+from .._kernel._load._leaf_body import LeafBody, LeafRead, StoredLeaf
+from .._kernel._load._reader import ReadResult, StoredRead
+from .._kernel._runtime import _threads
+from .._kernel._runtime._batching import batched
+from .._kernel._storage import _arrays
+from .._kernel._tree import _from_host, _leaf
+from .._kernel._tree._target import Target
 
 
 # Blocks of the part with the widest elements have about so many bytes.

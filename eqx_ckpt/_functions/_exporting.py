@@ -18,15 +18,15 @@ import jax.extend.core as jex_core
 import jax.tree_util as jtu
 import numpy as np
 
-from .._format import _index
-from .._format._index import StoredFunction
-from .._load import _lazy
-from .._load._lazy import LazyArray
-from .._runtime import _log
-from .._save._options import Functions
-from .._save._payload import PlannedFunction, PlannedLeaf
-from .._tree import _folding, _identity
-from .._tree._flatten import Flat
+from .._kernel._format import _index
+from .._kernel._format._index import StoredFunction
+from .._kernel._load import _lazy
+from .._kernel._load._lazy import LazyArray
+from .._kernel._runtime import _log
+from .._kernel._save._options import Functions
+from .._kernel._save._payload import PlannedFunction, PlannedLeaf
+from .._kernel._tree import _folding, _identity
+from .._kernel._tree._flatten import Flat
 from . import _index_functions, _jaxpr, _keep_functions, _signature, _traced, _tracing
 from ._function import Unexported
 from ._stored_function import Function

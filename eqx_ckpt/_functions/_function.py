@@ -9,7 +9,7 @@ import jax.export
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._runtime import _arguments
+from .._kernel._runtime import _arguments
 from . import _signature
 
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .._format import _template
-from .._format._index import StoredFunction
-from .._format._schema import DIGEST, fields, fits
+from .._kernel._format import _template
+from .._kernel._format._index import StoredFunction
+from .._kernel._format._schema import DIGEST, fields, fits
 
 
 # Of the bytes of a function, which is more than `jax.export` can write.

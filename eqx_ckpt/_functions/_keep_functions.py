@@ -10,14 +10,14 @@ moved. The leaves that are baked into it have to be as they were, if they are th
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .._format import _index
-from .._format._leaves import Leaves, Record
-from .._load import _lazy, _source
-from .._load._source import Source
-from .._save import _payload
-from .._save._lazies import LazySource
-from .._save._payload import PlannedFunction, PlannedLeaf
-from .._tree import _leaf
+from .._kernel._format import _index
+from .._kernel._format._leaves import Leaves, Record
+from .._kernel._load import _lazy, _source
+from .._kernel._load._source import Source
+from .._kernel._save import _payload
+from .._kernel._save._lazies import LazySource
+from .._kernel._save._payload import PlannedFunction, PlannedLeaf
+from .._kernel._tree import _leaf
 from ._stored_function import Function
 
 

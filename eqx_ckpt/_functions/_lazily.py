@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._format import _template
-from .._load import _lazy
-from .._load._lazy import LazyArray
-from .._runtime import _arguments
-from .._tree import _folding, _host_copy, _identity, _leaf
+from .._kernel._format import _template
+from .._kernel._load import _lazy
+from .._kernel._load._lazy import LazyArray
+from .._kernel._runtime import _arguments
+from .._kernel._tree import _folding, _host_copy, _identity, _leaf
 from . import _computed, _traced
 from ._computed import Formula, Part
 from ._traced import Traced

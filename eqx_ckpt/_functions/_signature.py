@@ -14,8 +14,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _names, _template, _text
-from .._tree import _leaf, _target
+from .._kernel._format import _names, _template, _text
+from .._kernel._tree import _leaf, _target
 
 
 _NUMBERS = (bool, int, float, complex)

@@ -14,15 +14,15 @@ import jax.export
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._errors import DamagedError
-from .._format import _text
-from .._format._index import StoredFunction
-from .._load import _lazy, _open, _source
-from .._load._lazy import LazyArray
-from .._load._source import Source
-from .._runtime import _arguments
-from .._storage._backend import Backend
-from .._tree import _leaf, _nearest, _sharding
+from .._kernel._errors import DamagedError
+from .._kernel._format import _text
+from .._kernel._format._index import StoredFunction
+from .._kernel._load import _lazy, _open, _source
+from .._kernel._load._lazy import LazyArray
+from .._kernel._load._source import Source
+from .._kernel._runtime import _arguments
+from .._kernel._storage._backend import Backend
+from .._kernel._tree import _leaf, _nearest, _sharding
 from . import _signature
 
 

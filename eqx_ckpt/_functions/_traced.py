@@ -16,7 +16,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 
-from .._tree import _host_copy, _leaf
+from .._kernel._tree import _host_copy, _leaf
 
 
 # Older releases of JAX have `enable_x64` elsewhere.

@@ -10,13 +10,13 @@ import jax.interpreters.partial_eval as pe
 import jax.tree_util as jtu
 import numpy as np
 
-from .._format import _index, _names
-from .._load import _lazy
-from .._load._lazy import LazyArray
-from .._save import _payload
-from .._save._payload import PlannedLeaf
-from .._tree import _leaf, _select
-from .._tree._flatten import Flat
+from .._kernel._format import _index, _names
+from .._kernel._load import _lazy
+from .._kernel._load._lazy import LazyArray
+from .._kernel._save import _payload
+from .._kernel._save._payload import PlannedLeaf
+from .._kernel._tree import _leaf, _select
+from .._kernel._tree._flatten import Flat
 from . import _jaxpr, _signature
 from ._function import Unexported
 

@@ -8,14 +8,14 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format._template import Template
 from .._functions._computed import Formula
-from .._load import _lazy
-from .._load._lazy import LazyArray
+from .._kernel._format._template import Template
+from .._kernel._load import _lazy
+from .._kernel._load._lazy import LazyArray
+from .._kernel._tree import _folding, _leaf, _target
+from .._kernel._tree._folding import Problems
+from .._kernel._tree._target import Target
 from .._rename._rename import Rename
-from .._tree import _folding, _leaf, _target
-from .._tree._folding import Problems
-from .._tree._target import Target
 from ..adapters import _deferred, Adapter
 from ..adapters._deferred import Lazy
 from . import _nested

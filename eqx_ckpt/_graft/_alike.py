@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .._format import _template
-from .._format._template import Template
-from .._tree._target import Target
+from .._kernel._format import _template
+from .._kernel._format._template import Template
+from .._kernel._tree._target import Target
 from . import _words
 
 

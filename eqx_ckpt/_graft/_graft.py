@@ -11,17 +11,24 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format._leaves import Leaves
 from .._functions._computed import Formula
-from .._load import _checkpoint, _deserialise, _fetch, _lazy, _load_options, _open
-from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
-from .._load._leaf_body import LeafRead
-from .._load._load_options import LoadOptions, TogetherKeywords
-from .._runtime import _arguments, _gc
-from .._storage import _store
-from .._tree import _from_host, _host_copy, _leaf, _leaked_tracers, _target
-from .._tree._compare import Static
+from .._kernel._format._leaves import Leaves
+from .._kernel._load import (
+    _checkpoint,
+    _deserialise,
+    _fetch,
+    _lazy,
+    _load_options,
+    _open,
+)
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._lazy import LazyArray
+from .._kernel._load._leaf_body import LeafRead
+from .._kernel._load._load_options import LoadOptions, TogetherKeywords
+from .._kernel._runtime import _arguments, _gc
+from .._kernel._storage import _store
+from .._kernel._tree import _from_host, _host_copy, _leaf, _leaked_tracers, _target
+from .._kernel._tree._compare import Static
 from ..adapters import _deferred
 from . import _graft_plan, _init, _layouts
 from ._adapting import Placed

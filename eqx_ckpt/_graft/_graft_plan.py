@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._format import _names, _text
-from .._format._template import Template
-from .._load import _lazy
-from .._load._lazy import LazyArray
-from .._tree import _compare, _folding, _leaf, _register, _target
-from .._tree._compare import Comparison, Static
+from .._kernel._format import _names, _text
+from .._kernel._format._template import Template
+from .._kernel._load import _lazy
+from .._kernel._load._lazy import LazyArray
+from .._kernel._tree import _compare, _folding, _leaf, _register, _target
+from .._kernel._tree._compare import Comparison, Static
 from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
 from ._matching import Job, Matching

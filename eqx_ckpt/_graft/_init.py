@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._format import _names
-from .._load import _deserialise, _load_options, _open
-from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
-from .._load._load_options import FilteredKeywords, LoadOptions
-from .._runtime import _arguments
-from .._tree import _flatten
+from .._kernel._format import _names
+from .._kernel._load import _deserialise, _load_options, _open
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._lazy import LazyArray
+from .._kernel._load._load_options import FilteredKeywords, LoadOptions
+from .._kernel._runtime import _arguments
+from .._kernel._tree import _flatten
 from . import _skeleton
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from .._load import _checkpoint, _nodes
-from .._load._checkpoint import Checkpoint
+from .._kernel._load import _checkpoint, _nodes
+from .._kernel._load._checkpoint import Checkpoint
 from .._rename import _rename
 from .._rename._rename import Rename
 from ..adapters import Adapter

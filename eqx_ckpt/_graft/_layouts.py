@@ -8,10 +8,10 @@ from typing import Any
 import equinox as eqx
 import jax.tree_util as jtu
 
-from .._load import _lazy
-from .._load._lazy import LazyArray
-from .._runtime import _log, _processes
-from .._tree import _folding
+from .._kernel._load import _lazy
+from .._kernel._load._lazy import LazyArray
+from .._kernel._runtime import _log, _processes
+from .._kernel._tree import _folding
 from ._adapting import Placed
 from ._matching import Matching
 

@@ -7,11 +7,11 @@ import itertools as it
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .._format import _names
-from .._format._record import Label
-from .._load._lazy import LazyArray
-from .._tree import _compare, _folding, _leaf, _states, _target
-from .._tree._folding import Problems
+from .._kernel._format import _names
+from .._kernel._format._record import Label
+from .._kernel._load._lazy import LazyArray
+from .._kernel._tree import _compare, _folding, _leaf, _states, _target
+from .._kernel._tree._folding import Problems
 from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested

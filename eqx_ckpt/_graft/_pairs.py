@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
-from .._load._lazy import LazyArray
+from .._kernel._load._lazy import LazyArray
+from .._kernel._tree import _select
 from .._rename import _rename
 from .._rename._rename import Rename
-from .._tree import _select
 from ..adapters import _deferred, Adapter
 from . import _nested
 from ._nested import Nested

@@ -5,10 +5,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .._format import _text
+from .._kernel._format import _text
+from .._kernel._tree import _folding
 from .._show import _html, _model, _terminal
 from .._show._model import Column, Table
-from .._tree import _folding
 
 
 STATUSES = ("loaded", "adapted", "cast", "fresh", "dropped")

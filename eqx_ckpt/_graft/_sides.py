@@ -9,14 +9,14 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _names
-from .._format._record import TreeRecord
-from .._load import _checkpoint, _lazy, _match, _nodes
-from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
-from .._tree import _filters, _flatten, _nearest, _select, _states
-from .._tree._node import Node as SavedNode
-from .._tree._target import Target
+from .._kernel._format import _names
+from .._kernel._format._record import TreeRecord
+from .._kernel._load import _checkpoint, _lazy, _match, _nodes
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._lazy import LazyArray
+from .._kernel._tree import _filters, _flatten, _nearest, _select, _states
+from .._kernel._tree._node import Node as SavedNode
+from .._kernel._tree._target import Target
 from ..adapters import Adapter
 from . import _nested
 from ._nested import Nested

@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from .._format import _names
-from .._runtime import _arguments
-from .._tree import _filters, _flatten, _folding, _leaked_tracers, _sharding
+from .._kernel._format import _names
+from .._kernel._runtime import _arguments
+from .._kernel._tree import _filters, _flatten, _folding, _leaked_tracers, _sharding
 
 
 @_arguments.checked()

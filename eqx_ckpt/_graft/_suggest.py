@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import jax.tree_util as jtu
 
-from .._format import _names, _template
-from .._format._grid import Shape
-from .._format._leaves import Record
-from .._tree import _folding, _leaf, _nearest, _target
+from .._kernel._format import _names, _template
+from .._kernel._format._grid import Shape
+from .._kernel._format._leaves import Record
+from .._kernel._tree import _folding, _leaf, _nearest, _target
 from . import _alike, _rules
 from ._sides import Model, StoredSide, target_of
 

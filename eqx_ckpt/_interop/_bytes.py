@@ -5,13 +5,13 @@ from typing import Unpack
 
 from jaxtyping import PyTree
 
-from .._load import _deserialise, _load_options
-from .._load._load_options import LoadKeywords
-from .._runtime import _arguments
-from .._save import _options, _serialise
-from .._save._options import BytesKeywords
-from .._tree import _leaf
-from .._tree._filters import FilterSpec, IsLeaf
+from .._kernel._load import _deserialise, _load_options
+from .._kernel._load._load_options import LoadKeywords
+from .._kernel._runtime import _arguments
+from .._kernel._save import _options, _serialise
+from .._kernel._save._options import BytesKeywords
+from .._kernel._tree import _leaf
+from .._kernel._tree._filters import FilterSpec, IsLeaf
 
 
 _DATA = _arguments.Rule(

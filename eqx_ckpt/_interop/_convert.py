@@ -11,15 +11,15 @@ import jax
 from jaxtyping import PyTree
 
 from .._formats import _safetensors
-from .._load import _checkpoint, _open
-from .._load._checkpoint import Checkpoint
-from .._runtime import _arguments
-from .._runtime._processes import Processes
-from .._save import _background, _lazies, _options, _plan, _serialise
-from .._save._options import Base, Functions, PlaceKeywords, SaveOptions
-from .._storage import _root
+from .._kernel._load import _checkpoint, _open
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._runtime import _arguments
+from .._kernel._runtime._processes import Processes
+from .._kernel._save import _background, _lazies, _options, _plan, _serialise
+from .._kernel._save._options import Base, Functions, PlaceKeywords, SaveOptions
+from .._kernel._storage import _root
+from .._kernel._tree import _flatten
 from .._stores import _remote
-from .._tree import _flatten
 from . import _export
 
 

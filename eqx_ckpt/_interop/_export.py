@@ -11,23 +11,31 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import PyTree
 
-from .._format import _digests, _files, _json, _names, _record, _template, _text
-from .._format._template import Template
 from .._formats import _foreign_index, _safetensors
-from .._load import _lazy
-from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
+from .._kernel._format import _digests, _files, _json, _names, _record, _template, _text
+from .._kernel._format._template import Template
+from .._kernel._load import _lazy
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._lazy import LazyArray
+from .._kernel._runtime import _arguments, _processes, _progress
+from .._kernel._runtime._arguments import Together, Who
+from .._kernel._runtime._processes import Processes
+from .._kernel._runtime._progress import Advance
+from .._kernel._save import _lazies
+from .._kernel._save._payload import PlannedLeaf
+from .._kernel._storage import _root
+from .._kernel._storage._backend import Backend
+from .._kernel._tree import (
+    _compare,
+    _filters,
+    _flatten,
+    _folding,
+    _host_copy,
+    _leaf,
+    _states,
+)
+from .._kernel._tree._filters import FilterSpec
 from .._rename import _rename
-from .._runtime import _arguments, _processes, _progress
-from .._runtime._arguments import Together, Who
-from .._runtime._processes import Processes
-from .._runtime._progress import Advance
-from .._save import _lazies
-from .._save._payload import PlannedLeaf
-from .._storage import _root
-from .._storage._backend import Backend
-from .._tree import _compare, _filters, _flatten, _folding, _host_copy, _leaf, _states
-from .._tree._filters import FilterSpec
 from .._zips import _onefile, _probe
 from . import _shards
 

@@ -14,17 +14,17 @@ from typing import Any, BinaryIO
 
 import jax
 
-from .._format import _digests, _files, _grid, _index
 from .._formats import _foreign_source
-from .._load import _published
-from .._runtime._batching import batched
-from .._runtime._processes import Processes
-from .._save._payload import PlannedLeaf
-from .._save._transaction import unpublished
-from .._storage import _local_files
-from .._storage._backend import Backend
-from .._storage._local import LocalDirectory
-from .._tree import _host_copy, _sharding
+from .._kernel._format import _digests, _files, _grid, _index
+from .._kernel._load import _published
+from .._kernel._runtime._batching import batched
+from .._kernel._runtime._processes import Processes
+from .._kernel._save._payload import PlannedLeaf
+from .._kernel._save._transaction import unpublished
+from .._kernel._storage import _local_files
+from .._kernel._storage._backend import Backend
+from .._kernel._storage._local import LocalDirectory
+from .._kernel._tree import _host_copy, _sharding
 from .._zips import _onefile
 
 

@@ -6,16 +6,15 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import PyTree
 
-from .._format import _names, _record
-from .._format._leaves import Leaves
-from .._format._record import Label
-from .._format._template import Template
-from .._load import _load_options, _match
-from .._load._load_options import LoadOptions, Renaming
-from .._rename import _renamed
-from .._runtime import _arguments
-from .._save._lazies import StoredValue
-from .._tree import (
+from .._kernel._format import _names, _record
+from .._kernel._format._leaves import Leaves
+from .._kernel._format._record import Label
+from .._kernel._format._template import Template
+from .._kernel._load import _load_options, _match
+from .._kernel._load._load_options import LoadOptions, Renaming
+from .._kernel._runtime import _arguments
+from .._kernel._save._lazies import StoredValue
+from .._kernel._tree import (
     _filters,
     _flatten,
     _from_host,
@@ -24,8 +23,9 @@ from .._tree import (
     _register,
     _states,
 )
-from .._tree._filters import FilterSpec, IsLeaf
-from .._tree._target import Target
+from .._kernel._tree._filters import FilterSpec, IsLeaf
+from .._kernel._tree._target import Target
+from .._rename import _renamed
 from . import _torch_tensors
 
 

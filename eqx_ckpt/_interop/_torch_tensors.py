@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._format import _template
+from .._kernel._format import _template
 
 
 def is_tensor(value: object) -> bool:

@@ -3,7 +3,7 @@
 It provides a hook of `_run`, which does not import it. Begin with `_near_steps`.
 """
 
-from .. import _rooms
+from .._kernel import _rooms
 
 
 @_rooms.near_steps.provide

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from .._format import _schema
-from .._format._schema import COUNT, ID
-from .._load import _checkpoint
-from .._run import _numbered
-from .._save import _transaction
-from .._storage import _root
+from .._kernel._format import _schema
+from .._kernel._format._schema import COUNT, ID
+from .._kernel._load import _checkpoint
+from .._kernel._run import _numbered
+from .._kernel._save import _transaction
+from .._kernel._storage import _root
 
 
 _PLACE = "eqx_ckpt.near"

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .._runtime._processes import Processes
-from .._tree import _guards
+from .._kernel._runtime._processes import Processes
+from .._kernel._tree import _guards
 
 
 # The most and the least bytes that a device sends in one step. Between the two only

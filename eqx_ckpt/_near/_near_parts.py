@@ -12,24 +12,24 @@ import numpy as np
 import xxhash
 from jaxtyping import PyTree
 
-from .._errors import DamagedError, ReplacedError
-from .._format import _template, _view
-from .._format._leaves import Leaves, Part, Record, Region
-from .._load import _checkpoint, _load_options, _read
-from .._load._checkpoint import Checkpoint
-from .._load._fetch import LeafBuilder
-from .._load._leaf_body import LeafRead
-from .._load._load_options import LoadOptions
-from .._load._match import Match
-from .._load._partial import Apart
-from .._load._reader import ReadResult, Results, StoredRead
-from .._load._source import Source
-from .._run import _own
-from .._run._hooks import LoadRequest
-from .._runtime import _progress
-from .._runtime._batching import batched
-from .._tree import _from_host, _leaf, _sharding
-from .._tree._target import Target
+from .._kernel._errors import DamagedError, ReplacedError
+from .._kernel._format import _template, _view
+from .._kernel._format._leaves import Leaves, Part, Record, Region
+from .._kernel._load import _checkpoint, _load_options, _read
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._fetch import LeafBuilder
+from .._kernel._load._leaf_body import LeafRead
+from .._kernel._load._load_options import LoadOptions
+from .._kernel._load._match import Match
+from .._kernel._load._partial import Apart
+from .._kernel._load._reader import ReadResult, Results, StoredRead
+from .._kernel._load._source import Source
+from .._kernel._run import _own
+from .._kernel._run._hooks import LoadRequest
+from .._kernel._runtime import _progress
+from .._kernel._runtime._batching import batched
+from .._kernel._tree import _from_host, _leaf, _sharding
+from .._kernel._tree._target import Target
 
 
 class Offer(NamedTuple):

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
-from .._format import _text
-from .._format._schema import COUNT, DIGEST, ID, optional
-from .._run import _attempts, _own
-from .._run._hooks import LoadRequest, NearSearch, Restored
-from .._run._words import said_by_all
-from .._runtime import _log, _processes
-from .._runtime._processes import Processes
-from .._storage._backend import Backend
+from .._kernel._format import _text
+from .._kernel._format._schema import COUNT, DIGEST, ID, optional
+from .._kernel._run import _attempts, _own
+from .._kernel._run._hooks import LoadRequest, NearSearch, Restored
+from .._kernel._run._words import said_by_all
+from .._kernel._runtime import _log, _processes
+from .._kernel._runtime._processes import Processes
+from .._kernel._storage._backend import Backend
 from . import _disk, _exchange, _near_parts, _whole
 from ._disk import Disk, Incoming
 from ._exchange import Move

@@ -19,20 +19,20 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .._errors import DamagedError
-from .._format._schema import COUNT, DIGEST
-from .._run import _own
-from .._run._attempts import Attempt
-from .._run._hooks import NearSteps
-from .._run._pending import PendingState
-from .._run._saves import Saves
-from .._run._words import said_by_all
-from .._runtime import _log, _processes, _threads
-from .._runtime._processes import Processes
-from .._save import _async, _plan, _serialise
-from .._save._background import SaveHandle
-from .._save._plan import Plan
-from .._storage import _root
+from .._kernel._errors import DamagedError
+from .._kernel._format._schema import COUNT, DIGEST
+from .._kernel._run import _own
+from .._kernel._run._attempts import Attempt
+from .._kernel._run._hooks import NearSteps
+from .._kernel._run._pending import PendingState
+from .._kernel._run._saves import Saves
+from .._kernel._run._words import said_by_all
+from .._kernel._runtime import _log, _processes, _threads
+from .._kernel._runtime._processes import Processes
+from .._kernel._save import _async, _plan, _serialise
+from .._kernel._save._background import SaveHandle
+from .._kernel._save._plan import Plan
+from .._kernel._storage import _root
 from . import _disk, _exchange, _near_search
 from ._disk import Disk, Incoming, NearPart
 from ._exchange import Move

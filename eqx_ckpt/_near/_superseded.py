@@ -2,14 +2,14 @@
 
 from typing import NamedTuple
 
-from .._errors import DamagedError
-from .._format import _files
-from .._load import _checkpoint
-from .._load._checkpoint import Checkpoint
-from .._run import _attempts, _numbered
-from .._storage import _root
-from .._storage._backend import Backend
-from .._storage._local import LocalDirectory
+from .._kernel._errors import DamagedError
+from .._kernel._format import _files
+from .._kernel._load import _checkpoint
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._run import _attempts, _numbered
+from .._kernel._storage import _root
+from .._kernel._storage._backend import Backend
+from .._kernel._storage._local import LocalDirectory
 from ._disk import Disk, NearPart
 
 

@@ -6,8 +6,8 @@ So what an older attempt has left on a near disk is not taken for a step of this
 from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
-from .._run._attempts import Attempt
-from .._runtime import _messages
+from .._kernel._run._attempts import Attempt
+from .._kernel._runtime import _messages
 from ._disk import NearPart
 
 

@@ -4,7 +4,7 @@ It imports `_save`, `_load` and what is below them; a save takes it from what is
 here. Begin with `_metadata`.
 """
 
-from .. import _rooms
+from .._kernel import _rooms
 
 
 @_rooms.orbax_files.provide

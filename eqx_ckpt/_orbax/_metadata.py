@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._format import _files, _json, _names
-from .._format._record import DICTS, TreeRecord
-from .._format._template import Template
-from .._save import _tree_spec
-from .._save._tree_spec import TreeSpec
+from .._kernel._format import _files, _json, _names
+from .._kernel._format._record import DICTS, TreeRecord
+from .._kernel._format._template import Template
+from .._kernel._save import _tree_spec
+from .._kernel._save._tree_spec import TreeSpec
 
 
 # A sharding that Orbax restores on any number of devices: replicated.

@@ -5,19 +5,19 @@ import functools as ft
 import os
 from collections.abc import Mapping
 
-from .._format import _files, _index, _ocdbt
-from .._load import _checkpoint, _published
-from .._load._checkpoint import Checkpoint
-from .._load._source import Source
-from .._runtime import _arguments
-from .._save import _background, _payload
-from .._save._path_state import PathState, replaced
-from .._save._plan import Plan
-from .._save._transaction import discard, unpublished
-from .._save._tree_spec import TreeSpec
-from .._storage import _root, _store
-from .._storage._backend import Backend, Value
-from .._storage._local import LocalDirectory
+from .._kernel._format import _files, _index, _ocdbt
+from .._kernel._load import _checkpoint, _published
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._source import Source
+from .._kernel._runtime import _arguments
+from .._kernel._save import _background, _payload
+from .._kernel._save._path_state import PathState, replaced
+from .._kernel._save._plan import Plan
+from .._kernel._save._transaction import discard, unpublished
+from .._kernel._save._tree_spec import TreeSpec
+from .._kernel._storage import _root, _store
+from .._kernel._storage._backend import Backend, Value
+from .._kernel._storage._local import LocalDirectory
 from . import _metadata
 
 

@@ -3,7 +3,7 @@
 Begin with `_plot`.
 """
 
-from .. import _rooms
+from .._kernel import _rooms
 
 
 @_rooms.plot.provide

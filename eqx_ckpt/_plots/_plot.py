@@ -8,10 +8,10 @@ import numpy as np
 
 from .._edit import _sample
 from .._edit._difference import Diff
-from .._load import _lazy
-from .._load._lazy import LazyArray
-from .._run import _manager
-from .._run._manager import CheckpointManager
+from .._kernel._load import _lazy
+from .._kernel._load._lazy import LazyArray
+from .._kernel._run import _manager
+from .._kernel._run._manager import CheckpointManager
 from .._show import _curves
 
 

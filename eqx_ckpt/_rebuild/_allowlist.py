@@ -6,8 +6,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from .._tree import _named
-from .._tree._named import Name
+from .._kernel._tree import _named
+from .._kernel._tree._named import Name
 
 
 def finder(known: object) -> Callable[[Name], list[Any]]:

@@ -11,13 +11,13 @@ import equinox as eqx
 import jax
 import jax.tree_util as jtu
 
-from .._errors import DamagedError
-from .._format import _names, _values
-from .._format._values import Name
-from .._load import _checkpoint, _lazy
-from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
-from .._tree import (
+from .._kernel._errors import DamagedError
+from .._kernel._format import _names, _values
+from .._kernel._format._values import Name
+from .._kernel._load import _checkpoint, _lazy
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._lazy import LazyArray
+from .._kernel._tree import (
     _codec,
     _leaf,
     _named,
@@ -26,7 +26,7 @@ from .._tree import (
     _sharding,
     _target,
 )
-from .._tree._folding import Problems
+from .._kernel._tree._folding import Problems
 from . import _decode
 
 

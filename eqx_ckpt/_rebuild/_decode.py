@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._format import _names, _template, _values
-from .._format._values import Name, name_of
-from .._tree import _codec, _opening
+from .._kernel._format import _names, _template, _values
+from .._kernel._format._values import Name, name_of
+from .._kernel._tree import _codec, _opening
 
 
 class Malformed(ValueError):

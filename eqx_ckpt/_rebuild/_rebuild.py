@@ -6,14 +6,14 @@ from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
-from .._errors import DamagedError
-from .._format import _text
-from .._load import _checkpoint, _deserialise, _load_options, _open
-from .._load._checkpoint import Checkpoint
-from .._load._load_options import LoadOptions, TogetherKeywords
-from .._runtime import _arguments, _gc
-from .._storage._open_files import Readable
-from .._tree import _nearest
+from .._kernel._errors import DamagedError
+from .._kernel._format import _text
+from .._kernel._load import _checkpoint, _deserialise, _load_options, _open
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._load_options import LoadOptions, TogetherKeywords
+from .._kernel._runtime import _arguments, _gc
+from .._kernel._storage._open_files import Readable
+from .._kernel._tree import _nearest
 from . import _allowlist
 from ._builder import Builder, Sharding
 from ._decode import Malformed

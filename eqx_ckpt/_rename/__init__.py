@@ -4,7 +4,7 @@ It imports `_load` and what is below it; a load takes it from what is added here
 with `_rename`.
 """
 
-from .. import _rooms
+from .._kernel import _rooms
 
 
 @_rooms.rename_leaves.provide

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._load import _open
-from .._tree import _nearest
+from .._kernel._load import _open
+from .._kernel._tree import _nearest
 
 
 class RenameRule(NamedTuple):

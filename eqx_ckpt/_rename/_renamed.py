@@ -10,10 +10,10 @@ import functools as ft
 import os
 from collections.abc import Callable, Iterator
 
-from .._format import _names
-from .._format._leaves import Leaves
-from .._format._record import Label
-from .._tree import _states
+from .._kernel._format import _names
+from .._kernel._format._leaves import Leaves
+from .._kernel._format._record import Label
+from .._kernel._tree import _states
 from . import _rename
 from ._rename import Rename
 

@@ -3,7 +3,7 @@
 It imports `_load` and what is below it. Begin with `_loads`.
 """
 
-from .. import _rooms
+from .._kernel import _rooms
 
 
 @_rooms.plan_reshard.provide

@@ -11,17 +11,17 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from .._format import _template, _text
-from .._limits import limits
-from .._load import _fetch
-from .._load._fetch import ReadPlan
-from .._load._leaf_body import LeafRead
-from .._load._load_options import LoadOptions
-from .._load._source import Source
-from .._runtime import _log, _processes
-from .._runtime._batching import batched
-from .._runtime._processes import Processes
-from .._tree import _from_host, _guards, _leaf
+from .._kernel._format import _template, _text
+from .._kernel._limits import limits
+from .._kernel._load import _fetch
+from .._kernel._load._fetch import ReadPlan
+from .._kernel._load._leaf_body import LeafRead
+from .._kernel._load._load_options import LoadOptions
+from .._kernel._load._source import Source
+from .._kernel._runtime import _log, _processes
+from .._kernel._runtime._batching import batched
+from .._kernel._runtime._processes import Processes
+from .._kernel._tree import _from_host, _guards, _leaf
 from . import _moves
 from ._moves import ArrayMove
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .._format import _template
-from .._tree import _from_host, _sharding
-from .._tree._sharding import Region
+from .._kernel._format import _template
+from .._kernel._tree import _from_host, _sharding
+from .._kernel._tree._sharding import Region
 from . import _routes
 from ._routes import Axes, Layout, Route
 

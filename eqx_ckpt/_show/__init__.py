@@ -4,7 +4,7 @@
 the kernel. Begin with `_shown`.
 """
 
-from .. import _rooms
+from .._kernel import _rooms
 
 
 @_rooms.text.provide

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .._run._records import Step
+from .._kernel._run._records import Step
 
 
 def lines(history: list[Step]) -> list[list[Step]]:

@@ -7,8 +7,8 @@ stored is escaped, and what was made has at most so many characters.
 import html
 from collections.abc import Collection, Iterable
 
-from .._format import _text
-from .._tree import _folding
+from .._kernel._format import _text
+from .._kernel._tree import _folding
 from . import _model
 from ._lines import TreeLine
 from ._model import Branch, Table

@@ -4,10 +4,10 @@ JAX is needed for those of an index."""
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from .._format import _names, _values
-from .._format._leaves import Leaves, Record
-from .._format._record import Label
-from .._load import _wording
+from .._kernel._format import _names, _values
+from .._kernel._format._leaves import Leaves, Record
+from .._kernel._format._record import Label
+from .._kernel._load import _wording
 
 
 class TreeLine(NamedTuple):

@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .._format import _template, _text, _values
-from .._format._leaves import Unreadable
-from .._load._source import Source
-from .._run._step import Run
-from .._storage._backend import Usage
-from .._tree import _folding
+from .._kernel._format import _template, _text, _values
+from .._kernel._format._leaves import Unreadable
+from .._kernel._load._source import Source
+from .._kernel._run._step import Run
+from .._kernel._storage._backend import Usage
+from .._kernel._tree import _folding
 from . import _lines
 from ._lines import TreeLine
 

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator
 
-from .._format import _template
-from .._load import _lazy
-from .._load._lazy import LazyArray
-from .._load._nodes import StoredBody
-from .._tree import _folding, _node
-from .._tree._node import Node
+from .._kernel._format import _template
+from .._kernel._load import _lazy
+from .._kernel._load._lazy import LazyArray
+from .._kernel._load._nodes import StoredBody
+from .._kernel._tree import _folding, _node
+from .._kernel._tree._node import Node
 from . import _lines
 from ._lines import TreeLine
 

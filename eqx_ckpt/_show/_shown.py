@@ -8,14 +8,14 @@ import importlib
 import itertools as it
 from typing import Any
 
-from .._format import _text
-from .._load import _checkpoint, _lazy
-from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
-from .._run import _manager
-from .._save._background import SaveHandle
-from .._tree import _node
-from .._tree._node import Node
+from .._kernel._format import _text
+from .._kernel._load import _checkpoint, _lazy
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._lazy import LazyArray
+from .._kernel._run import _manager
+from .._kernel._save._background import SaveHandle
+from .._kernel._tree import _node
+from .._kernel._tree._node import Node
 from . import _html, _lines, _model, _node_lines, _summary, _terminal
 
 

@@ -2,10 +2,10 @@
 
 import functools as ft
 
-from .._errors import DamagedError
-from .._format._index import Newer
-from .._load import _checkpoint
-from .._run._steps import Signature, Skip, Steps
+from .._kernel._errors import DamagedError
+from .._kernel._format._index import Newer
+from .._kernel._load import _checkpoint
+from .._kernel._run._steps import Signature, Skip, Steps
 from ._model import Summary
 
 

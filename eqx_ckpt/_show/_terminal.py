@@ -3,7 +3,7 @@
 import itertools as it
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from .._format import _text
+from .._kernel._format import _text
 from . import _model
 from ._lines import TreeLine
 from ._model import Span, Table

@@ -8,11 +8,11 @@ import functools as ft
 import importlib
 from typing import TYPE_CHECKING
 
-from .. import _rooms
+from .._kernel import _rooms
 
 
 if TYPE_CHECKING:
-    from .._storage._backend import Backend
+    from .._kernel._storage._backend import Backend
 
 
 # By the schemes of URLs, the module and the class.

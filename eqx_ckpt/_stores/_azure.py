@@ -14,9 +14,9 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from .._errors import MissingError
-from .._storage import _store
-from .._storage._objects import ABSENT
+from .._kernel._errors import MissingError
+from .._kernel._storage import _store
+from .._kernel._storage._objects import ABSENT
 from . import _remote, _requests
 from ._buckets import BucketBackend, WriteConditions
 

@@ -7,9 +7,9 @@ import urllib.parse
 import urllib.request
 from typing import Any, NamedTuple
 
-from .._format import _files
-from .._storage import _store
-from .._storage._objects import ABSENT, ObjectStore
+from .._kernel._format import _files
+from .._kernel._storage import _store
+from .._kernel._storage._objects import ABSENT, ObjectStore
 from . import _remote, _requests
 
 

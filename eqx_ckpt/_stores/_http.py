@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorstore as ts
 
-from .._errors import MissingError
-from .._limits import limits
-from .._storage import _context
+from .._kernel._errors import MissingError
+from .._kernel._limits import limits
+from .._kernel._storage import _context
 from . import _remote, _requests
 from ._buckets import BucketBackend
 

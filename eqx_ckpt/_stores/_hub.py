@@ -14,9 +14,9 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
-from .._errors import MissingError
-from .._format import _files, _index, _text
-from .._runtime import _threads
+from .._kernel._errors import MissingError
+from .._kernel._format import _files, _index, _text
+from .._kernel._runtime import _threads
 from .._version import __version__
 from . import _http, _requests
 from ._http import HttpBackend

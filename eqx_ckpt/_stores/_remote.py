@@ -12,8 +12,8 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from .._storage import _root
-from .._storage._objects import ObjectStore
+from .._kernel._storage import _root
+from .._kernel._storage._objects import ObjectStore
 
 
 # Seconds that a server is given to answer what opens a checkpoint.

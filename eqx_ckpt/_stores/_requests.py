@@ -13,10 +13,10 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._limits import limits
-from .._runtime import _log
-from .._runtime._threads import Outcome, Worker
-from .._storage import _context
+from .._kernel._limits import limits
+from .._kernel._runtime import _log
+from .._kernel._runtime._threads import Outcome, Worker
+from .._kernel._storage import _context
 from . import _remote
 
 

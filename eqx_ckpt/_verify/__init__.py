@@ -5,7 +5,7 @@ A room around the kernel: a run asks it by a hook which of its steps are
 whole. It imports `_load` and what is below it. Begin with `_verify`.
 """
 
-from .. import _rooms
+from .._kernel import _rooms
 
 
 @_rooms.verify.provide

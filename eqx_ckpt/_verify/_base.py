@@ -3,15 +3,15 @@
 import json
 import os
 
-from .._format import _digests, _grid, _index, _text, _view
-from .._format._index import BaseFacts
-from .._format._leaves import Record
-from .._load import _checkpoint, _read
-from .._load._checkpoint import Checkpoint
-from .._load._reader import StoredRead
-from .._load._source import Source
-from .._storage import _open_files, _root, _store
-from .._storage._backend import Backend
+from .._kernel._format import _digests, _grid, _index, _text, _view
+from .._kernel._format._index import BaseFacts
+from .._kernel._format._leaves import Record
+from .._kernel._load import _checkpoint, _read
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._reader import StoredRead
+from .._kernel._load._source import Source
+from .._kernel._storage import _open_files, _root, _store
+from .._kernel._storage._backend import Backend
 
 
 # In files without digests, at most so many leaves are looked at, and so many bytes of

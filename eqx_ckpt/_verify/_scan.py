@@ -16,15 +16,15 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from .._format import _digests, _grid, _template, _text
-from .._format._grid import Grid
-from .._format._leaves import Record
-from .._load import _source
-from .._load._reader import CHANGED, unreadable
-from .._load._source import Source
-from .._runtime import _batching, _machine, _progress
-from .._runtime._threads import Crew, Outcome
-from .._storage import _codecs, _store
+from .._kernel._format import _digests, _grid, _template, _text
+from .._kernel._format._grid import Grid
+from .._kernel._format._leaves import Record
+from .._kernel._load import _source
+from .._kernel._load._reader import CHANGED, unreadable
+from .._kernel._load._source import Source
+from .._kernel._runtime import _batching, _machine, _progress
+from .._kernel._runtime._threads import Crew, Outcome
+from .._kernel._storage import _codecs, _store
 from .._zips._window import Window
 
 

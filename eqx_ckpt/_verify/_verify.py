@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from .._errors import DamagedError, ReplacedError
-from .._format import _files, _index, _text
-from .._format._leaves import Record
-from .._load import _checkpoint, _open, _source
-from .._load._checkpoint import Checkpoint
-from .._load._reader import CHANGED, unreadable
-from .._load._source import Source
-from .._runtime import _arguments, _log, _progress
-from .._storage import _arrays, _root, _store
-from .._storage._backend import Backend
+from .._kernel._errors import DamagedError, ReplacedError
+from .._kernel._format import _files, _index, _text
+from .._kernel._format._leaves import Record
+from .._kernel._load import _checkpoint, _open, _source
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._reader import CHANGED, unreadable
+from .._kernel._load._source import Source
+from .._kernel._runtime import _arguments, _log, _progress
+from .._kernel._storage import _arrays, _root, _store
+from .._kernel._storage._backend import Backend
 from . import _scan
 from ._scan import Problem
 

@@ -13,7 +13,7 @@ import numpy as np
 from .._edit import _stats
 from .._edit._sample import floats, Sample, WHOLE
 from .._edit._stats import LeafStats
-from .._format import _text
+from .._kernel._format import _text
 
 
 _BINS = 64

@@ -17,14 +17,14 @@ import numpy as np
 
 from .._edit import _diff, _elements, _sample
 from .._edit._sample import Sample
-from .._format import _text
-from .._load import _checkpoint, _lazy
-from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
-from .._run import _records
-from .._run._records import Step
-from .._run._steps import Steps
-from .._runtime import _threads
+from .._kernel._format import _text
+from .._kernel._load import _checkpoint, _lazy
+from .._kernel._load._checkpoint import Checkpoint
+from .._kernel._load._lazy import LazyArray
+from .._kernel._run import _records
+from .._kernel._run._records import Step
+from .._kernel._run._steps import Steps
+from .._kernel._runtime import _threads
 from .._show import _curves as _curves_of, _model, _summary
 from .._show._model import Branch
 from . import _charts

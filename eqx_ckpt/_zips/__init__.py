@@ -3,7 +3,7 @@
 It imports the kernel, which finds here how one is saved; `_formats` reads them.
 """
 
-from .. import _rooms
+from .._kernel import _rooms
 
 
 @_rooms.find_source.provide

@@ -12,13 +12,13 @@ import zipfile
 from collections.abc import Iterable
 from typing import Any
 
-from .._format import _files
-from .._runtime import _threads
-from .._runtime._progress import Advance
-from .._save import _publish, _write_leaves
-from .._save._plan import Plan
-from .._save._writing import Destination
-from .._storage._backend import Backend
+from .._kernel._format import _files
+from .._kernel._runtime import _threads
+from .._kernel._runtime._progress import Advance
+from .._kernel._save import _publish, _write_leaves
+from .._kernel._save._plan import Plan
+from .._kernel._save._writing import Destination
+from .._kernel._storage._backend import Backend
 from . import _onefile, _probe
 
 

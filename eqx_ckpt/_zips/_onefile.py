@@ -7,11 +7,11 @@ import io
 from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
-from .._save import _path_state
-from .._save._transaction import BesideTransaction, discard, unpublished
-from .._storage import _descriptor, _local_files
-from .._storage._backend import Backend
-from .._storage._local import LocalDirectory
+from .._kernel._save import _path_state
+from .._kernel._save._transaction import BesideTransaction, discard, unpublished
+from .._kernel._storage import _descriptor, _local_files
+from .._kernel._storage._backend import Backend
+from .._kernel._storage._local import LocalDirectory
 
 
 def publish(

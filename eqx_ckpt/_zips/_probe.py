@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from .. import _rooms
-from .._errors import DamagedError
-from .._format import _files, _index, _text
-from .._load._source import Source
-from .._runtime import _gc, _threads
-from .._storage import _store
-from .._storage._backend import Backend
+from .._kernel import _rooms
+from .._kernel._errors import DamagedError
+from .._kernel._format import _files, _index, _text
+from .._kernel._load._source import Source
+from .._kernel._runtime import _gc, _threads
+from .._kernel._storage import _store
+from .._kernel._storage._backend import Backend
 
 
 # So much of a file is enough to tell its format.

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .._storage._backend import Backend
+from .._kernel._storage._backend import Backend
 
 
 class Window:

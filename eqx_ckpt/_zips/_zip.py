@@ -10,9 +10,9 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .._errors import DamagedError
-from .._storage import _store
-from .._storage._backend import Backend
+from .._kernel._errors import DamagedError
+from .._kernel._storage import _store
+from .._kernel._storage._backend import Backend
 
 
 _LOCAL, _END, _END64, _LOCATOR = b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7"

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from .._errors import DamagedError
-from .._format import _files, _index, _json, _text
-from .._format._index import Index
-from .._load._source import DatabaseSource
-from .._storage import _store
-from .._storage._backend import Backend
+from .._kernel._errors import DamagedError
+from .._kernel._format import _files, _index, _json, _text
+from .._kernel._format._index import Index
+from .._kernel._load._source import DatabaseSource
+from .._kernel._storage import _store
+from .._kernel._storage._backend import Backend
 from . import _probe, _zip
 from ._probe import Probe
 from ._zip import Zip

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _template
-from .._runtime import _arguments
+from .._kernel._format import _template
+from .._kernel._runtime import _arguments
 from . import _deferred, _layouts
 from ._deferred import Lazy
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from .._format import _template
 from .._functions import _computed
 from .._functions._computed import ComputedLeaf, Formula
-from .._load import _lazy
-from .._load._lazy import LazyArray
-from .._storage import _arrays
-from .._tree import _folding, _leaf
+from .._kernel._format import _template
+from .._kernel._load import _lazy
+from .._kernel._load._lazy import LazyArray
+from .._kernel._storage import _arrays
+from .._kernel._tree import _folding, _leaf
 
 
 Lazy = LazyArray | Formula

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from .._runtime import _arguments
+from .._kernel._runtime import _arguments
 from . import _methods
 from ._methods import MergedLeaf as MergedLeaf, Method as Method
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from .._format import _names
-from .._tree import _compare, _leaf
+from .._kernel._format import _names
+from .._kernel._tree import _compare, _leaf
 
 
 Blocks = Sequence[np.ndarray]

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from eqx_ckpt._format import _record, _values
+from eqx_ckpt._kernel._format import _record, _values
 from eqx_ckpt._rebuild import _decode
 
 

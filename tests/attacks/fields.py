@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from eqx_ckpt._format import _ocdbt
+from eqx_ckpt._kernel._format import _ocdbt
 
 
 NUMBERS = [0, 1, -1, 2, 3, 7, 63, 64, 2**15, 2**31, 2**32 - 1, 2**38, 2**60, 2**63]

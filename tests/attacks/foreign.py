@@ -23,9 +23,9 @@ import numpy as np
 import tensorstore as ts
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _ocdbt
 from eqx_ckpt._formats._database import Database
-from eqx_ckpt._storage import _root
+from eqx_ckpt._kernel._format import _ocdbt
+from eqx_ckpt._kernel._storage import _root
 
 from . import fields, functions, pickles
 

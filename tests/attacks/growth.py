@@ -23,7 +23,7 @@ import numpy as np
 from support import command
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _ocdbt
+from eqx_ckpt._kernel._format import _ocdbt
 
 from . import forge, pickles, save, template
 from .__main__ import limit_memory

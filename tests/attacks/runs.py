@@ -31,13 +31,13 @@ import numpy as np
 from support import command
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _history, _index, _journal
-from eqx_ckpt._limits import limits
-from eqx_ckpt._run import _attempts
-from eqx_ckpt._run._step_journal import Journal
-from eqx_ckpt._run._steps import Steps
-from eqx_ckpt._runtime._processes import Processes
-from eqx_ckpt._storage import _root
+from eqx_ckpt._kernel._format import _history, _index, _journal
+from eqx_ckpt._kernel._limits import limits
+from eqx_ckpt._kernel._run import _attempts
+from eqx_ckpt._kernel._run._step_journal import Journal
+from eqx_ckpt._kernel._run._steps import Steps
+from eqx_ckpt._kernel._runtime._processes import Processes
+from eqx_ckpt._kernel._storage import _root
 
 from . import forge, index_of
 

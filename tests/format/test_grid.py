@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _grid
+from eqx_ckpt._kernel._format import _grid
 
 
 shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)

@@ -16,7 +16,7 @@ from support import inside
 from support.helpers import examples, files_of
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import (
+from eqx_ckpt._kernel._format import (
     _files,
     _grid,
     _index,
@@ -27,15 +27,15 @@ from eqx_ckpt._format import (
     _schema,
     _template,
 )
-from eqx_ckpt._format._index import BaseFacts, Index, SaveFacts
-from eqx_ckpt._format._leaves import Leaves
-from eqx_ckpt._format._placement import Placement
-from eqx_ckpt._format._template import Template
-from eqx_ckpt._limits import limits
-from eqx_ckpt._save import _plan
-from eqx_ckpt._save._options import SaveOptions
-from eqx_ckpt._storage import _root
-from eqx_ckpt._storage._local import LocalDirectory
+from eqx_ckpt._kernel._format._index import BaseFacts, Index, SaveFacts
+from eqx_ckpt._kernel._format._leaves import Leaves
+from eqx_ckpt._kernel._format._placement import Placement
+from eqx_ckpt._kernel._format._template import Template
+from eqx_ckpt._kernel._limits import limits
+from eqx_ckpt._kernel._save import _plan
+from eqx_ckpt._kernel._save._options import SaveOptions
+from eqx_ckpt._kernel._storage import _root
+from eqx_ckpt._kernel._storage._local import LocalDirectory
 
 
 json_values = st.recursive(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _index, _journal
+from eqx_ckpt._kernel._format import _index, _journal
 
 
 EVIL = [

@@ -9,7 +9,7 @@ from hypothesis import example, given, strategies as st
 from support.helpers import examples
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _files, _names
+from eqx_ckpt._kernel._format import _files, _names
 
 
 class Hashed:

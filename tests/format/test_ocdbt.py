@@ -9,9 +9,9 @@ from hypothesis import given, strategies as st
 from support.helpers import examples, long
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _names, _ocdbt
-from eqx_ckpt._format._ocdbt import Entries
-from eqx_ckpt._limits import limits
+from eqx_ckpt._kernel._format import _names, _ocdbt
+from eqx_ckpt._kernel._format._ocdbt import Entries
+from eqx_ckpt._kernel._limits import limits
 
 
 def write(path, values, files=("0",), base="", shared=()):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 from support.helpers import examples
 
-from eqx_ckpt._format import _placement
-from eqx_ckpt._format._leaves import Leaves, Record
-from eqx_ckpt._format._placement import Placement
-from eqx_ckpt._format._template import Template
+from eqx_ckpt._kernel._format import _placement
+from eqx_ckpt._kernel._format._leaves import Leaves, Record
+from eqx_ckpt._kernel._format._placement import Placement
+from eqx_ckpt._kernel._format._template import Template
 
 
 def template(length, chunk, codec=None):

@@ -11,8 +11,8 @@ from hypothesis import assume, example, given, strategies as st
 from support.helpers import examples
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _view
-from eqx_ckpt._storage import _arrays
+from eqx_ckpt._kernel._format import _view
+from eqx_ckpt._kernel._storage import _arrays
 
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)

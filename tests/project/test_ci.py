@@ -40,7 +40,12 @@ def cell(source):
 
 # What is broken in which file, the check, and what it says.
 BREAKS = {
-    "an unused import": ("eqx_ckpt/_errors.py", add("import os\n"), "lint", "F401"),
+    "an unused import": (
+        "eqx_ckpt/_kernel/_errors.py",
+        add("import os\n"),
+        "lint",
+        "F401",
+    ),
     "a layout": (
         "eqx_ckpt/_version.py",
         add("x  =  1\n"),
@@ -48,13 +53,13 @@ BREAKS = {
         "eqx_ckpt/_version.py",
     ),
     "a floor": (
-        "eqx_ckpt/_format/_text.py",
+        "eqx_ckpt/_kernel/_format/_text.py",
         add("from .._cli import _main as _main\n"),
         "floors",
         r"eqx_ckpt\._format\._text -> eqx_ckpt\._cli\._main",
     ),
     "a room that the kernel needs": (
-        "eqx_ckpt/_load/_open.py",
+        "eqx_ckpt/_kernel/_load/_open.py",
         add("__import__('importlib').import_module('eqx_ckpt._show')\n"),
         "kernel",
         "Too few of them pass alone",
@@ -84,13 +89,13 @@ BREAKS = {
         "eqx_ckpt.nothing",
     ),
     "a docstring without its anchor": (
-        "eqx_ckpt/_load/_checkpoint.py",
+        "eqx_ckpt/_kernel/_load/_checkpoint.py",
         swap('"""The stored functions by name', '_ = """The stored functions by name'),
         "site",
         "eqx_ckpt.Checkpoint.functions",
     ),
     "an example of a docstring": (
-        "eqx_ckpt/_tree/_leaf.py",
+        "eqx_ckpt/_kernel/_tree/_leaf.py",
         swap("(True, True, False)", "(True, True, True)"),
         "python -m pytest -n 0 -q tests/project/test_docstrings.py -k is_storable",
         "1 failed",

@@ -4,8 +4,8 @@ import pathlib
 
 import pytest
 
-from eqx_ckpt._format import _index, _json
-from eqx_ckpt._limits import limits
+from eqx_ckpt._kernel._format import _index, _json
+from eqx_ckpt._kernel._limits import limits
 
 
 @pytest.fixture

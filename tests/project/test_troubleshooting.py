@@ -22,15 +22,15 @@ page = (root / "docs" / "troubleshooting.md").read_text()
 # What is wrong with bytes in a file. It is told as the reason of an error that is on
 # the page: "The checkpoint at `...` cannot be read: ".
 _WITHIN = (
-    "_format",
+    "_kernel/_format",
     "_rebuild/_structure",
     "_functions/_index_functions",
     "_formats",
-    "_storage/_zstd",
-    "_storage/_codecs",
+    "_kernel/_storage/_zstd",
+    "_kernel/_storage/_codecs",
     "_zips/_zip",
-    "_load/_nodes",
-    "_load/_published",
+    "_kernel/_load/_nodes",
+    "_kernel/_load/_published",
     # Why a tree is saved without its structure.
     "_rebuild/_recorder",
     "_rebuild/_value_codec",

@@ -15,10 +15,10 @@ from support.helpers import tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
+from eqx_ckpt._kernel._run import _attempts
+from eqx_ckpt._kernel._storage import _root
 from eqx_ckpt._near import _disk, _exchange
 from eqx_ckpt._near._exchange import Move
-from eqx_ckpt._run import _attempts
-from eqx_ckpt._storage import _root
 
 
 def begun(team):

@@ -10,11 +10,11 @@ from hypothesis import given, strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from support.helpers import examples
 
-from eqx_ckpt._format import _grid, _placement
-from eqx_ckpt._format._template import Template
-from eqx_ckpt._save import _assign, _to_ocdbt, _tree_spec
-from eqx_ckpt._save._payload import PlannedLeaf
-from eqx_ckpt._tree import _sharding
+from eqx_ckpt._kernel._format import _grid, _placement
+from eqx_ckpt._kernel._format._template import Template
+from eqx_ckpt._kernel._save import _assign, _to_ocdbt, _tree_spec
+from eqx_ckpt._kernel._save._payload import PlannedLeaf
+from eqx_ckpt._kernel._tree import _sharding
 
 
 _MESHES = [(8,), (2, 4), (4, 2), (2, 2, 2)]

@@ -9,10 +9,10 @@ import sys
 from hypothesis import given, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _text
+from eqx_ckpt._kernel._format import _text
+from eqx_ckpt._kernel._tree import _folding
 from eqx_ckpt._show import _terminal
 from eqx_ckpt._show._lines import TreeLine
-from eqx_ckpt._tree import _folding
 
 
 def drawn(rows, limit=None):

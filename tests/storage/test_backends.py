@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from support import servers
 
-from eqx_ckpt._storage import _backend, _root, _store as _stores
-from eqx_ckpt._storage._backend import Backend
-from eqx_ckpt._storage._local import LocalDirectory, SavedFile
-from eqx_ckpt._storage._objects import ObjectStore
+from eqx_ckpt._kernel._storage import _backend, _root, _store as _stores
+from eqx_ckpt._kernel._storage._backend import Backend
+from eqx_ckpt._kernel._storage._local import LocalDirectory, SavedFile
+from eqx_ckpt._kernel._storage._objects import ObjectStore
 
 
 _numbers = itertools.count()

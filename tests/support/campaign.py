@@ -24,7 +24,7 @@ import pytest
 import tensorstore as ts
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _files
+from eqx_ckpt._kernel._format import _files
 from support import inside
 from support.helpers import facts, files_of
 

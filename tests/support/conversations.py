@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from eqx_ckpt._runtime import _messages
-from eqx_ckpt._runtime._messages import Channel
-from eqx_ckpt._runtime._processes import Processes
+from eqx_ckpt._kernel._runtime import _messages
+from eqx_ckpt._kernel._runtime._messages import Channel
+from eqx_ckpt._kernel._runtime._processes import Processes
 
 
 class _Process:

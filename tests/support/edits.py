@@ -20,7 +20,7 @@ import jax.random as jr
 import numpy as np
 
 import eqx_ckpt as ec
-from eqx_ckpt._load import _lazy
+from eqx_ckpt._kernel._load import _lazy
 from support.helpers import files_of
 
 

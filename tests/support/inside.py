@@ -18,55 +18,55 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eqx_ckpt._limits import limits
+from eqx_ckpt._kernel._limits import limits
 
 
 # Constants that are no limits, or from which rooms derive others as they are imported.
 CONSTANTS = {
-    "index_bytes": "_format._json.MAX_INDEX",
-    "arrays_made_one_by_one": "_tree._from_host._MANY",
+    "index_bytes": "_kernel._format._json.MAX_INDEX",
+    "arrays_made_one_by_one": "_kernel._tree._from_host._MANY",
     "prng_kinds_of_orbax": "_orbax._metadata._key_impls",
 }
 
 CALLS = {
-    "find the latest step": "_run._steps.Steps.latest",
-    "write a save": "_save._serialise.write",
-    "publish": "_save._publish.publish",
-    "find where others write": "_save._publish.await_location",
-    "tell what was written": "_save._notes.tell",
-    "plan the functions of a save": "_rooms.plan_functions",
-    "delete files at the root of another save": "_save._inplace._delete_side",
-    "delete what is left": "_save._leftovers.delete_abandoned",
-    "delete files of a store": "_storage._objects.ObjectStore.delete_files",
-    "keep files of the last save": "_save._reuse.keep",
+    "find the latest step": "_kernel._run._steps.Steps.latest",
+    "write a save": "_kernel._save._serialise.write",
+    "publish": "_kernel._save._publish.publish",
+    "find where others write": "_kernel._save._publish.await_location",
+    "tell what was written": "_kernel._save._notes.tell",
+    "plan the functions of a save": "_kernel._rooms.plan_functions",
+    "delete files at the root of another save": "_kernel._save._inplace._delete_side",
+    "delete what is left": "_kernel._save._leftovers.delete_abandoned",
+    "delete files of a store": "_kernel._storage._objects.ObjectStore.delete_files",
+    "keep files of the last save": "_kernel._save._reuse.keep",
     "files of Orbax": "_orbax._write._files_of",
-    "start in the background": "_save._background.start",
-    "run in the background": "_save._background._run",
-    "stage": "_tree._host_copy.stage",
-    "stage a part": "_tree._host_copy._stage_part",
-    "send to the host": "_tree._host_copy._send",
-    "is on the CPU": "_tree._host_copy._on_cpu",
-    "bytes of an array": "_tree._host_copy.to_host",
-    "bytes of regions": "_tree._host_copy.to_host_by_regions",
+    "start in the background": "_kernel._save._background.start",
+    "run in the background": "_kernel._save._background._run",
+    "stage": "_kernel._tree._host_copy.stage",
+    "stage a part": "_kernel._tree._host_copy._stage_part",
+    "send to the host": "_kernel._tree._host_copy._send",
+    "is on the CPU": "_kernel._tree._host_copy._on_cpu",
+    "bytes of an array": "_kernel._tree._host_copy.to_host",
+    "bytes of regions": "_kernel._tree._host_copy.to_host_by_regions",
     "read as another format": "_formats._readers.open_foreign",
-    "make a record": "_format._leaves.Leaves.record",
-    "make arrays together": "_tree._from_host.compiled",
-    "read digests": "_load._source.Source.read_beside",
-    "read leaves": "_load._fetch.load",
-    "make a lazy leaf": "_load._lazy.lazy_of",
-    "read the head of an index": "_format._journal.summarise",
-    "exchange": "_storage._local_files.exchange",
-    "lock": "_storage._descriptor.FileLock",
-    "sync a directory": "_storage._local_files.sync_directory",
-    "sync a file system": "_storage._local_files.syncfs",
-    "sync together": "_storage._local.LocalDirectory.synced_together",
-    "syncs report errors": "_storage._local_files._reports_all",
-    "type of a file system": "_storage._local_files._type_of",
-    "names are folded": "_storage._local_files.folds_case",
+    "make a record": "_kernel._format._leaves.Leaves.record",
+    "make arrays together": "_kernel._tree._from_host.compiled",
+    "read digests": "_kernel._load._source.Source.read_beside",
+    "read leaves": "_kernel._load._fetch.load",
+    "make a lazy leaf": "_kernel._load._lazy.lazy_of",
+    "read the head of an index": "_kernel._format._journal.summarise",
+    "exchange": "_kernel._storage._local_files.exchange",
+    "lock": "_kernel._storage._descriptor.FileLock",
+    "sync a directory": "_kernel._storage._local_files.sync_directory",
+    "sync a file system": "_kernel._storage._local_files.syncfs",
+    "sync together": "_kernel._storage._local.LocalDirectory.synced_together",
+    "syncs report errors": "_kernel._storage._local_files._reports_all",
+    "type of a file system": "_kernel._storage._local_files._type_of",
+    "names are folded": "_kernel._storage._local_files.folds_case",
     "where a server is": "_stores._requests._server",
-    "keys of a store in memory": "_storage._objects.ObjectStore.kv",
-    "URL of a place": "_storage._root.place",
-    "lines that processes agree on": "_save._agree._lines",
+    "keys of a store in memory": "_kernel._storage._objects.ObjectStore.kv",
+    "URL of a place": "_kernel._storage._root.place",
+    "lines that processes agree on": "_kernel._save._agree._lines",
     "end of a reshard": "_reshard._loads._arrived",
     "program of a reshard": "_reshard._moves.compiled",
     "read a leaf to draw": "_edit._sample.read_sample",
@@ -134,19 +134,19 @@ def open_files_by(patch: pytest.MonkeyPatch, room: str, new: Any) -> None:
 
 def hints_for_names(owner: str) -> dict[str, str]:
     """What stands here for the names of other libraries, of a class or the module."""
-    return _found("_runtime._elsewhere._ATTRIBUTES")[owner]
+    return _found("_kernel._runtime._elsewhere._ATTRIBUTES")[owner]
 
 
 def hints_for_arguments() -> list[tuple[str, str, str]]:
     """The same of arguments: rows of some calls, ours, and theirs."""
-    return _found("_runtime._elsewhere._ARGUMENTS")
+    return _found("_kernel._runtime._elsewhere._ARGUMENTS")
 
 
 # ---- Stores.
 
 
 def _root(path: Any) -> Any:
-    return _found("_storage._root.resolve")(path)
+    return _found("_kernel._storage._root.resolve")(path)
 
 
 def root(path: Any) -> Any:
@@ -194,17 +194,17 @@ def _between(call: Any, change: str, place: int, before: Change, after: Change) 
 def runs_of(path: Any, name: str) -> list[tuple[int, int, int, int]]:
     """The runs of chunks of a leaf: from and to which chunk, the number of their file,
     and where they begin in it."""
-    index = _found("_load._open.open_source")(_root(path)).index
+    index = _found("_kernel._load._open.open_source")(_root(path)).index
     return index.extents.segments(index.leaves.record(index.leaves.places[name]))
 
 
 def leftover(path: Any, save: str) -> str:
     """The directory in which the save of this id writes what it then moves."""
-    return _found("_save._leftovers.directory_of")(_root(path), save).path
+    return _found("_kernel._save._leftovers.directory_of")(_root(path), save).path
 
 
 def _context(root: Any) -> Any:
-    return _found("_storage._arrays.context")(root)
+    return _found("_kernel._storage._arrays.context")(root)
 
 
 def is_mapped(path: Any) -> bool:
@@ -213,25 +213,25 @@ def is_mapped(path: Any) -> bool:
 
 
 def is_mapped_through_links(path: Any) -> bool:
-    root = _found("_storage._root.resolve")(path, True)
+    root = _found("_kernel._storage._root.resolve")(path, True)
     assert root.follow
     return _context(root) is _context(_root("/"))
 
 
 def is_on_this_machine(path: Any) -> bool:
-    return _found("_storage._local_files.is_on_this_machine")(os.fspath(path))
+    return _found("_kernel._storage._local_files.is_on_this_machine")(os.fspath(path))
 
 
 def share_of_machine(root: pathlib.Path) -> tuple[int, int]:
     """The memory and the cores that a process may have, by the control groups in the
     files below a directory."""
-    of = "_runtime._machine"
+    of = "_kernel._runtime._machine"
     return _found(f"{of}.memory")(root), _found(f"{of}.cores")(root)
 
 
 def parts_of_a_copy(fd: int) -> Iterator[bytes]:
     """The bytes of an open file, as they are copied."""
-    return _found("_storage._local_files.parts")(fd)
+    return _found("_kernel._storage._local_files.parts")(fd)
 
 
 def archive(file: Any) -> Any:
@@ -240,7 +240,7 @@ def archive(file: Any) -> Any:
 
 
 def can_report_syncs() -> bool:
-    return _found("_storage._local_files._can_report")()
+    return _found("_kernel._storage._local_files._can_report")()
 
 
 def sync_file_system(fd: int) -> None:
@@ -254,7 +254,10 @@ def exchange(a: Any, b: Any) -> None:
 
 def labels_of(path: Any) -> dict[str, str | None]:
     """The labels of the leaves of a checkpoint that are in entries of States."""
-    leaves, record = _opened(path), importlib.import_module("eqx_ckpt._format._record")
+    leaves, record = (
+        _opened(path),
+        importlib.import_module("eqx_ckpt._kernel._format._record"),
+    )
     texts = {i: record.label_text(label) for i, label in leaves.labels.items()}
     return {leaves.names[place]: text for place, text in texts.items()}
 
@@ -272,7 +275,7 @@ def parts_of(path: Any) -> dict[str, Any]:
 
 
 def _opened(path: Any) -> Any:
-    return _found("_load._checkpoint.open")(path)._source.index.leaves
+    return _found("_kernel._load._checkpoint.open")(path)._source.index.leaves
 
 
 def server_of(url: str) -> tuple[bool, str, int] | None:
@@ -284,13 +287,13 @@ def server_of(url: str) -> tuple[bool, str, int] | None:
 
 
 def _walks() -> Any:
-    return importlib.import_module("eqx_ckpt._tree._walk")
+    return importlib.import_module("eqx_ckpt._kernel._tree._walk")
 
 
 def forget() -> None:
     """As in a new process."""
     _walks()._last = []
-    _found("_format._index._checked").cache_clear()
+    _found("_kernel._format._index._checked").cache_clear()
 
 
 def is_remembered(tree) -> bool:
@@ -318,7 +321,7 @@ def made() -> dict[str, int]:
 @contextlib.contextmanager
 def registered_types_forgotten() -> Iterator[None]:
     """Types that are registered meanwhile are not, afterwards."""
-    module = importlib.import_module("eqx_ckpt._tree._register")
+    module = importlib.import_module("eqx_ckpt._kernel._tree._register")
     before = set(module._registered)
     try:
         yield
@@ -332,45 +335,45 @@ def registered_types_forgotten() -> Iterator[None]:
 
 def start_in_background(url: str, stage: Any, write: Any) -> Any:
     """Begins a save of two functions: the handle."""
-    handle = _found("_save._background.SaveHandle")(_root(url))
+    handle = _found("_kernel._save._background.SaveHandle")(_root(url))
     return _found(CALLS["start in the background"])(handle, stage, write)
 
 
 def is_waited_for(handle: Any) -> bool:
     """Whether a thread is in `result` of the handle of a save."""
-    return handle in _found("_save._background._asked").copy().values()
+    return handle in _found("_kernel._save._background._asked").copy().values()
 
 
 def read_told(path: Any, data: bytes) -> Any:
     """What process 0 tells the others of a save."""
-    alone = _found("_runtime._processes.Processes")()
-    return _found("_save._publish.await_location")(_root(path), data, alone)
+    alone = _found("_kernel._runtime._processes.Processes")()
+    return _found("_kernel._save._publish.await_location")(_root(path), data, alone)
 
 
 def replaced_error() -> type[Exception]:
     """The error of what has been replaced since it was opened."""
-    return _found("_errors.ReplacedError")
+    return _found("_kernel._errors.ReplacedError")
 
 
 def begin_anew(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A load that begins again if what it reads is replaced."""
-    return _found("_load._open.again")(0, "path")(load)
+    return _found("_kernel._load._open.again")(0, "path")(load)
 
 
 def write_journal(root: Any, step: int) -> None:
     """As a manager does when it has saved a step."""
-    _found("_run._steps.Steps")(root).journal.saved(step)
+    _found("_kernel._run._steps.Steps")(root).journal.saved(step)
 
 
 def pass_time_as(patch: pytest.MonkeyPatch, clock: Any) -> None:
     """Lets the time that processes wait for each other be that of a clock."""
     for module in ("_messages", "_processes"):
-        patch.setattr(f"eqx_ckpt._runtime.{module}.time", clock)
+        patch.setattr(f"eqx_ckpt._kernel._runtime.{module}.time", clock)
 
 
 def say_stragglers(call: str) -> Callable[[list[int]], None]:
     """What warns of processes that a call waits for."""
-    return _found("_runtime._messages.warner")(call)
+    return _found("_kernel._runtime._messages.warner")(call)
 
 
 def merging(
@@ -399,12 +402,12 @@ def merged(
 
 def check_blosc_header(data: bytes, codec: str, nbytes: int, itemsize: int) -> None:
     """Refuses the header of a chunk that is not of so many bytes."""
-    _found("_format._blosc.check_header")(data, codec, nbytes, itemsize)
+    _found("_kernel._format._blosc.check_header")(data, codec, nbytes, itemsize)
 
 
 def selected(spec: Any, tree: Any, leaves: list[Any], is_leaf: Any) -> list[bool]:
     """Whether a filter selects each leaf."""
-    return _found("_tree._filters.selected")(spec, tree, leaves, is_leaf)
+    return _found("_kernel._tree._filters.selected")(spec, tree, leaves, is_leaf)
 
 
 def jsonable(data: Any) -> Any:

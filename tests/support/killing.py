@@ -294,7 +294,7 @@ def what_is_at(path: Any) -> str | None:
 def without_rename() -> Iterator[None]:
     """Paths are directories as if they were in an object store: all is written by
     TensorStore, which knows no renames of what was written."""
-    from eqx_ckpt._storage import _root
+    from eqx_ckpt._kernel._storage import _root
     from eqx_ckpt._stores._buckets import BucketBackend
 
     resolve = _root.resolve

@@ -14,8 +14,8 @@ import shutil
 from typing import NamedTuple
 
 import eqx_ckpt as ec
-from eqx_ckpt._run import _attempts
-from eqx_ckpt._storage import _root
+from eqx_ckpt._kernel._run import _attempts
+from eqx_ckpt._kernel._storage import _root
 from support import near
 
 
@@ -26,7 +26,7 @@ log = os.open(path / f"log{attempt}-{{rank}}", os.O_CREAT | os.O_WRONLY | os.O_A
 say = lambda *words: os.write(log, (json.dumps(words) + chr(10)).encode())
 warnings.showwarning = lambda message, *_: say("warning", str(message))
 import logging, re
-from eqx_ckpt._save import _serialise
+from eqx_ckpt._kernel._save import _serialise
 log_of = logging.getLogger("eqx_ckpt")
 log_of.setLevel(logging.INFO)
 class Whole(logging.Handler):

@@ -11,12 +11,12 @@ import random
 import shutil
 from typing import Any
 
+from eqx_ckpt._kernel._run import _attempts
+from eqx_ckpt._kernel._run._attempts import Attempt
+from eqx_ckpt._kernel._storage import _root
 from eqx_ckpt._near import _whole
 from eqx_ckpt._near._disk import Disk, NearPart
-from eqx_ckpt._near._whole import Copy, NearStep
-from eqx_ckpt._run import _attempts
-from eqx_ckpt._run._attempts import Attempt
-from eqx_ckpt._storage import _root
+from eqx_ckpt._near._whole import NearStep, PartCopy
 
 
 _TIRED = "cannot be read now"
@@ -85,7 +85,7 @@ class World:
         last = _attempts.last(self.root)
         if last is None:
             return 0, None
-        bad: set[Copy] = set()
+        bad: set[PartCopy] = set()
         while True:
             parts = [disk.find_parts()[0] for disk in mine]
             found, passed = _whole.choose(last, parts, bad)
@@ -131,7 +131,7 @@ class World:
                 out.append(part)
         return out
 
-    def _damaged(self, mine: list[Disk], found: NearStep) -> set[Copy]:
+    def _damaged(self, mine: list[Disk], found: NearStep) -> set[PartCopy]:
         """Copies that turn out to be damaged as they are read."""
         return {
             (found.save, source, process)

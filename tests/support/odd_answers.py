@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _files
-from eqx_ckpt._limits import limits
+from eqx_ckpt._kernel._format import _files
+from eqx_ckpt._kernel._limits import limits
 from eqx_ckpt._stores import _buckets, _remote
 from eqx_ckpt._verify import _verify
 from support import servers

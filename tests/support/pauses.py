@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 import eqx_ckpt as ec
-from eqx_ckpt._run._manager import CheckpointManager
-from eqx_ckpt._storage._backend import Backend
-from eqx_ckpt._storage._local import LocalDirectory
+from eqx_ckpt._kernel._run._manager import CheckpointManager
+from eqx_ckpt._kernel._storage._backend import Backend
+from eqx_ckpt._kernel._storage._local import LocalDirectory
 from eqx_ckpt._stores._buckets import BucketBackend
 from support.killing import without_rename
 

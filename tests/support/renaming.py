@@ -9,9 +9,9 @@ from typing import Any
 import jax.tree_util as jtu
 import pytest
 
-from eqx_ckpt._format import _names, _record
+from eqx_ckpt._kernel._format import _names, _record
+from eqx_ckpt._kernel._tree import _flatten, _node, _states
 from eqx_ckpt._rename import _renamed
-from eqx_ckpt._tree import _flatten, _node, _states
 
 
 class Mover:

@@ -22,8 +22,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt as ec
-from eqx_ckpt._load import _fetch
-from eqx_ckpt._save import _to_ocdbt
+from eqx_ckpt._kernel._load import _fetch
+from eqx_ckpt._kernel._save import _to_ocdbt
 
 
 # Seconds, of calls that somebody may leave, and of those that all make.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, MutableMapping
 
 import tensorstore as ts
 
-from eqx_ckpt._storage import _context
+from eqx_ckpt._kernel._storage import _context
 
 
 class _Blobs:

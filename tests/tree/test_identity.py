@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqx_ckpt._tree import _identity
+from eqx_ckpt._kernel._tree import _identity
 
 
 def _nan(bits):

@@ -34,8 +34,8 @@ from support import inside
 from support.values import Flags, Plain, Text
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _values
-from eqx_ckpt._tree import _codec, _compare
+from eqx_ckpt._kernel._format import _values
+from eqx_ckpt._kernel._tree import _codec, _compare
 
 
 class Numbers(enum.IntEnum):

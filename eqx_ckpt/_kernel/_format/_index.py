@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from ..._version import __version__
 from .. import _rooms
 from .._errors import DamagedError
-from .._version import __version__
 from . import _extents, _files, _json, _leaves, _placement, _record
 from ._extents import Extents
 from ._leaves import Leaves

@@ -13,7 +13,10 @@ from typing import Any, Generic, NoReturn, ParamSpec, TYPE_CHECKING, TypeVar
 
 
 if TYPE_CHECKING:
-    from ._edit._difference import Diff
+    from .._edit._difference import Diff
+    from .._stores._remote import Store
+    from .._verify._scan import Problem
+    from .._zips._probe import Probe
     from ._format._index import BaseFacts, StoredFunction
     from ._format._leaves import Leaves
     from ._load._checkpoint import Checkpoint
@@ -30,11 +33,8 @@ if TYPE_CHECKING:
     from ._save._payload import PlannedFunction, PlannedLeaf
     from ._save._plan import Plan
     from ._storage._backend import Backend
-    from ._stores._remote import Store
     from ._tree._flatten import Flat
     from ._tree._node import Node
-    from ._verify._scan import Problem
-    from ._zips._probe import Probe
 
 
 P = ParamSpec("P")
