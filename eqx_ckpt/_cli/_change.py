@@ -73,7 +73,7 @@ def edit(
     target = ckpt.path if is_same else target
     names = _chosen(list(ckpt), keep, drop)
     new = _renamed(names, rename)
-    is_ours = _checkpoint.source_of(ckpt).is_own and ckpt.layout == "ocdbt"
+    is_ours = _checkpoint.source_of(ckpt).is_ours and ckpt.layout == "ocdbt"
     _serialise.tree_serialise_leaves(
         target,
         _edited.edited(ckpt, dict(zip(names, new))),

@@ -23,8 +23,8 @@ from ._elements import Leaf, Side
 
 
 @_arguments.checked(values=_arguments.FLAG)
-@_open.again(0, "a")
-@_open.again(1, "b")
+@_open.retried_if_replaced(0, "a")
+@_open.retried_if_replaced(1, "b")
 @_gc.paused()
 def diff(
     a: PyTree | str | os.PathLike[str] | Checkpoint,

@@ -74,7 +74,7 @@ def short(x: object) -> str:
 
 
 @_arguments.checked()
-@_open.again(0, "tree")
+@_open.retried_if_replaced(0, "tree")
 @_gc.paused()
 def stats(
     tree: PyTree | str | os.PathLike[str] | Checkpoint,

@@ -95,7 +95,7 @@ class ForeignSource(Source):
     strides: Mapping[int, tuple[int, ...]]
 
     has_digests = False
-    is_own = False
+    is_ours = False
 
     def is_in(self, directory: Backend) -> bool:
         return save_of(directory, self.index.files, self.head) == self.index.save
@@ -109,7 +109,7 @@ class ForeignSource(Source):
     def is_contiguous(self, record: Record) -> bool:
         return not self.is_stored(record)
 
-    def is_apart(self, record: Record) -> bool:
+    def is_scattered(self, record: Record) -> bool:
         return self.is_stored(record) or record.place in self.strides
 
     def _origin(self, record: Record, file: int, offset: int) -> Stored:
@@ -127,7 +127,7 @@ class ForeignSource(Source):
         return _open_stored(self.directory, stored, self.nodes)
 
     def _open_whole(self, record: Record, directory: Backend) -> Any:
-        if not self.is_apart(record):
+        if not self.is_scattered(record):
             return super()._open_whole(record, directory)
         (array,) = self.open([(record, range(record.template.chunk_count))])
         if isinstance(array, PiecedArray):
@@ -145,7 +145,7 @@ class ForeignSource(Source):
         return t._replace(chunk=chunk)
 
     def check(self, record: Record, numbers: Sequence[int]) -> None:
-        if not self.is_apart(record):
+        if not self.is_scattered(record):
             super().check(record, range(record.template.chunk_count))
             return
         (at,) = self.index.extents.starts([record.place])

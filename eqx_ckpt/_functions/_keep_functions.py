@@ -22,12 +22,13 @@ from ._stored_function import Function
 
 
 class _Leaves(NamedTuple):
-    """The leaves of a save: all by name, in their order; and by their name in a
-    checkpoint, those that are leaves there, and those computed of one of them alone."""
+    """The leaves of a save: `by_name` has all. The others go by names in the
+    checkpoint: `unchanged` has the leaves that are an array of it, and `derived` the
+    leaves that are computed of one array alone."""
 
-    named: dict[str, PlannedLeaf]
-    moved: dict[str, list[PlannedLeaf]]
-    made: dict[str, list[PlannedLeaf]]
+    by_name: dict[str, PlannedLeaf]
+    unchanged: dict[str, list[PlannedLeaf]]
+    derived: dict[str, list[PlannedLeaf]]
 
 
 def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
@@ -65,7 +66,7 @@ def _has_some(function: Function, new: _Leaves) -> bool:
     """Whether some leaves of a function are saved, or what is computed of them."""
     old = function._source.index.leaves
     origins = {_origin(old, place) for place in function._stored.leaves}
-    return not origins.isdisjoint({*new.moved, *new.made})
+    return not origins.isdisjoint({*new.unchanged, *new.derived})
 
 
 def _sources(leaves: Iterable[PlannedLeaf]) -> list[Source]:
@@ -104,21 +105,22 @@ def _kept(function: Function, new: _Leaves) -> PlannedFunction:
             )
     names = [leaf.name for leaf in own if leaf is not None]
     _check_nodes(function, new, dict(zip(function.leaves, names)))
-    places = {name: place for place, name in enumerate(new.named)}
+    places = {name: place for place, name in enumerate(new.by_name)}
     own = [places[name] for name in names]
     stored = stored._replace(leaves=own, baked=_baked(function, new))
     return PlannedFunction(stored, _source.read_function(source, function.name))
 
 
 def _at_name(function: Function, new: _Leaves, record: Record) -> PlannedLeaf | None:
-    """The leaf of the name of one that a function uses, if there is one.
+    """The leaf that is saved under the name of `record`; None if none is.
 
-    **Raises:** `ValueError` if that is another, and the array is elsewhere: but what
-    was one array at several names, and is not any more, is as it is at each of them.
+    **Raises:** `ValueError` if that leaf is another array, and the array of `record` is
+    saved under another name: nothing says which of the two is meant. An array that had
+    several names may have become several arrays. Then each name stands for its own.
     """
-    leaf, old = new.named.get(record.name), function._source.index.leaves
+    leaf, old = new.by_name.get(record.name), function._source.index.leaves
     origin = _origin(old, record.place)
-    moved = [x.name for x in new.moved.get(origin, ())]
+    moved = [x.name for x in new.unchanged.get(origin, ())]
     if leaf is None or leaf.name in moved:
         return leaf
     places = {name: old.places[name] for name in moved if name in old.places}
@@ -140,7 +142,7 @@ def _elsewhere(
     **Raises:** `ValueError` if there is none.
     """
     origin = _origin(function._source.index.leaves, record.place)
-    moved, made = new.moved.get(origin, []), new.made.get(origin, [])
+    moved, made = new.unchanged.get(origin, []), new.derived.get(origin, [])
     last = record.name.rpartition(".")[2]
     some = moved or [x for x in made if x.name.rpartition(".")[2] == last]
     free = [x for x in some if x.name not in taken]
@@ -159,7 +161,7 @@ def _elsewhere(
 def _check_nodes(function: Function, new: _Leaves, became: dict[str, str]) -> None:
     """**Raises:** `ValueError` for a leaf that is computed of one that a function uses,
     and has another name, unless all that it uses of that node is where this is."""
-    made = {x.name for some in new.made.values() for x in some}
+    made = {x.name for some in new.derived.values() for x in some}
     for old, name in became.items():
         if name == old or name not in made:
             continue
@@ -187,8 +189,8 @@ def _baked(function: Function, new: _Leaves) -> dict[str, str]:
         place = old.places.get(name)
         if place is None:
             continue
-        moved = new.moved.get(_origin(old, place), [])
-        leaf = new.named.get(name) or next(iter(moved), None)
+        moved = new.unchanged.get(_origin(old, place), [])
+        leaf = new.by_name.get(name) or next(iter(moved), None)
         if leaf is None:
             continue
         if not any(leaf is x for x in moved):
@@ -210,10 +212,10 @@ def _new(leaves: Sequence[PlannedLeaf], source: Source) -> _Leaves:
             continue
         name = leaf.value.name_in(source)
         if name is not None:
-            new.moved.setdefault(name, []).append(leaf)
+            new.unchanged.setdefault(name, []).append(leaf)
         of = leaf.value.parts_in(source)
         for name in of if len(of) == 1 else ():
-            new.made.setdefault(name, []).append(leaf)
+            new.derived.setdefault(name, []).append(leaf)
     return new
 
 

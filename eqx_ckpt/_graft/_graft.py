@@ -42,7 +42,7 @@ from ._sides import Model, StoredSide
     scalars=_arguments.words("error", "load", "keep"),
     init=_arguments.optional(_arguments.FUNCTION),
 )
-@_open.again(1, "ckpt")
+@_open.retried_if_replaced(1, "ckpt")
 @_gc.paused()
 def graft(
     model: PyTree,
@@ -164,7 +164,7 @@ def graft(
         planned = _fetch.plan(stored.source, wants, given)
 
     def make_leaves() -> list[Any]:
-        values = planned.load(processes)[::-1]
+        values = planned.run(processes)[::-1]
         return [_made(x, values, ours.names) for x in made]
 
     save = stored.source.index.save

@@ -21,7 +21,7 @@ from . import _skeleton
 
 
 @_arguments.checked(_load_options.DEFAULTS, init_fn=_arguments.FUNCTION)
-@_open.again(1, "path")
+@_open.retried_if_replaced(1, "path")
 def load_or_init(
     init_fn: Callable[..., PyTree],
     path: str | os.PathLike[str] | Checkpoint,

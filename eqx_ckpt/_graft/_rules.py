@@ -11,7 +11,8 @@ from .._rename import _rename
 from . import _alike
 
 
-# Names that have to make way are put there, and those between two rules begin so.
+# A name that has to make way goes below `_ASIDE`. One between two rules begins with
+# `_BETWEEN`.
 _ASIDE, _BETWEEN = "old", "~"
 # Names that are tried while rules are looked for; and how often a rule is tried on one,
 # to find rules, and to see whether they are right. Each takes less than half a second.
@@ -186,7 +187,8 @@ def _ordered(
     """The rules in an order in which none undoes what another does; names that are
     exchanged go by way of others."""
     numbered = [(re.compile(old), new) for old, new in chosen]
-    # Per rule those before it: they would harm what it makes, or it what they find.
+    # `before[j]` has the rules whose names rule `j` would take. `undoing[i]` has those
+    # that would change again the names that rule `i` makes: `_BETWEEN` marks these.
     undoing: dict[int, set[int]] = {i: set() for i in range(len(chosen))}
     before: dict[int, set[int]] = {i: set() for i in range(len(chosen))}
     effects = enumerate(chosen.values())

@@ -24,7 +24,7 @@ from . import _export
 
 
 @_arguments.checked(_options.DEFAULTS)
-@_open.again(0, "source")
+@_open.retried_if_replaced(0, "source")
 def convert(
     source: str | os.PathLike[str] | Checkpoint,
     target: str | os.PathLike[str],

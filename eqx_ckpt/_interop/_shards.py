@@ -20,7 +20,7 @@ from .._kernel._load import _published
 from .._kernel._runtime._batching import batched
 from .._kernel._runtime._processes import Processes
 from .._kernel._save._payload import PlannedLeaf
-from .._kernel._save._transaction import unpublished
+from .._kernel._save._transaction import errors_before_commit
 from .._kernel._storage import _local_files
 from .._kernel._storage._backend import Backend
 from .._kernel._storage._local import LocalDirectory
@@ -106,7 +106,7 @@ def _publish(
         root.delete(INDEX)
     for name in files:
         if isinstance(root, LocalDirectory):
-            root.swap(part(name), name)
+            root.rename_over(part(name), name)
         elif part(name) != name:
             root.copy(part(name), name, durable)
     for name in sorted(old - files.keys()):
@@ -140,7 +140,7 @@ def write_files(
     part = lambda name: f"{name}.{number}.part" if name in apart else name
     is_whole = False
     try:
-        with unpublished(root):
+        with errors_before_commit(root):
             root.make_directories([""])
             for name, tensors in files.items():
                 data = it.chain([headers[name]], lines(tensors))

@@ -273,7 +273,7 @@ def _walk(node: Mapping, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def _as(value: object, template: Template, target: Target) -> Any:
-    if isinstance(value, jax.Array) and target.codec is None:
+    if isinstance(value, jax.Array) and target.registered is None:
         same = template.kind == target.kind and template.weak == target.weak
         same = same and (target.kind == "key" or value.dtype == target.dtype)
         if same and target.sharding in (None, value.sharding):

@@ -90,7 +90,7 @@ class Disk:
         """Makes the directory of a file that is about to be written, and deletes what
         is in its place. **Raises:** `OSError` where a link is on the way."""
         key = str(file.relative_to(self.root.url))
-        with _transaction.unpublished(self.root):
+        with _transaction.errors_before_commit(self.root):
             self.root.make_directories([os.path.dirname(key)])
             self.root.delete(key)
 

@@ -82,7 +82,7 @@ def holes(spec: TreeSpec, record: TreeRecord, wholes: Sequence[str]) -> Iterator
             depth, at, below = len(keys), before, []
             letter = "s" if kind.how in ("list", "tuple") else "k"
             if record.counts[row]:
-                letter = spec.templates[spec.numbers[before]].keys[depth]
+                letter = spec.templates[spec.template_of[before]].keys[depth]
             for place, child in enumerate(children):
                 if kind.parts:
                     part = kind.parts[place]
@@ -225,7 +225,9 @@ def _files_with(
     keys: list[Any] = []
     rest = collections.deque(gaps)
     # The bytes that holes may take: what is stored, or little.
-    room = max(_HOLES, sum(spec.templates[number].nbytes for number in spec.numbers))
+    room = max(
+        _HOLES, sum(spec.templates[number].nbytes for number in spec.template_of)
+    )
 
     def fill(place: int) -> None:
         """Adds the holes in front of a leaf."""
@@ -237,7 +239,7 @@ def _files_with(
         room -= sum(map(len, entries.text[before:]))
 
     held = 0
-    for place, (name, number) in enumerate(zip(spec.names, spec.numbers)):
+    for place, (name, number) in enumerate(zip(spec.names, spec.template_of)):
         template = spec.templates[number]
         fill(place)
         kind = _orbax_type(name, template, text_of.get(place, ""), layout)

@@ -13,7 +13,7 @@ from .._kernel._runtime import _arguments
 from .._kernel._save import _background, _payload
 from .._kernel._save._path_state import PathState, replaced
 from .._kernel._save._plan import Plan
-from .._kernel._save._transaction import discard, unpublished
+from .._kernel._save._transaction import discard, errors_before_commit
 from .._kernel._save._tree_spec import TreeSpec
 from .._kernel._storage import _root, _store
 from .._kernel._storage._backend import Backend, Value
@@ -91,14 +91,14 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
     with root.lock(wait=True), contextlib.ExitStack() as undo:
         got = _published.read_index(root)
         if got is None or got[0].save != ckpt.save_id:
-            raise source.lost("")
+            raise source.error_for("")
         index, found = got
         others = index.others | dict(zip(files, map(_index.digest, files.values())))
         added = _store.tops_of(files).keys() - _store.tops_of(index.others)
         for key in sorted(added, key=_metadata.LAST.__eq__):  # Which goes first then.
             undo.callback(discard, root, key)
         data = _index.with_others(found.data, others)
-        with unpublished(root):
+        with errors_before_commit(root):
             _put(root, index.save, files, data, found)
         undo.pop_all()
 
@@ -106,7 +106,7 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
 def _check_writable(source: Source) -> None:
     """**Raises:** `ValueError` for a checkpoint that can have no files for Orbax."""
     index, cure = source.index, "`ec.convert` with `orbax=True` writes one for Orbax"
-    if not (source.has_digests and source.is_own):
+    if not (source.has_digests and source.is_ours):
         kind = "in one file" if source.has_digests else f"of {index.layout}"
         why = f"it is a checkpoint {kind}, and not in a directory of ours"
     elif index.leaves.parts:
@@ -143,7 +143,7 @@ def _files_of(ckpt: Checkpoint) -> dict[str, bytes]:
     key = _manifest_key(source)
     value = source.directory.read(key)
     if value is None or _index.digest(value.data) != index.others[key]:
-        raise source.lost(f"`{key}` is not as it was written")
+        raise source.error_for(f"`{key}` is not as it was written")
     return files | _root_manifest(index.save, value.data)
 
 
@@ -161,7 +161,7 @@ def _put(
             root.delete(staged(key))  # Of a call that was killed.
             root.write(staged(key), [data], sync=True)
         for key in [*first, _metadata.LAST]:
-            root.swap(staged(key), key)
+            root.rename_over(staged(key), key)
         inside = {key.rpartition("/")[0] for key in files}
         root.sync_directories({*inside, ""})
     else:

@@ -20,7 +20,7 @@ from ._decode import Malformed
 
 
 @_arguments.checked(_load_options.DEFAULTS)
-@_open.again(0, "path")
+@_open.retried_if_replaced(0, "path")
 @_gc.paused()
 def rebuild(
     path: str | os.PathLike[str] | Readable | Checkpoint,

@@ -82,7 +82,7 @@ def _move(source: Source, want: LeafRead) -> ArrayMove | str:
     is_local = _leaf.is_local(sharding)
     if not isinstance(sharding, NamedSharding):
         return "" if is_local else f"its sharding is a `{type(sharding).__name__}`"
-    if target.codec is not None:
+    if target.registered is not None:
         return "" if is_local else "it is of a registered type"
     if not _moves.is_default_memory(sharding):
         return f"it goes into `{sharding.memory_kind}` memory"
@@ -162,7 +162,7 @@ def _load(
     with _fetch.bar(source, wants, options) as advance:
         for numbers in (kept, *batches):
             some = [wants[i] for i in numbers]
-            values = _fetch.load(source, some, options, advance)
+            values = _fetch.read_leaves(source, some, options, advance)
             for i in reversed(numbers):
                 out[i] = values.pop()
             if numbers is not kept:

@@ -31,7 +31,7 @@ class HttpBackend(BucketBackend):
     """Files of a web server, which can be read, and neither written nor listed."""
 
     # A server may refuse to say what it knows of a page, so one byte is asked for.
-    _few = 1
+    _stamp_bytes = 1
 
     def _top(self) -> str:
         return "/"

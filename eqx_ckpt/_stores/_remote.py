@@ -19,7 +19,7 @@ from .._kernel._storage._objects import ObjectStore
 # Seconds that a server is given to answer what opens a checkpoint.
 TIMEOUT = 30
 
-# The scheme of a URL, and the driver of TensorStore that it means, if that differs.
+# The scheme of a URL.
 _url = re.compile(r"([a-z][a-z0-9+.-]*)://")
 
 

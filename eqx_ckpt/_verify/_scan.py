@@ -103,7 +103,7 @@ def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
             for number in numbers:
                 stop = start + source.index.extents.extent(record, number, number + 1)
                 # In a zip there are other files between those of the data.
-                at = min(before, start) if source.is_own else start
+                at = min(before, start) if source.is_ours else start
                 yield _Chunk(record, number, file, at, start, stop)
                 before = start = stop
 
@@ -186,7 +186,7 @@ def _check_ends(
     jobs = [
         ft.partial(check_end, file, end, leaf)
         for file, (end, leaf) in ends.items()
-        if end is not None and source.is_own
+        if end is not None and source.is_ours
     ]
     return list(filter(None, _store.gather(source.root, jobs)))
 

@@ -36,7 +36,7 @@ _LAG = 5
 
 
 @_arguments.checked()
-@_open.again(0, "path")
+@_open.retried_if_replaced(0, "path")
 def verify(
     path: str | os.PathLike[str] | Checkpoint,
     *,
@@ -105,9 +105,9 @@ def verify(
     if not source.has_digests:
         raise _unverifiable(source)
     if pinned and source.index.save != pinned.index.save:
-        raise pinned.lost("")
+        raise pinned.error_for("")
     looks = [_check_digests, _check_extras]
-    if source.is_own:
+    if source.is_ours:
         looks += [_settled_files, ft.partial(_zarr_json, records=records)]
     small = _store.gather(source.root, [ft.partial(look, source) for look in looks])
     problems = list(it.chain.from_iterable(small))
@@ -121,7 +121,7 @@ def verify(
     level = _log.WARNING if problems else _log.DEBUG
     _log.say(level, f"Verified `{root}`: {how}", path=root.url)
     if problems and not source.is_current():
-        raise source.lost("")
+        raise source.error_for("")
     return problems
 
 
@@ -154,7 +154,7 @@ def _settled_files(source: Source) -> list[Problem]:
     end = time.monotonic() + _LAG
     while problems and time.monotonic() < end:
         if not source.is_current():
-            raise source.lost("")
+            raise source.error_for("")
         with source.root.lock(wait=True) as held:
             problems = _check_files(source)
         if held:
@@ -192,7 +192,7 @@ def _check_digests(source: Source) -> list[Problem]:
     key = source.digests_key
     try:
         source.digests.load()
-        size = source.root.size(key) if source.is_own else None
+        size = source.root.size(key) if source.is_ours else None
         if size is not None and size > 16 * source.index.extents.pages[-1]:
             return [Problem(None, None, key, "it has more bytes than it had")]
     except ReplacedError:

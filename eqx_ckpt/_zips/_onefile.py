@@ -8,7 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 from .._kernel._save import _path_state
-from .._kernel._save._transaction import BesideTransaction, discard, unpublished
+from .._kernel._save._transaction import (
+    BesideTransaction,
+    discard,
+    errors_before_commit,
+)
 from .._kernel._storage import _descriptor, _local_files
 from .._kernel._storage._backend import Backend
 from .._kernel._storage._local import LocalDirectory
@@ -42,7 +46,7 @@ def publish(
         txn.overwrite = overwrite
         stack.callback(discard, txn.work)
         with contextlib.ExitStack() as held:
-            with unpublished(root, nbytes):
+            with errors_before_commit(root, nbytes):
                 txn.begin(held)
                 name = f"{txn.work.path}/{txn.last}"
                 with open(name, "xb", opener=_descriptor.opener) as file:
@@ -57,7 +61,8 @@ def publish(
 
 
 class OneFile(BesideTransaction):
-    """Written in a directory beside its path. All is in the file, the index too."""
+    """Written in a directory beside its path. The file holds everything, so `publish`
+    ignores the index."""
 
     last = "file"
     overwrite = True
@@ -67,7 +72,7 @@ class OneFile(BesideTransaction):
         self._stamp = self.work.stamp(self.last)
         written = self.work.below(self.last)
         self.commit(lambda: written.rename(self.root, overwrite=self.overwrite))
-        with self.committed():
+        with self.errors_after_commit():
             if sync:
                 self.root.sync_above(self.made)
 

@@ -58,7 +58,7 @@ def is_archive(root: Backend) -> bool:
         source = None if probe is None else _rooms.read_format(probe, None)
     except ValueError:
         return False
-    return source is not None and source.has_digests and not source.is_own
+    return source is not None and source.has_digests and not source.is_ours
 
 
 def refusal(root: Backend, error: ValueError) -> ValueError:

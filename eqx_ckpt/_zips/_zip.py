@@ -52,6 +52,8 @@ def open_zip(directory: Backend, key: str | None, head: bytes) -> Zip | None:
 
 def read_list(directory: Backend, key: str) -> Zip:
     """**Raises:** `ValueError` for a list of files that is damaged."""
+    # The end record of a large zip (56 bytes), its locator (20), and the end record of
+    # any zip without a comment (22).
     tail = _store.read_answer(
         directory, key, directory.start_read(key, -98, None)
     ).value

@@ -27,7 +27,7 @@ class ZipSource(DatabaseSource):
     # That of the file when it was opened.
     stamp: str
 
-    is_own = False
+    is_ours = False
 
     def is_in(self, directory: Backend) -> bool:
         return directory.stamp(self.archive.key) == self.stamp

@@ -732,7 +732,7 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch):
                     compression=compression,
                 )
                 plan = _plan.plan(_root.resolve(tmp_path), tree, options)
-                most = _plan.LAYOUTS[layout].longest(plan.leaves, plan.spec, 1)
+                most = _plan.LAYOUTS[layout].upper_bound(plan.leaves, plan.spec, 1)
                 side = dict.fromkeys(_files.OTHERS, b"")
                 planned = _index.encode(_plan.index_of(plan, "0" * 16, most, side))
                 ec.tree_serialise_leaves(

@@ -52,7 +52,7 @@ CALLS = {
     "make a record": "_kernel._format._leaves.Leaves.record",
     "make arrays together": "_kernel._tree._from_host.compiled",
     "read digests": "_kernel._load._source.Source.read_beside",
-    "read leaves": "_kernel._load._fetch.load",
+    "read leaves": "_kernel._load._fetch.read_leaves",
     "make a lazy leaf": "_kernel._load._lazy.lazy_of",
     "read the head of an index": "_kernel._format._journal.summarise",
     "exchange": "_kernel._storage._local_files.exchange",
@@ -357,7 +357,7 @@ def replaced_error() -> type[Exception]:
 
 def begin_anew(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A load that begins again if what it reads is replaced."""
-    return _found("_kernel._load._open.again")(0, "path")(load)
+    return _found("_kernel._load._open.retried_if_replaced")(0, "path")(load)
 
 
 def write_journal(root: Any, step: int) -> None:

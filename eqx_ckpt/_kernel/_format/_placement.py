@@ -18,12 +18,12 @@ from ._leaves import Leaves
 from ._schema import fields, NUMBER
 
 
-# More than 400 billion parameters have on 512 hosts.
+# A model of 400 billion parameters on 512 hosts has fewer runs.
 MAX_RUNS = 2**23
 # Every run starts at a multiple of this in its file, which is what a memory-mapped read
 # into aligned memory is fastest from.
 ALIGN = 64
-# An array has fewer chunks.
+# An array has fewer than `2**_BITS` chunks, so one integer holds a leaf and a chunk.
 _BITS = 17
 
 
@@ -61,9 +61,11 @@ def place(
     leaf, first, stop = (runs[:, i].astype(np.int32) for i in range(3))
     offset, nbytes = runs[:, 3], runs[:, 4]
     key = _key(leaf, first)
+    # A lane ends where the leaves do not ascend any more.
     is_lane = np.ones(len(key), bool)
     is_lane[1:] = key[1:] <= key[:-1]
     lane = np.cumsum(is_lane, dtype=np.int32) - np.int32(1)
+    # A begin is the first run of a lane or a file, or does not follow the run before.
     is_begin = is_lane.copy()
     starts = np.cumsum(counts) - counts
     is_begin[starts[counts > 0]] = True
@@ -129,8 +131,8 @@ def encode(placement: Placement) -> dict[str, Any]:
     return {name: column.tolist() for name, column in columns}
 
 
-# Of chunks, their bytes, patterns and lanes.
-_NUMBER = range(2**31)
+# The range of counts of chunks, bytes, patterns and lanes.
+_COUNTS = range(2**31)
 
 
 def parse(value: dict[str, Any], files: int) -> Placement:
@@ -138,12 +140,12 @@ def parse(value: dict[str, Any], files: int) -> Placement:
 
     **Raises:** `ValueError` for columns of other types.
     """
-    begin = _NUMBER, NUMBER, NUMBER, range(files), NUMBER
+    begin = _COUNTS, NUMBER, NUMBER, range(files), NUMBER
     kinds = {
-        "patterns": [(_NUMBER, _NUMBER)],
-        "pattern": [_NUMBER],
+        "patterns": [(_COUNTS, _COUNTS)],
+        "pattern": [_COUNTS],
         "begins": [begin],
-        "sizes": [_NUMBER],
+        "sizes": [_COUNTS],
     }
     columns = map(np.asarray, fields(value, kinds), it.repeat(np.int64))
     patterns, pattern, begins, sizes = columns
@@ -178,6 +180,7 @@ def lay(placement: Placement, files: int, leaves: Leaves) -> Extents:
     is_compressed = _extents.is_compressed(leaves)[leaf] & (stop > first)
     if len(placement.sizes) or is_compressed.any():
         own = order[is_compressed[order]]
+        # The size of chunk `n` of a leaf is `sizes[coded + n]`.
         coded = np.full(len(leaf), -1, np.int64)
         coded[own] = _first_sizes(placement.sizes, (stop - first)[own], full[leaf[own]])
         coded[own] -= first[own]
@@ -281,8 +284,8 @@ def _split(rows: _Rows, begins: np.ndarray, chunks: np.ndarray) -> _Rows:
 def _in_files(
     leaf: np.ndarray, first: np.ndarray, lane: np.ndarray, begins: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The order of the runs in the files, the `begins` in theirs, and for each run the
-    number of the one that it follows."""
+    """The order in which the runs lie in the files; for each run in that order, the
+    number of its begin; and the begins in the order of the files."""
     is_begin = np.zeros(len(lane), bool)
     wanted = _key(begins[:, 1], begins[:, 2])
     is_begin[np.searchsorted(_key(leaf, first), wanted)] = True

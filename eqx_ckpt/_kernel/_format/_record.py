@@ -23,11 +23,11 @@ class Kind(NamedTuple):
 
     - `how`: one of `HOWS`.
     - `cls`: the module and the qualified name of the class; `""` for Python's own.
-    - `parts`: of the dotted name of each child. None of a dict whose keys only the
-      names of its leaves tell.
+    - `parts`: the part that each child adds to its dotted name. There are none for a
+      dict whose keys only the names of its leaves tell.
     - `data`: the names of the static values.
-    - `labels`: of children without keys, the attribute that each is.
-    - `keys`: of a dict whose keys are not all strings: these, encoded, as JSON.
+    - `labels`: for children without keys, the attribute that each is.
+    - `keys`: the keys of a dict, encoded as JSON, if not all are strings.
     """
 
     how: str

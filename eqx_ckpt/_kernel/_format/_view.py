@@ -167,8 +167,8 @@ class View(NamedTuple):
         return View(tuple(picks), tuple(axes))._settled(inner)
 
     def _settled(self, inner: Mapping[tuple[int, int], Picks | int]) -> "View":
-        """The view with what is taken along the axes of its index arrays, which are
-        numbered anew."""
+        """The view with its index arrays settled: `inner` has the selection along each
+        axis `(i, d)` of the array at pick `i`. An array may lose axes, or get more."""
         picks, numbers = list(self.picks), {}
         for i, pick in enumerate(picks):
             if not isinstance(pick, IndexArray):

@@ -24,7 +24,7 @@ from ._load_options import LoadKeywords, LoadOptions, TogetherKeywords
 
 
 @_arguments.checked(_load_options.DEFAULTS)
-@_open.again(0, "path")
+@_open.retried_if_replaced(0, "path")
 @_gc.paused()
 def tree_deserialise_leaves(
     path: str | os.PathLike[str] | Readable | Checkpoint,
@@ -126,16 +126,16 @@ def load(
 ) -> PyTree:
     """See `tree_deserialise_leaves`."""
     place = path.path if isinstance(path, Checkpoint) else path
-    run = processes_of("load", [place], like, options)
-    with run.share_errors():
+    processes = processes_of("load", [place], like, options)
+    with processes.share_errors():
         ckpt = _checkpoint.open(path, like=like if options.source is None else None)
         pinned = ckpt._source
         matched = _checkpoint.match(ckpt, like, options)
         wanted = list(matched.reads.values())
         plan = _fetch.plan(pinned, wanted, options)
     with _log.timed("load") as timer:
-        read = lambda: plan.load(run)
-        values = in_step(run, [pinned.index.save], [plan], read)
+        read = lambda: plan.run(processes)
+        values = in_step(processes, [pinned.index.save], [plan], read)
     if _log.is_on(_log.DEBUG):
         nbytes = sum(x.record.template.nbytes for x in wanted)
         _log.say(
@@ -256,12 +256,12 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
     todo = list(lazies.values())
     sources = _lazy.sources_of(todo)
     paths = [source.root.url for source in sources]
-    run = processes_of("read", paths, todo, given)
-    with run.share_errors():
+    processes = processes_of("read", paths, todo, given)
+    with processes.share_errors():
         planned = _lazy.plans(todo, given)
     saves = list(dict.fromkeys(source.index.save for source in sources))
-    read = lambda: _lazy.read(todo, planned, given, run)
-    fetched = in_step(run, saves, [plan for _, plan in planned], read)
+    read = lambda: _lazy.read(todo, planned, given, processes)
+    fetched = in_step(processes, saves, [plan for _, plan in planned], read)
     values = dict(zip(lazies, fetched))
     read_leaves = [values.get(id(x), x) for x in flat.leaves]
     out = jtu.tree_unflatten(flat.structure, read_leaves)

@@ -30,7 +30,7 @@ class ReadPlan(NamedTuple):
     moves."""
 
     source: Source
-    load: Callable[[Processes], list[Any]]
+    run: Callable[[Processes], list[Any]]
     digest: str = ""
     say: Callable[[], None] = lambda: None
 
@@ -53,10 +53,10 @@ def _load_all(
     source: Source, wanted: Sequence[LeafRead], options: LoadOptions
 ) -> list[Any]:
     with bar(source, wanted, options) as advance:
-        return load(source, wanted, options, advance)
+        return read_leaves(source, wanted, options, advance)
 
 
-def load(
+def read_leaves(
     source: Source,
     wanted: Sequence[LeafRead],
     options: LoadOptions,

@@ -61,7 +61,7 @@ class _Part(NamedTuple):
     is_last: bool
 
 
-class FlatLeaf:
+class RowLeaf:
     """A leaf that is read in units: its rows, or the chunks that they are in, where
     these are verified. `lost` says which values the conversion could not keep."""
 
@@ -106,7 +106,7 @@ class FlatLeaf:
             return range(*found[0])
         return sorted({*it.chain.from_iterable(it.starmap(range, found))})
 
-    def jobs(self) -> Iterator[Job["FlatLeaf | None"]]:
+    def jobs(self) -> Iterator[Job["RowLeaf | None"]]:
         """Its parts, of which the last gives the leaf: the others have arrived then."""
         t, conversion = self.template, self.read.conversion
         dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
@@ -159,7 +159,7 @@ class FlatLeaf:
                 return _Part(runs, [], x.array[to], is_last)
         return _Part(runs, keeps, None, is_last)
 
-    def _start(self, part: _Part) -> Callable[[], "FlatLeaf | None"]:
+    def _start(self, part: _Part) -> Callable[[], "RowLeaf | None"]:
         source = self.reader.source
         ranges = source.ranges(self.read.record, map(self._bytes, part.runs))
         arrived = _start_into(source.directory, ranges)
@@ -167,7 +167,7 @@ class FlatLeaf:
 
     def _finish(
         self, part: _Part, arrived: Callable[[np.ndarray], None]
-    ) -> "FlatLeaf | None":
+    ) -> "RowLeaf | None":
         reader, record = self.reader, self.read.record
         digests = []
         if self.is_verified:
@@ -242,10 +242,10 @@ class FlatLeaf:
         return ReadResult(arrays, True, lost)
 
 
-def flat_leaf(reader: Reader, read: StoredRead) -> FlatLeaf | None:
+def flat_leaf(reader: Reader, read: StoredRead) -> RowLeaf | None:
     """A leaf that can be read so; None for any other one."""
     source, t = reader.source, read.record.template
-    if t.codec is not None or source.is_apart(read.record):
+    if t.codec is not None or source.is_scattered(read.record):
         return None
     axis = _grid.cut_axis(t.shape, t.chunk)
     if axis is None:
@@ -253,11 +253,11 @@ def flat_leaf(reader: Reader, read: StoredRead) -> FlatLeaf | None:
     if reader.digests is None:
         views = [x for x in read.all_views if 0 not in x.shape]
         axis = _row_axis(views, t, min(PART, reader.budget // 4))
-    leaf = FlatLeaf(reader, read, axis)
+    leaf = RowLeaf(reader, read, axis)
     return None if _is_mapped(leaf) else leaf
 
 
-def _is_mapped(leaf: FlatLeaf) -> bool:
+def _is_mapped(leaf: RowLeaf) -> bool:
     """Whether it is less work for TensorStore, which maps local files into memory: some
     of all bytes of unverified chunks, which are few."""
     source, (view, *more) = leaf.reader.source, leaf.views

@@ -29,7 +29,7 @@ _BYTES = 64 * 2**20
 
 def is_by_chunks(source: Source, record: Record, verify: bool) -> bool:
     """Whether the chunks of a leaf are read whole, however little of them is wanted."""
-    is_decoded = record.template.codec is not None or source.is_apart(record)
+    is_decoded = record.template.codec is not None or source.is_scattered(record)
     return (
         verify and source.has_digests or is_decoded and not source.is_contiguous(record)
     )
@@ -105,9 +105,9 @@ def keeping(leaves: Iterable[StoredLeaf]) -> Iterator[None]:
             places = {x for x, n in counts.items() if n > 1 and (source, x) in viewed}
             if places:
                 kept = KeptChunks(frozenset(places))
-                undo = ft.partial(source.kept.pop, kept, None)
+                undo = ft.partial(source.chunk_caches.pop, kept, None)
                 stack.enter_context(_cleanup.surely(undo))
-                source.kept[kept] = None
+                source.chunk_caches[kept] = None
         yield
 
 
@@ -115,7 +115,7 @@ def _find(reader: Reader, read: StoredRead) -> KeptChunks | None:
     """The chunks that a read shares with others, unless they take too much memory."""
     source, record = reader.source, read.record
     place = _place(source, record)
-    kept = next((x for x in list(source.kept) if place in x.places), None)
+    kept = next((x for x in list(source.chunk_caches) if place in x.places), None)
     if kept is None or read.views is None or record.part is not None:
         return None
     t = source.cut(record)

@@ -363,8 +363,8 @@ def fetch(
 def plans(
     lazies: Sequence[LazyArray], options: LoadOptions, as_numpy: bool = False
 ) -> list[tuple[list[int], ReadPlan]]:
-    """A planned read of each checkpoint for the leaves that are not computed, and their
-    numbers."""
+    """One planned read for each checkpoint, with the places in `lazies` of the leaves
+    that it reads. A computed array has none."""
     out: dict[int, tuple[Source, list[int], list[LeafRead]]] = {}
     for i, lazy in enumerate(lazies):
         if (leaf := stored_leaf(lazy)) is not None:
@@ -392,7 +392,7 @@ def read(
             out[i] = value
     for numbers, plan in planned:
         plan.source.check_current()
-        for i, value in zip(numbers, plan.load(processes)):
+        for i, value in zip(numbers, plan.run(processes)):
             out[i] = value
     return out
 

@@ -17,8 +17,8 @@ from ._source import Source
 
 
 class LeafRead(NamedTuple):
-    """One leaf to read. With a `move`, it is read in the `regions()` of that, as the
-    bits that `begin(parts)` makes of them."""
+    """One leaf to read. `move` is a `Move` of the room `_reshard`, or None. The leaf is
+    then read in the regions `move.regions()`, and `move.begin(parts)` sends them on."""
 
     record: Record
     view: View | None
@@ -168,7 +168,7 @@ class StoredLeaf(LeafBody):
 
     def url(self) -> str:
         source = self.source
-        if not source.is_own or not source.directory.has_driver():
+        if not source.is_ours or not source.directory.has_driver():
             raise ValueError(
                 f"TensorStore has no URL for an array in `{source.root}`. Use `.store`."
             )

@@ -42,14 +42,14 @@ class Match(NamedTuple):
 
     flat: Flat
     reads: dict[int, LeafRead]
-    again: list[tuple[int, int]]
+    duplicates: list[tuple[int, int]]
 
     def tree(self, values: Iterable[Any]) -> PyTree:
         """`like` with a value for each read, in their order."""
         leaves = list(self.flat.leaves)
         for number, value in zip(self.reads, values):
             leaves[number] = value
-        for number, origin in self.again:
+        for number, origin in self.duplicates:
             leaves[number] = leaves[origin]
         return jtu.tree_unflatten(self.flat.structure, leaves)
 
@@ -77,8 +77,9 @@ def match(
 class _Matcher:
     """One match, with the problems that it has found.
 
-    Of each leaf of `like`: its name in the checkpoint, the name that it is stored under
-    (None: its entry of a State is not), and whether `filter_spec` has chosen it.
+    Lists with an entry for each leaf of `like`: `names` in the checkpoint, `stored` the
+    name that the leaf is stored under (None: the saved State has no entry for it), and
+    `chosen` by `filter_spec`.
     """
 
     saved: Leaves
@@ -159,8 +160,9 @@ class _Matcher:
 
     # ---- Leaves.
 
-    def _pair_up(self, places: set[int] | None) -> dict[int, LeafRead]:
-        """Pairs the leaves of these numbers (None: all that are chosen)."""
+    def _pair_up(self, picked: set[int] | None) -> dict[int, LeafRead]:
+        """Pairs the leaves of the numbers that `where` has picked (None: all chosen
+        ones)."""
         saved, options = self.saved, self.options
         # Most leaves are alike: their templates are one object, and so are the targets.
         fits: dict[Any, tuple[Target, tuple[str, str] | None]] = {}
@@ -169,7 +171,7 @@ class _Matcher:
         leaves, names, stored = self.flat.leaves, self.names, self.stored
         numbers = it.compress(range(len(leaves)), self.chosen)
         for number in (
-            numbers if places is None else filter(places.__contains__, numbers)
+            numbers if picked is None else filter(picked.__contains__, numbers)
         ):
             target = target_of(names[number], leaves[number])
             if options.cast:

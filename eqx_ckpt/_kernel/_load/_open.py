@@ -169,7 +169,9 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
 _TRIES = 3
 
 
-def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def retried_if_replaced(
+    place: int, name: str
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Makes a call again if the path that it is given, as argument number `place` or as
     `name`, is replaced while it is read. A call with an open checkpoint is made once.
 

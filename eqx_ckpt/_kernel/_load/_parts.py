@@ -13,7 +13,7 @@ from .._runtime._threads import Crew
 from .._storage import _arrays, _codecs
 from .._tree import _leaf
 from . import _flat, _kept, _reader, _source
-from ._flat import FlatLeaf
+from ._flat import RowLeaf
 from ._reader import Job, Reader, ReadResult, Results, StoredRead
 
 
@@ -50,7 +50,7 @@ class _LargeLeaf:
         self.views = read.all_views
         # TensorStore decodes chunks of other formats. All others are bytes of files.
         self.array: Any = None
-        self.is_decoded = source.is_apart(record)
+        self.is_decoded = source.is_scattered(record)
         self.is_exact = (
             reader.digests is None
             and read.views is not None
@@ -85,7 +85,7 @@ class _LargeLeaf:
         regions, full = _source.grid_of(t).regions, _source.grid_of(t).full
         most = max(1, min(_flat.PART, self.reader.budget // 4) // full)
         source, record = self.reader.source, self.read.record
-        if source.is_apart(record) and not source.is_stored(record):
+        if source.is_scattered(record) and not source.is_stored(record):
             most = 1  # Chunks that follow each other may lie anywhere.
         for run in _grid.runs(self.chunks, t.shape, t.chunk, most):
             region = _grid.box(regions[run.start : run.stop])
@@ -213,10 +213,10 @@ def read_parts(reader: Reader, crew: Crew, reads: list[StoredRead]) -> Results:
             yield leaf.read, leaf.result()
 
 
-def _leaves(reader: Reader, reads: list[StoredRead]) -> list[FlatLeaf | _LargeLeaf]:
+def _leaves(reader: Reader, reads: list[StoredRead]) -> list[RowLeaf | _LargeLeaf]:
     """The leaves that can be read; the arrays that TensorStore reads are opened
     together. Their files are known to hold them then."""
-    leaves: list[FlatLeaf | _LargeLeaf] = []
+    leaves: list[RowLeaf | _LargeLeaf] = []
     for one in reads:
         try:
             leaf = _flat.flat_leaf(reader, one)

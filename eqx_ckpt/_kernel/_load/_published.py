@@ -70,8 +70,8 @@ def read_json(directory: Backend, key: str) -> tuple[bytes, dict[str, Any]]:
     return value.data, parsed
 
 
-# In a step of Orbax: its metadata, the file that says that it is finished, and what is
-# None in the metadata before.
+# In a step of Orbax: the file of its metadata, and the file that says that the step is
+# finished. Until then `_TIME` is None in the metadata.
 TOP, DONE = "_CHECKPOINT_METADATA", "commit_success.txt"
 # What that file says of a step of ours.
 OURS = b"by eqx_ckpt"

@@ -51,11 +51,11 @@ def read(
     is_verified = verify and source.has_digests and len(reads) > 0
     digests = source.digests if is_verified else None
     left = {id(one): one for one in reads}
-    # In a store, what is damaged or missing is what a second read finds so too.
+    # A store may give one wrong answer: see `_store.look_twice`.
     for _ in range(1 + source.root.is_remote):
         problems.clear()
         reader = Reader(source, digests, budget, problems)
-        if source.kept:
+        if source.chunk_caches:
             results = _kept.read_kept(reader, [*left.values()], _read_files)
         else:
             results = _read_files(reader, [*left.values()])
@@ -67,7 +67,7 @@ def read(
     if problems:
         raise _damaged(source, problems)
     if not source.is_unchanged():
-        raise source.lost("")
+        raise source.error_for("")
 
 
 def _read_files(reader: Reader, reads: Sequence[StoredRead]) -> Results:
@@ -84,7 +84,7 @@ def _read_files(reader: Reader, reads: Sequence[StoredRead]) -> Results:
         is_small = known.get(key)
         if is_small is None:
             is_small = _is_small(source, one, is_verified)
-            if source.is_own:
+            if source.is_ours:
                 known[key] = is_small
         if is_small and one.views != ():
             small.append(one)
@@ -113,11 +113,11 @@ def _is_small(source: Source, one: StoredRead, is_verified: bool) -> bool:
     t = one.record.template
     most = _grid.BLOCK if is_verified or one.views is None else _SMALL
     is_one = t.chunk == t.shape and t.nbytes <= most and t.codec is None
-    return is_one and not source.is_apart(one.record)
+    return is_one and not source.is_scattered(one.record)
 
 
 def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:
-    error = source.lost("")
+    error = source.error_for("")
     if isinstance(error, ReplacedError):
         return error
     lines = [f"  {name}: {why}" for name, why in problems.items()]

@@ -89,14 +89,14 @@ class Reader:
     budget: int
     problems: dict[str, str]
     # Of each thread, for what is read and then decoded.
-    own: Any = dataclasses.field(default_factory=threading.local, init=False)
+    per_thread: Any = dataclasses.field(default_factory=threading.local, init=False)
 
     def buffer(self, size: int, most: int = 0) -> np.ndarray:
         """Memory of this thread, until it asks again, for so much at `most`: it is not
         new to the system, which would fill it with zeros."""
-        buffer = getattr(self.own, "buffer", None)
+        buffer = getattr(self.per_thread, "buffer", None)
         if buffer is None or buffer.size < size:
-            buffer = self.own.buffer = np.empty(max(size, most), np.uint8)
+            buffer = self.per_thread.buffer = np.empty(max(size, most), np.uint8)
         return buffer[:size]
 
     def explain(self, error: Exception) -> str:

@@ -51,14 +51,14 @@ class Source(abc.ABC):
     # The TensorStores of leaves that were opened, by their places.
     _opened: dict[int, Any] = dataclasses.field(default_factory=dict, init=False)
     # What keeps chunks that several reads share, as long as those are made.
-    kept: dict[Any, None] = dataclasses.field(default_factory=dict, init=False)
+    chunk_caches: dict[Any, None] = dataclasses.field(default_factory=dict, init=False)
 
     # ---- What a kind says of itself.
 
     # Whether its leaves lie in chunks that have digests.
     has_digests: ClassVar[bool] = True
     # Whether it is one of ours, in a directory of its own.
-    is_own: ClassVar[bool] = True
+    is_ours: ClassVar[bool] = True
 
     @property
     def database(self) -> str | None:
@@ -91,7 +91,7 @@ class Source(abc.ABC):
         """Whether a leaf is one run of bytes, in no chunks."""
         return False
 
-    def is_apart(self, record: Record) -> bool:
+    def is_scattered(self, record: Record) -> bool:
         """Whether the elements of a leaf are not in the order of the bytes of files."""
         return False
 
@@ -110,7 +110,7 @@ class Source(abc.ABC):
             try:
                 self.check(record, range(record.template.chunk_count))
             except ValueError as e:
-                raise self.lost(str(e)) from e
+                raise self.error_for(str(e)) from e
             # It may live for longer than this, and a descriptor with it.
             array = self._open_whole(record, self.directory.unpinned())
             self._opened[record.place] = array
@@ -227,7 +227,7 @@ class Source(abc.ABC):
             # them.
             return Digests(weakref.proxy(self))
         except ValueError as e:
-            raise self.lost(str(e)) from e
+            raise self.error_for(str(e)) from e
 
     def digests_of(self, record: Record, chunks: range) -> bytes:
         """The digests of some chunks of a leaf that follow each other."""
@@ -265,9 +265,9 @@ class Source(abc.ABC):
         What is in a directory shows by itself that it is gone."""
         is_open = self.directory.unpinned() is not self.directory
         if is_open and not self.is_current():
-            raise self.lost("")
+            raise self.error_for("")
 
-    def lost(self, why: str) -> RuntimeError:
+    def error_for(self, why: str) -> RuntimeError:
         """The error of what cannot be read: that it was replaced, or `why`.
 
         **Raises:** `OSError` where nobody can tell which.
@@ -443,7 +443,7 @@ class Digests:
         if len(self._reads) != 2:
             return
         source = self._source
-        if not (source.is_own and source.root.is_remote):
+        if not (source.is_ours and source.root.is_remote):
             self._load(0)
         elif not self._data:
             # What a read before has asked for, and not waited for, may never come.
@@ -460,9 +460,9 @@ class Digests:
         try:
             data = _store.look_twice(source.root, ft.partial(self._arrived, number))
         except FileNotFoundError as e:
-            raise source.lost("its file of digests is missing") from e
+            raise source.error_for("its file of digests is missing") from e
         except ValueError as e:
-            raise source.lost(f"{_DAMAGED} ({e})" if str(e) else _DAMAGED) from e
+            raise source.error_for(f"{_DAMAGED} ({e})" if str(e) else _DAMAGED) from e
         self._data[number] = data
         return data
 
@@ -540,11 +540,11 @@ def _read_extra(source: Source, key: str, stored: tuple[int, str], what: str) ->
         read = ft.partial(source.read_beside, key, 0, size, size)
         data = _store.look_twice(source.root, read, is_good)
     except ValueError as e:
-        raise source.lost(f"{what} is damaged ({e})") from e
+        raise source.error_for(f"{what} is damaged ({e})") from e
     if data is None:
-        raise source.lost(f"{what} is missing")
+        raise source.error_for(f"{what} is missing")
     if not is_good(data):
-        raise source.lost(f"{what} is damaged")
+        raise source.error_for(f"{what} is damaged")
     return data
 
 

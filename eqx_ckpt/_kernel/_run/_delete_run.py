@@ -105,7 +105,7 @@ def _delete_step(run: Steps, step: int) -> None:
     if run.signature(step) is not None and not run.remove(step):
         raise ValueError(f"Step {step} of the run at `{run.root}` was just pinned.")
     at = run.root.below(str(step))
-    if run.cleans:
+    if run.is_local:
         run.clean(step)
     else:
         for save in _published.saves(at.below("default")):

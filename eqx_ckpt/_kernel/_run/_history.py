@@ -84,7 +84,7 @@ class History:
             self.refresh()
         return (step, save) in self._saved
 
-    def saved(self, step: int, save: str) -> HistoryRow | None:
+    def row_of(self, step: int, save: str) -> HistoryRow | None:
         """The row of a save, if it is known."""
         return self._saved.get((step, save))
 

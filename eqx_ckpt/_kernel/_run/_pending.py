@@ -29,7 +29,7 @@ class PendingState(NamedTuple):
     own: PyTree = None
     is_last: bool = False
 
-    def given(self) -> dict[str, Any]:
+    def checked_metadata(self) -> dict[str, Any]:
         """The metadata, checked."""
         if not isinstance(self.metadata, Mapping | None):
             raise TypeError(f"`metadata` must be a dict, not {self.metadata!r:.60}.")

@@ -102,11 +102,11 @@ class Policy(NamedTuple):
         ]
         return [step for _, step in sorted(ranked, reverse=True)]
 
-    def reasons(self, counting: Mapping[int, dict[str, Any]], new: int) -> set[int]:
+    def successors(self, counting: Mapping[int, dict[str, Any]], new: int) -> set[int]:
         """The steps because of which others may go: the newest, and the best of those
         that count."""
         assert self.keep is not None
-        # Who saves an older step keeps what was just saved.
+        # A step that was just saved stays, also if it is an older one.
         best = self.ranked(counting)[: self.keep_best or 1]
         return {new, *sorted(counting)[-self.keep :], *best}
 
@@ -118,10 +118,10 @@ class Policy(NamedTuple):
         times: Mapping[int, int | None],
         own: int,
     ) -> set[int]:
-        """The steps that stay beside the `reasons` once a new one is saved, at these
-        times in seconds, which count for `keep_seconds`: those without one stay. Those
-        that are not `counting`, as an earlier attempt has left them, stay until this
-        one has as many of its `own`."""
+        """The steps that stay beside the `successors` once a new one is saved. `times`
+        has the seconds at which steps were saved; a step without a time stays. An
+        earlier attempt has left a step that is not in `counting`. It stays until this
+        attempt has `keep` steps; it has `own` now."""
         assert self.keep is not None
         if not self.has_metric(counting):
             return {*known}

@@ -106,9 +106,9 @@ def _newest(saves: Saves, near: NearSteps, request: LoadRequest) -> Restored:
     skipped = search.skipped
     saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
     if search.is_near:
-        saves.base = None
+        saves.last_whole = None
     elif not _IN_PART & request.options.keys():
-        saves.base = saves.steps.path(step)
+        saves.last_whole = saves.steps.path(step)
     _tell(search, step)
     return found
 

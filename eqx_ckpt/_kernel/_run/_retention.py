@@ -9,9 +9,10 @@ from ._policy import Policy
 from ._steps import Signature, Steps
 
 
-# All steps are looked at once for so many saves; and where a look is no request, as
-# often as that is no more than so many looks for a save. Of a run that keeps all steps
-# that is the only look: for what killed saves have left.
+# A save looks at all steps after `_SAVES` saves. On a disk it does so as soon as the
+# saves since the last look, times `_LOOKS`, are as many as the steps. A run that keeps
+# all steps has only the look for the rest of killed saves, by `_CLEANS` in the same
+# way.
 _SAVES, _LOOKS, _CLEANS = 64, 256, 4
 # So often after one save they are looked at again, if others change them meanwhile.
 _AGAIN = 3
@@ -64,7 +65,7 @@ class Retention:
         **Returns:** what was not deleted, and why.
         """
         keeps = self._policy.keep is not None
-        if not keeps and not self._steps.cleans:
+        if not keeps and not self._steps.is_local:
             return []
         if attempt is not self._attempt:  # What was seen counts otherwise in it.
             self._attempt, self._seen = attempt, {}
@@ -74,22 +75,22 @@ class Retention:
             return []
         before = {} if is_due else self._seen
         self._seen = {}  # If anything goes wrong.
-        seen, left = self._look(before, new, known)
+        seen, failures = self._look(before, new, known)
         for _ in range(_AGAIN if keeps else 0):
             going, reasons = self._going(seen, new, damaged)
-            going -= self._wanted(going, seen, left)
-            if self._delete(going, reasons, seen, left):
+            going -= self._kept_by_rule(going, seen, failures)
+            if self._delete(going, reasons, seen, failures):
                 break
-            seen, left = self._look({}, new)
-        if not left:
+            seen, failures = self._look({}, new)
+        if not failures:
             self._seen = seen
-        return left
+        return failures
 
     def _is_due(self) -> bool:
         """Whether all steps are to be looked at."""
         if self._policy.keep is None:
             return self._saves * _CLEANS >= len(self._seen)
-        is_cheap = self._steps.cleans and self._saves * _LOOKS >= len(self._seen)
+        is_cheap = self._steps.is_local and self._saves * _LOOKS >= len(self._seen)
         return is_cheap or self._saves >= _SAVES
 
     def _look(
@@ -101,7 +102,7 @@ class Retention:
         listing = None
         if not before:
             self._saves = 0
-        if self._steps.cleans or not before:
+        if self._steps.is_local or not before:
             listing = self._steps.listing()
             self._lineage = self._steps.lineage(listing)
         listed = listing.steps if listing else dict.fromkeys([*before, new])
@@ -113,19 +114,19 @@ class Retention:
         seen = {step: x for step, x in before.items() if stays(step)}
         if known is not None and new in listed and new not in changed:
             seen[new] = known
-        left: list[str] = []
+        failures: list[str] = []
         some = {step: of for step, of in listed.items() if step not in seen}
         looks = self._steps.survey(keeps, some)
         for step, (signature, metrics, error) in looks.items():
             if error is not None:
                 # It is neither counted nor deleted, and may be the next time.
-                left.append(f"step {step} cannot be looked at: {error}")
+                failures.append(f"step {step} cannot be looked at: {error}")
             elif signature is None:
                 if step < new:
                     self._steps.clean(step)
             elif metrics is not None or not keeps:
                 seen[step] = SeenStep(signature, metrics or {})
-        return seen, left
+        return seen, failures
 
     def _is_still(self, seen: Seen, steps: Iterable[int]) -> bool:
         """Whether steps are what they were when they were seen."""
@@ -140,9 +141,9 @@ class Retention:
         known = {s: x.metrics for s, x in seen.items() if s not in damaged}
         counting = {s: x for s, x in known.items() if not self._lineage.is_left(s)}
         ours = {step for step in known if seen[step].signature.is_ours}
-        times = {} if self._policy.keep_seconds is None else self._saved(seen)
+        times = {} if self._policy.keep_seconds is None else self._times_of(seen)
         own = sum(map(self._lineage.is_own, known))
-        reasons = self._policy.reasons(counting, new)
+        reasons = self._policy.successors(counting, new)
         going = ours - reasons - self._policy.stay(known, counting, new, times, own)
         if self._policy.best is not None and not self._policy.has_metric(counting):
             metric, root = self._policy.best[0], self._steps.root
@@ -157,7 +158,9 @@ class Retention:
         is_new = len(history.changes) > self._changes
         return self._policy.has_rank and (is_new or history.is_behind())
 
-    def _wanted(self, going: Iterable[int], seen: Seen, left: list[str]) -> set[int]:
+    def _kept_by_rule(
+        self, going: Iterable[int], seen: Seen, failures: list[str]
+    ) -> set[int]:
         """The steps that stay by the caller's own rule, or because it has failed."""
         rule, found = self._policy.keep_if, set[int]()
         if rule is None:
@@ -168,19 +171,21 @@ class Retention:
                     found.add(step)
             except Exception as e:
                 found.add(step)
-                left.append(f"step {step}: `keep_if` raises {type(e).__name__}: {e}")
+                failures.append(
+                    f"step {step}: `keep_if` raises {type(e).__name__}: {e}"
+                )
         return found
 
-    def _saved(self, seen: Seen) -> dict[int, int | None]:
+    def _times_of(self, seen: Seen) -> dict[int, int | None]:
         """When each step of ours was saved."""
         times, self._times = self._times, {}
         for step, (signature, _) in seen.items():
             key = step, signature
-            self._times[key] = times[key] if key in times else self._steps.saved(*key)
+            self._times[key] = times[key] if key in times else self._steps.time_of(*key)
         return {step: time for (step, _), time in self._times.items()}
 
     def _delete(
-        self, going: Iterable[int], reasons: Set[int], seen: Seen, left: list[str]
+        self, going: Iterable[int], reasons: Set[int], seen: Seen, failures: list[str]
     ) -> bool:
         """Deletes steps. Returns whether all are still what they were."""
         for step in sorted(going):
@@ -188,19 +193,19 @@ class Retention:
                 continue  # It goes after a later save.
             looks: list[bool] = []
 
-            def is_wanted(step: int = step, looks: list[bool] = looks) -> bool:
+            def may_still_go(step: int = step, looks: list[bool] = looks) -> bool:
                 looks.append(self._is_still(seen, {step, *reasons}))
                 return looks[-1]
 
             try:
-                if self._steps.remove(step, is_wanted, self._is_behind):
+                if self._steps.remove(step, may_still_go, self._is_behind):
                     del seen[step]
                 elif self._is_behind():
                     return False
             except (OSError, ValueError) as e:
                 # Another may have deleted it, or saved something else there.
-                if is_wanted():
-                    left.append(f"step {step}: {e}")
+                if may_still_go():
+                    failures.append(f"step {step}: {e}")
             if False in looks:
                 return False
         return True

@@ -22,7 +22,7 @@ from . import _own, _policy, _steps
 from ._pending import KeptState, PendingState
 from ._policy import Policy
 from ._retention import Retention, SeenStep
-from ._start import Start
+from ._start import AttemptStart
 from ._steps import Steps
 
 
@@ -52,7 +52,7 @@ class Saves:
     def __init__(self, steps: Steps, policy: Policy, options: SaveOptions):
         self.steps, self.policy, self.options = steps, policy, options
         self.together = _processes.together(options.processes)
-        self.start = Start(steps)
+        self.start = AttemptStart(steps)
         self._retention = Retention(steps, policy)
         # When the last save began.
         self.last = time.monotonic()
@@ -61,7 +61,7 @@ class Saves:
         self._begun: int | None = None
         self._undeleted: list[str] = []
         # The last step that was saved here, or restored: known to be whole.
-        self.base: SaveHandle | str | os.PathLike[str] | None = None
+        self.last_whole: SaveHandle | str | os.PathLike[str] | None = None
         # Damaged steps, which saves move aside.
         self.damaged: set[int] = set()
         # Whether a step has the metric of `best`, or it was told that none has it.
@@ -134,10 +134,10 @@ class Saves:
     def _save(self, offer: PendingState, retain: bool = True) -> bool:
         """Saves a step if it is due, and deletes older ones then (`retain`)."""
         step = offer.step
-        given = offer.given()
+        given = offer.checked_metadata()
         processes = self.processes("save a step", f"Saving step {step}", step)
         try:
-            how = processes.decide(lambda _: self._decide(offer))
+            how = processes.decide(lambda _: self._prepare(offer))
         except Exception as e:
             # What went wrong with the save before is told now, and not once more.
             try:
@@ -155,24 +155,26 @@ class Saves:
         options = self.options._replace(
             processes=processes.within(self.together, f"step {step}, save"),
             overwrite=how == "replace",
-            reuse=self.base if is_shared else None,
+            reuse=self.last_whole if is_shared else None,
             functions=offer.functions,
         )
-        saving = _serialise.processes_of(path, None, options)
-        with saving.share_errors():
+        # This call ends here only by an error. Then the others, which wait in the call
+        # below, have it: both calls are of one line.
+        before = _serialise.processes_of(path, None, options)
+        with before.share_errors():
             self.wait()
             own = _own.encode(offer.own)
         self._begun = step
         metadata = {**given, "step": step, "metrics": metrics}
         options = options._replace(metadata=metadata, own=own)
-        run = _serialise.processes_of(path, offer.tree, options)
+        saving = _serialise.processes_of(path, offer.tree, options)
         marks = how == "replace" and processes.leads
         if marks:
-            self.steps.record([step])
+            self.steps.add_to_history([step])
             self.steps.unmark(step)
         try:
             settle = lambda: self.start.settle(step, self.damaged)
-            handle = _async.begin(path, offer.tree, options, run, settle)
+            handle = _async.begin(path, offer.tree, options, saving, settle)
         except BaseException:
             if marks:
                 self.steps.mark(step)
@@ -196,7 +198,12 @@ class Saves:
             _log.warn(f"Step {step} is saved without its metrics: {wrong}")
         return True
 
-    def _decide(self, offer: PendingState) -> bytes:
+    def _prepare(self, offer: PendingState) -> bytes:
+        """In process 0: makes sure that a state can be saved, and clears its place.
+        Returns JSON that says how, or nothing if the state is not due.
+
+        **Raises:** `FileExistsError` for a step that is there.
+        """
         step, force = offer.step, offer.force
         if not (force or offer.is_last or self.policy.is_due(step, self.last)):
             return b""
@@ -227,7 +234,7 @@ class Saves:
     def check_begin(self) -> None:
         """Before the first save, also to near disks. **Raises:** where a run cannot
         be."""
-        if self.base is None:
+        if self.last_whole is None:
             _options.check_name(self.steps.root)
             self.steps.root.check_writable()
             self.steps.check_root()
@@ -260,7 +267,8 @@ class Saves:
     def _follow_up(
         self, going: Saving, metrics: dict[str, Any], retain: bool, leads: bool
     ) -> None:
-        """Marks a step once its save is over, and deletes what need not stay."""
+        """Marks a step once its save is over, adds it to the history, deletes steps
+        that need not stay, and tells the journal."""
         self._follower = threading.get_ident()
         try:
             is_saved = going.handle._saved.exception() is None
@@ -270,21 +278,20 @@ class Saves:
                 found = self.steps.mark(going.step, save)
             if is_saved:
                 self.damaged.discard(going.step)
-                self.base = going.handle
-                if found:
-                    # All that its index says is known.
+                self.last_whole = going.handle
+                if found:  # In an object store. In a directory the index is read.
                     facts = self.start.number, round(time.time(), 3)
                     nbytes = going.handle.progress.total
                     save = going.handle._written.save
                     row = HistoryRow(going.step, save, *facts, nbytes, metrics)
                     self.steps.history.append([row])
                 elif leads:
-                    self.steps.record([going.step], self.start.number)
+                    self.steps.add_to_history([going.step], self.start.number)
                 if retain:
                     known = found and SeenStep(found, metrics)
                     retained = going.step, self.damaged, self.start.attempt, known
                     self._undeleted.extend(self._retention.retain(*retained))
-                    self.steps.journal.saved(going.step)
+                    self.steps.journal.note_saved(going.step)
         except Exception as e:
             self._undeleted.append(f"{type(e).__name__}: {e}")
         finally:

@@ -8,7 +8,7 @@ from ._attempts import Attempt, Lineage
 from ._steps import Steps
 
 
-class Start:
+class AttemptStart:
     """From where the saves of a manager go on, as process 0 knows it.
 
     Its first save, and the first after each restore, may begin an attempt: it does if
@@ -76,7 +76,7 @@ class Start:
             # Nobody could tell later of which attempt they are.
             saves = {s: self._steps.save_of(s, listing) or "" for s in complete}
             new = [s for s in complete if not self._steps.history.has(s, saves[s])]
-            self._steps.record(new, lineage.number)
+            self._steps.add_to_history(new, lineage.number)
             earlier = [(s, saves[s]) for s in gone]
             self._passed = [s for s in gone if s > step]
         elif not (is_void or is_near):

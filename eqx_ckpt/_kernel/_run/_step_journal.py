@@ -106,7 +106,7 @@ class Journal:
 
     # ---- Writing it.
 
-    def saved(self, step: int) -> None:
+    def note_saved(self, step: int) -> None:
         """Is told of each step that is saved, and writes the journal once there is
         enough that it does not say. That it cannot is no error: it is a cache."""
         with contextlib.suppress(OSError, ValueError):

@@ -43,8 +43,8 @@ _ORBAX = "_METADATA"
 _MAX_METRICS = 2**20
 # So many are named in an error.
 _SHOWN = 20
-# Seconds that a deletion takes from its look for a pin, at most, in an object store.
-_LEAVES = 5
+# The most seconds from a deletion's look for a pin to its end, in an object store.
+_DELETION_SECONDS = 5
 # How often all steps are looked at, where others save and delete them meanwhile.
 _LOOKS = 100
 
@@ -86,8 +86,8 @@ class Steps:
         self._given = _rooms.store_of(root) or self.root.url
         self.journal = Journal(self.root, self.directories)
         self.history = History(self.root)
-        # The names of steps that Orbax has called otherwise than by their number alone,
-        # once they were listed; and where the trees of its steps are.
+        # Once they were listed: the names of steps of Orbax that are not their number
+        # alone, the key of the tree of a step, and all its trees in an object store.
         self._names: dict[int, str] | None = None
         self._trees: dict[int, str] = {}
         self._listed_trees: dict[int, list[str]] = {}
@@ -96,14 +96,15 @@ class Steps:
         self._there: set[int] | None = None
 
     @property
-    def cleans(self) -> bool:
-        """Whether `clean` does anything: in an object store nobody can tell whether a
-        step is still being saved."""
+    def is_local(self) -> bool:
+        """Whether the run is on a disk, which has locks, links and renames. In an
+        object store each look is a request, and no process can tell whether a step is
+        still being saved."""
         return isinstance(self.root, LocalDirectory)
 
     def path(self, step: int) -> str | os.PathLike[str]:
         step = check_step(step)
-        if self.cleans:
+        if self.is_local:
             self.signature(step)
         key = self._trees.get(step, f"{step}/{_ITEM}")
         return below(self._given, key)
@@ -172,8 +173,8 @@ class Steps:
         """The complete steps, in order."""
         for listed in self.listings() if listing is None else [listing]:
             # From the oldest on: an older one goes when a newer one is complete.
-            left = sorted(s for s, save in listed.steps.items() if save is None)
-            there = dict(zip(left, self.each(self.signature, left)))
+            rest = sorted(s for s, save in listed.steps.items() if save is None)
+            there = dict(zip(rest, self.each(self.signature, rest)))
             found = [s for s in sorted(listed.steps) if there.get(s, True)]
             if found:
                 return found
@@ -203,11 +204,9 @@ class Steps:
         return None
 
     def listings(self, first: Listing | None = None) -> Iterator[Listing]:
-        """The steps, beginning with a `first` look that was just taken; again, where a
-        look at them finds none that is complete, while
-        others may save and delete them: one that was not complete yet may have been
-        before an older one was gone. Not so if two looks and all lists have the same.
-        """
+        """Listings of the run, until the caller stops. `first` is a look that was just
+        taken. Between two looks others may complete a newer step and delete an older
+        one. So a caller that finds no complete step looks again, until looks agree."""
         before: list[set[int]] = []
         for _ in range(_LOOKS):
             listing, first = first or self.listing(), None
@@ -261,7 +260,9 @@ class Steps:
         return row and row.save
 
     def signature(self, step: int) -> Signature | None:
-        """None of a step that is not complete, or leads through a link."""
+        """The signature of a step, which changes with the save; None if the step is not
+        complete, or leads through a link. It also notes in `_trees` where the tree of a
+        step of Orbax is."""
         self._trees.pop(step, None)
         if stamp := self.root.stamp(index_of(step)):
             return Signature(stamp)
@@ -272,7 +273,7 @@ class Steps:
         if not stamp and len(items := self.items(step)) == 1:
             key = f"{name}/{items[0]}"
             stamp = self.root.stamp(f"{key}/{_ORBAX}")
-        if not stamp or self._is_left(step):
+        if not stamp or self._has_lost_index(step):
             return None
         is_renamed = isinstance(self.root, LocalDirectory)
         if not is_renamed and not self.root.stamp(f"{name}/{_published.DONE}"):
@@ -285,7 +286,7 @@ class Steps:
     # ---- Steps of Orbax, which may be called otherwise, and have other items.
 
     def _name(self, step: int) -> str:
-        if self._names is None and self.cleans:
+        if self._names is None and self.is_local:
             if not self.root.is_directory(str(step)):
                 self.listing()
         return (self._names or {}).get(step, str(step))
@@ -298,7 +299,7 @@ class Steps:
         """The trees in a step of Orbax, but `default`; in an object store, as they were
         listed."""
         name = self._name(step)
-        if not self.cleans or not self.root.stamp(f"{name}/{_published.TOP}"):
+        if not self.is_local or not self.root.stamp(f"{name}/{_published.TOP}"):
             return self._listed_trees.get(step, [])
         tops = _tops(self.root.below(name))
         inside = sorted(item for item in tops if tops[item] and item != _ITEM)
@@ -321,11 +322,11 @@ class Steps:
         """Whether a name is that of a step that Orbax has finished."""
         if _numbered.number_of(name) is None or not self._is_orbax(name):
             return False
-        if _numbered.is_step(name) and self._is_left(int(name)):
+        if _numbered.is_step(name) and self._has_lost_index(int(name)):
             return False
         return _published.is_finished(self.root.below(name))
 
-    def _is_left(self, step: int) -> bool:
+    def _has_lost_index(self, step: int) -> bool:
         """Whether a step without our index was once complete, and ours."""
         root = self._at(step)
         return bool(_published.saves(root)) or _files.DIGESTS in _tops(root)
@@ -347,9 +348,9 @@ class Steps:
             if row is not None:
                 found = self.history.over(row).metrics if metrics else None
                 known[step] = StepFacts(Signature(row.stamp), found)
-        left = sorted(step for step in listed if step not in known)
+        rest = sorted(step for step in listed if step not in known)
         know = lambda step: self._know(step, listed[step] is not None, metrics)
-        known.update(zip(left, self.each(know, left)))
+        known.update(zip(rest, self.each(know, rest)))
         return dict(sorted(known.items()))
 
     def _know(self, step: int, is_listed: bool, metrics: bool) -> StepFacts:
@@ -368,7 +369,7 @@ class Steps:
             return self.read_metrics(step, signature)
         return None
 
-    def saved(self, step: int, signature: Signature) -> int | None:
+    def time_of(self, step: int, signature: Signature) -> int | None:
         """The time of a save of ours, in seconds since 1970, if its index has one."""
         if not signature.is_ours:
             return None
@@ -400,7 +401,7 @@ class Steps:
         """Reads the metrics that were added to steps since."""
         self.history.refresh_added(listing and listing.history)
 
-    def record(self, steps: Iterable[int], attempt: int | None = None) -> None:
+    def add_to_history(self, steps: Iterable[int], attempt: int | None = None) -> None:
         """Adds saves of steps to the history, unless they are there. `attempt`: its
         number; None if it is that of the run."""
         rows: list[HistoryRow] = []
@@ -440,7 +441,7 @@ class Steps:
     def facts(self, step: int, found: Signature, metrics: Mapping[str, Any]) -> Step:
         """A step that is there, with its metrics, as `keep_if` is given it."""
         row = self._row_of(step, found)
-        saved = row and self.history.saved(step, row.save)
+        saved = row and self.history.row_of(step, row.save)
         when = saved or row
         return Step(
             step,
@@ -457,7 +458,7 @@ class Steps:
             return self.journal.row(step, found.stamp) if found.is_ours else None
 
     def _time(self, row: StepRow, found: Signature) -> int | float:
-        saved = row.time if row.time is not None else self.saved(row.step, found)
+        saved = row.time if row.time is not None else self.time_of(row.step, found)
         return round(time.time() if saved is None else saved, 3)
 
     def usage(self, row: StepRow) -> Usage | None:
@@ -524,9 +525,9 @@ class Steps:
         """Whether a step is there, once it is pinned. Where there are no locks, whoever
         deletes a step takes its mark away before it looks for a pin, and puts it back
         if there is one: so a step of ours without a mark may be on its way."""
-        end = time.monotonic() + _LEAVES
+        end = time.monotonic() + _DELETION_SECONDS
         while (found := self.signature(step)) is not None:
-            is_marked = self.cleans or self.root.has(f"{step}/{_published.DONE}")
+            is_marked = self.is_local or self.root.has(f"{step}/{_published.DONE}")
             if not found.is_ours or is_marked or time.monotonic() > end:
                 return True
             time.sleep(0.05)
@@ -589,10 +590,10 @@ class Steps:
             with self._at(step).lock(wait=True):
                 if save is not None and self._there is not None:
                     self._there.add(step)
-                if (save is not None and not self.cleans) or self._is_ours(step):
+                if (save is not None and not self.is_local) or self._is_ours(step):
                     self.root.write(f"{step}/{_published.DONE}", [_published.OURS])
                 # Where there are no locks, another may have deleted it.
-                if not self.cleans:
+                if not self.is_local:
                     return self._marked(step, save)
         return None
 
@@ -623,14 +624,14 @@ class Steps:
     def remove(
         self,
         step: int,
-        is_wanted: Callable[[], bool] = lambda: True,
+        may_still_go: Callable[[], bool] = lambda: True,
         unless: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Deletes a step of ours, unless it is pinned, or something else is so.
-        `is_wanted`: as in `_delete.remove`. Returns whether it has."""
-        self.record([step])
+        """Deletes a step of ours, and returns whether it has. The step stays if it is
+        pinned or `unless()` holds, and as `may_still_go` says (`_delete.remove`)."""
+        self.add_to_history([step])
 
-        def is_free() -> bool:
+        def release() -> bool:
             # First: see `_is_staying`.
             self._drop_mark(step)
             if not (_numbered.has(self.root, PINS, step) or unless()):
@@ -640,7 +641,7 @@ class Steps:
             return False
 
         with _log.timed("delete") as timer:
-            if not _delete.remove(self._at(step), is_free, is_wanted):
+            if not _delete.remove(self._at(step), release, may_still_go):
                 return False
             # Another may have put it there since.
             self._drop_mark(step)
@@ -663,7 +664,7 @@ class Steps:
 
     def clean(self, step: int) -> None:
         """Deletes what a killed save of a step has left, and a killed deletion."""
-        if self.cleans and not self.is_linked(step):
+        if self.is_local and not self.is_linked(step):
             with contextlib.suppress(FileNotFoundError):
                 _clean.clean(self.root.below(str(step)).url)
             self.root.drop_directory(str(step))

@@ -16,31 +16,31 @@ up waiting, would be apart from the others from then on; these rules bring it ba
 2. Process 0 closes a number for all with an answer, or with an *end*: an error, and the
    *signs* of the calls that the error is for. Ends stay until a later number of the
    line has been answered.
-3. Whoever finds an end that is for a call like its own raises the error. Else it goes
+3. A process that finds an end for a call like its own raises the error. Else it goes
    on to the next number with the same call.
 4. Process 0 takes for its own call only failures and departures of calls like its own.
    At others it ends the number for nobody, and goes on to the next one.
 
-So who is behind passes all ends without a wait, and who is ahead is found by process 0,
-which passes what it has left: they always come to one number. What follows:
+So a process that is behind passes all ends without a wait. Process 0 finds a process
+that is ahead, and passes the numbers that it has left. They always come to one number:
 
 - Calls of different lines are never paired.
 - An answer is given to calls of all processes, each of which takes it once.
-- Who comes too late for a call has its error immediately, and the next call is met.
+- A process that is late for a call has its error immediately, and meets the next call.
 
-A call that is part of another has a line of its own each time (`within`). Else whoever
-is interrupted in the outer call, before the inner one, would come too late for that
-when both are made again.
+A call that is part of another has a line of its own each time (`within`). Else a
+process that is interrupted in the outer call, before the inner one, would come too late
+for that when both are made again.
 
 **Signs** tell apart calls of one line that has no tag: they have a digest of the plain
 numbers and the metadata that are saved, and, once it is known, of all that has to be
 the same in all processes (see `_agree`). Where the signs of a line do not change from
-call to call, a late call is the same as the next one; it is then taken for that, and
-nobody can tell whether it was.
+call to call, a late call is the same as the next one, and is taken for that: nothing
+tells them apart.
 
-**Silence.** Who works says every now and then that it is alive, from a thread: so
-`timeout` counts from the last sign of life, and an hour of writing is no silence. Who
-has not come to a conversation shows none in it.
+**Silence.** A process at work says every now and then that it is alive, from a thread.
+So `timeout` counts from the last sign of life, and an hour of writing is no silence. A
+process that has not come to a conversation shows none in it.
 """
 
 import contextlib
@@ -296,10 +296,10 @@ class Processes:
     def _collect(
         self, channel: Channel, own: bytes, ignored: dict[int, str]
     ) -> list[bytes] | None:
-        """The words of all; None if somebody has left this number with another call.
+        """The words of all; None if a process has left this number with another call.
 
-        **Raises:** as soon as one of them is an error, or nobody knows of one.
-        """
+        **Raises:** `PeerError` as soon as a word is an error, and once a process has
+        been silent for `timeout`."""
         start = channel.now()
         words = {0: own}
         warn = warner(channel.where)
@@ -321,7 +321,8 @@ class Processes:
     def _words(
         self, channel: Channel, said: Words, gone: Words, ignored: dict[int, str]
     ) -> Words | None:
-        """The words that are said by now. None, **Raises:** as of `_collect`."""
+        """The words that were said by now; None as of `_collect`. **Raises:**
+        `PeerError` for a word that is an error, and for a process that is gone."""
         words = {index: value[1:] for index, value in said.items()}
         for index in [i for i in said if channel.round > 0 and said[i][:1] != b"+"]:
             raise PeerError(words[index].decode())

@@ -123,9 +123,9 @@ def begin(
                 _rooms.check_file(root, options.overwrite)
             else:
                 _path_state.examine(root, options.overwrite)
-        base = _reuse.find(planned, run)
+        reused = _reuse.find(planned, run)
         written = _reuse.SavedArrays(planned.leaves, planned.spec)
-        held = _reuse.hold(base, planned.leaves, planned.spec)
+        held = _reuse.hold(reused, planned.leaves, planned.spec)
         copied = _copied(planned, held)
         _background.make_room(copied)
         planned = stage(planned, held)
@@ -136,7 +136,7 @@ def begin(
     handle._written = written
 
     def write() -> None:
-        written.save = _serialise.write(planned, run, base, handle._count)
+        written.save = _serialise.write(planned, run, reused, handle._count)
 
     return start(handle, planned, write, run)
 
@@ -183,7 +183,7 @@ def stage(planned: Plan, held: Set[int]) -> Plan:
     leaves = planned.leaves
     # The bytes of an alias are those of another leaf.
     away = held | {place for place, _ in planned.spec.aliases}
-    with _payload.casts(leaves, planned.spec):
+    with _payload.errors_of_casts(leaves, planned.spec):
         copies = _payload.copied_together(leaves, away)
         for place in away:
             copies[place] = None

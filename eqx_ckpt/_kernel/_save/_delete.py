@@ -113,13 +113,13 @@ def delete(path: str | os.PathLike[str]) -> None:
 
 def remove(
     root: Backend,
-    is_free: Callable[[], bool] = lambda: True,
-    is_wanted: Callable[[], bool] = lambda: True,
+    release: Callable[[], bool] = lambda: True,
+    may_still_go: Callable[[], bool] = lambda: True,
 ) -> bool:
     """Deletes a checkpoint: atomically where there are renames, else its index first.
-    It stays unless that `is_wanted`, which is asked as its files are looked at, and it
-    `is_free`, which is asked last: under the lock of writers where there is one.
-    Returns whether it is deleted.
+    The checkpoint stays unless both functions return True. `may_still_go` is called
+    while its files are looked at. `release` is called last, under the lock of writers
+    where a store has locks. Returns whether the checkpoint is deleted.
 
     **Raises:** `FileNotFoundError` if there is none, `ValueError` if something else is
     in its directory; then nothing is deleted.
@@ -127,13 +127,13 @@ def remove(
     if root.entry() not in (None, "directory"):
         raise _nothing(root)
     if isinstance(root, ObjectStore):
-        return _remove_in_store(root, is_free, is_wanted)
+        return _remove_in_store(root, release, may_still_go)
     assert isinstance(root, LocalDirectory)
     try:
         with root.lock(wait=True):
             check(root)
             entries = root.list_top() or {}
-            if not (is_wanted() and is_free()):
+            if not (may_still_go() and release()):
                 return False
             _rename_and_delete(root, entries)
             return True
@@ -205,12 +205,12 @@ def _nothing(root: Backend) -> FileNotFoundError:
 
 
 def _remove_in_store(
-    root: ObjectStore, is_free: Callable[[], bool], is_wanted: Callable[[], bool]
+    root: ObjectStore, release: Callable[[], bool], may_still_go: Callable[[], bool]
 ) -> bool:
     """Deletes a checkpoint, its index first. **Raises:** as `remove`."""
-    looks = _store.ahead(root, [ft.partial(_keys, root), is_wanted])
+    looks = _store.ahead(root, [ft.partial(_keys, root), may_still_go])
     keys, is_wanted_still = (look() for look in looks)
-    if not (is_wanted_still and is_free()):
+    if not (is_wanted_still and release()):
         return False
     root.delete_files([_files.INDEX])
     root.delete_files(key for key in keys if key != _files.INDEX)

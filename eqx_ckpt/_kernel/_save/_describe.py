@@ -37,13 +37,15 @@ def describe(
     **Raises:** naming the leaf that cannot be stored.
     """
     values = list(map(flat.leaves.__getitem__, numbers))
-    alike = _alike(flat, values)
+    alike = _kinds_of(flat, values)
     key = _key(flat, numbers, values, alike, options)
     kept: list[Any] = [] if key is None else flat.walk.once(key, None, list)
     parts: dict[int, Part] = {}
     if not kept:
-        values, spec, parts = _described(flat, numbers, values, alike, options)
-        kept.append((spec, _shardings(values, alike), _bare(spec, values, alike)))
+        values, spec, parts = _make_spec(flat, numbers, values, alike, options)
+        kept.append(
+            (spec, _shardings(values, alike), _are_zero_copy(spec, values, alike))
+        )
     spec, shardings, bare = kept[0]
     owners: Sequence[_assign.Owners | None] = [None] * len(values)
     if options.count > 1:
@@ -54,10 +56,12 @@ def describe(
     return leaves, spec, dict(shardings), parts
 
 
-def _bare(spec: TreeSpec, values: Sequence[Any], alike: LeafKinds) -> list[bool]:
+def _are_zero_copy(
+    spec: TreeSpec, values: Sequence[Any], alike: LeafKinds
+) -> list[bool]:
     """Per-leaf whether its memory is what is stored of it."""
     # Leaves of one template may lie elsewhere.
-    both = list(zip(spec.numbers, alike[1]))
+    both = list(zip(spec.template_of, alike[1]))
     known = {
         (number, kind): kind >= 0
         and _host_copy.is_zero_copy(value, spec.templates[number])
@@ -66,7 +70,7 @@ def _bare(spec: TreeSpec, values: Sequence[Any], alike: LeafKinds) -> list[bool]
     return list(map(known.__getitem__, both))
 
 
-def _alike(flat: Flat, values: Sequence[Any]) -> LeafKinds:
+def _kinds_of(flat: Flat, values: Sequence[Any]) -> LeafKinds:
     """The kinds of leaves, those of the last tree like it where these are the same."""
     if not flat.is_walk_kept:
         return _leaf.alike(values, [])
@@ -114,7 +118,7 @@ def _is_shared(cls: type) -> bool:
     return issubclass(cls, (jax.Array, np.ndarray, LazySource))
 
 
-def _described(
+def _make_spec(
     flat: Flat,
     numbers: Sequence[int],
     given: Sequence[Any],
@@ -231,7 +235,7 @@ def _owners(
     """Processes that write the chunks of each leaf."""
     loads, known = [0] * processes, {}
     out: list[_assign.Owners | None] = []
-    templates = map(spec.templates.__getitem__, spec.numbers)
+    templates = map(spec.templates.__getitem__, spec.template_of)
     for name, value, t, alias in zip(spec.names, values, templates, spec.origins):
         holders = None if alias is not None else _leaf.holders(value, t)
         if holders is None:

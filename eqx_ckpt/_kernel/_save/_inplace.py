@@ -11,31 +11,31 @@ from .._load import _published
 from .._storage import _store
 from .._storage._local import LocalDirectory
 from . import _leftovers
-from ._transaction import DirectoryTransaction, discard, unpublished
+from ._transaction import DirectoryTransaction, discard, errors_before_commit
 
 
 class InPlace(DirectoryTransaction):
     def begin(self, held: contextlib.ExitStack) -> None:
-        self.make(self.root.below(self.own), held)
+        self.make(self.root.below(self.data_key), held)
 
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         root: LocalDirectory = self.root
-        staged = _files.staged(self.own, _files.INDEX)
-        with unpublished(root):
+        staged = _files.staged(self.data_key, _files.INDEX)
+        with errors_before_commit(root):
             root.write(staged, [index], sync)
             if sync:
                 # The name of `d` is durable where a checkpoint has one.
-                is_new = self.found.file is None or bool(self.made)
-                root.sync_directories([self.own, "d", *[""] * is_new])
+                is_new = self.found.index is None or bool(self.made)
+                root.sync_directories([self.data_key, "d", *[""] * is_new])
                 root.sync_above(self.made)
         # Whoever replaces what is at the path holds the lock of what is there.
         with contextlib.ExitStack() as held:
             self.lock(held)
             # A save that begins after the commit is not among these.
             others = {*_published.saves(root)} - {self.save_id}
-            what = _files.INDEX, index, self.found.file, staged
+            what = _files.INDEX, index, self.found.index, staged
             self.commit(ft.partial(root.replace, *what), index)
-            with self.committed():
+            with self.errors_after_commit():
                 if sync:
                     root.sync_directories([""])
                 _delete_side(root, self.found.entries)

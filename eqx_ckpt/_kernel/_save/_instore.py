@@ -20,15 +20,15 @@ from ._transaction import discard, Transaction
 
 class InStore(Transaction):
     def begin(self, held: contextlib.ExitStack) -> None:
-        self.undo.callback(discard, self.root, self.own)
-        self.root.check_conditions(f"{self.own}/digests")
+        self.undo.callback(discard, self.root, self.data_key)
+        self.root.check_conditions(f"{self.data_key}/digests")
 
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         root: ObjectStore = self.root
-        before = self.found.file
+        before = self.found.index
         _store.gather(root, [ft.partial(root.write, key, [side[key]]) for key in side])
         self.commit(lambda: root.replace(_files.INDEX, index, before), index)
-        with self.committed():
+        with self.errors_after_commit():
             with contextlib.suppress(OSError, ValueError):
                 root.delete_files(self._outdated(side))
 

@@ -26,7 +26,7 @@ def write_own(
 ) -> tuple[int, str]:
     """Writes the own state of this process."""
     into.make_directory()
-    key = f"{into.own}/{_files.own(writer.index)}"
+    key = f"{into.data_key}/{_files.own(writer.index)}"
     into.work.write(key, [own], into.syncs)
     return len(own), _index.digest(own)
 
@@ -53,7 +53,7 @@ def see(
     states = [tuple(state) for _, state in reports if state is not None]
     for process, (nbytes, _) in enumerate(states):
         with _seen(process, into):
-            key = f"{into.own}/{_files.own(process)}"
+            key = f"{into.data_key}/{_files.own(process)}"
             into.work.check_range(key, nbytes)
     return files, states
 
@@ -71,4 +71,4 @@ def _seen(process: int, into: Destination) -> Iterator[None]:
 
 
 def _note(process: int, into: Destination) -> str:
-    return f"{into.own}/part-{process}"
+    return f"{into.data_key}/part-{process}"

@@ -18,7 +18,7 @@ class PathState(NamedTuple):
     If there is a checkpoint, `file` is its index, `layout` its layout, and `names` are
     the leaves that have directories of their own."""
 
-    file: Value | None
+    index: Value | None
     entries: frozenset[str]
     keys: tuple[str, ...] = ()
     layout: str = ""
@@ -128,7 +128,7 @@ def claimed(root: Backend) -> FileExistsError:
 
 def replaced(root: Backend, found: PathState) -> RuntimeError:
     now = root.read(_files.INDEX)
-    if (now and now.data) == (found.file and found.file.data):
+    if (now and now.data) == (found.index and found.index.data):
         return RuntimeError(
             f"What this save had written to `{root}` was deleted while it was being "
             "written. Nothing was saved, and the path is as it was before: save again."

@@ -39,7 +39,7 @@ class PlannedLeaf(NamedTuple):
     name: str
     value: Any
     template: Template
-    number: int
+    template_number: int
     alias: int | None
     owners: Owners | None = None
     is_zero_copy: bool = False
@@ -77,12 +77,12 @@ class StagedBytes(tuple[np.ndarray], Payload):
         return _digests.block_digest(self.data)
 
 
-def small_batches(
+def small_by_template(
     leaves: Sequence[PlannedLeaf], places: Iterable[int]
 ) -> Iterator[list[int]]:
     """Those of some places whose leaves are small, which are worked on together: those
     of one template, and few at a time. More take memory that is new to the system."""
-    number = [leaf.number for leaf in leaves].__getitem__
+    number = [leaf.template_number for leaf in leaves].__getitem__
     for _, group in it.groupby(sorted(places, key=number), number):
         alike = list(group)
         template = leaves[alike[0]].template
@@ -103,7 +103,7 @@ def copied_together(
         if leaf.owners is None and place not in but
     ]
     out: dict[int, StagedBytes | None] = {}
-    for some in small_batches(leaves, places):
+    for some in small_by_template(leaves, places):
         copies = _copies([leaves[place] for place in some])
         if copies is not None:
             out.update(zip(some, map(StagedBytes, zip(copies))))
@@ -156,7 +156,7 @@ def small_batch(
 ) -> SmallBatch:
     """Leaves at these places, each of which begins in a file where this says."""
     sizes = [grid.full for grid in spec.template_grids]
-    stops = [a + sizes[spec.numbers[place]] for a, place in zip(starts, places)]
+    stops = [a + sizes[spec.template_of[place]] for a, place in zip(starts, places)]
     own = [slice(a - starts[0], b - starts[0]) for a, b in zip(starts, stops)]
     gaps = [bytes(b - a) for a, b in zip(stops, [*starts[1:], stops[-1]])]
     return places, own, gaps
@@ -253,7 +253,7 @@ class LeafBytes:
         arrays = {*filter(is_array_type, {*map(type, pieces)})}
         for i, leaf in enumerate(leaves):
             if not (leaf.is_zero_copy and type(leaf.value) in arrays):
-                others.setdefault(leaf.number, []).append(i)
+                others.setdefault(leaf.template_number, []).append(i)
         for some in others.values():
             for i, row in zip(some, small_bytes([leaves[i] for i in some])):
                 pieces[i] = row
@@ -303,7 +303,7 @@ def _may_change(value: object, part: np.ndarray) -> bool:
 
 
 @contextlib.contextmanager
-def casts(leaves: Sequence[PlannedLeaf], spec: TreeSpec) -> Iterator[None]:
+def errors_of_casts(leaves: Sequence[PlannedLeaf], spec: TreeSpec) -> Iterator[None]:
     """Around what casts leaves to the `dtype` of a save.
 
     **Raises:** one `ValueError` for all leaves with numbers that it does not hold.

@@ -67,7 +67,8 @@ class Plan(NamedTuple):
 
 
 def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
-    """Finds all that is wrong with a tree, before a byte is written."""
+    """The plan of a save. It finds all that is wrong with the tree before a byte is
+    written."""
     _options.check(root, options)
     _json.check_json(options.metadata)
     if options.dtype is not None:
@@ -153,9 +154,9 @@ def check_index(plan: Plan) -> None:
         return  # It is far from that.
     layout = LAYOUTS[plan.options.layout]
     try:
-        longest = layout.longest(plan.leaves, spec, plan.options.count)
+        bound = layout.upper_bound(plan.leaves, spec, plan.options.count)
         side: dict[str, bytes] = dict.fromkeys(_files.OTHERS, b"")
-        _index.encode(index_of(plan, "0" * 16, longest, side))
+        _index.encode(index_of(plan, "0" * 16, bound, side))
     except ValueError as e:
         raise ValueError(
             f"Nothing was saved: {e}. Of that are {names} characters of the names of "
@@ -218,7 +219,7 @@ def _make_table(
     leaves = Leaves(
         list(spec.names),
         list(spec.templates),
-        list(spec.numbers),
+        list(spec.template_of),
         dict(spec.aliases),
         dict(parts),
         facts.record,

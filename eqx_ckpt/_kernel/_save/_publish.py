@@ -46,7 +46,7 @@ def begin(
     txn = kind(root, found, held.enter_context(contextlib.ExitStack()))
     txn.begin(held)
     if swaps and options.layout == "ocdbt":
-        txn.work.make_directories([txn.own])
+        txn.work.make_directories([txn.data_key])
     return txn
 
 
@@ -90,7 +90,7 @@ def await_location(
 def publish(txn: Transaction, root_files: RootFiles, sync: bool) -> None:
     """Makes what a save has written the checkpoint at its path."""
     is_zarr = root_files.index.layout == "zarr"
-    txn.last = _files.DIGESTS if is_zarr else f"{txn.own}/digests"
+    txn.last = _files.DIGESTS if is_zarr else f"{txn.data_key}/digests"
     txn.publish(encoded(root_files.index), root_files.side, sync)
 
 

@@ -71,7 +71,7 @@ class SavedArrays:
 
 
 @dataclasses.dataclass(eq=False)
-class Base:
+class ReusedSave:
     """The save at a root, from which another one may take files.
 
     `known`: the places of leaves that are as the save of the id `save` has written
@@ -98,7 +98,7 @@ class Base:
         return self._source
 
 
-def find(plan: Plan, processes: Processes) -> Base | None:
+def find(plan: Plan, processes: Processes) -> ReusedSave | None:
     """The save that the keyword `reuse` leads to; None: all is written anew."""
     reuse = plan.options.reuse
     if reuse is None or plan.options.layout != "ocdbt" or processes.count > 1:
@@ -110,42 +110,44 @@ def find(plan: Plan, processes: Processes) -> Base | None:
             return None
     written = reuse._written if isinstance(reuse, SaveHandle) else None
     if written is None or not written.save:
-        return Base(root)
+        return ReusedSave(root)
     leaves = plan.leaves
     same = {place for place, leaf in enumerate(leaves) if written.has(leaf)}
     known = {place for place in same if _host_copy.on_device(leaves[place].value)}
-    return Base(root, written.save, known, same - known)
+    return ReusedSave(root, written.save, known, same - known)
 
 
-def hold(base: Base | None, leaves: Sequence[PlannedLeaf], spec: TreeSpec) -> Set[int]:
-    """Opens the files of `base` in which all is the same, as is seen without a copy.
+def hold(
+    reused: ReusedSave | None, leaves: Sequence[PlannedLeaf], spec: TreeSpec
+) -> Set[int]:
+    """Opens the files of `reused` in which all is the same, as is seen without a copy.
 
     **Returns:** the places of leaves that are in these, and need not be copied.
     """
-    if base is None or not _is_worth(base.known | base.likely, leaves, spec):
+    if reused is None or not _is_worth(reused.known | reused.likely, leaves, spec):
         return frozenset()
     try:
-        source = base.source()
+        source = reused.source()
         near = [
-            leaf if i in base.likely else _near(leaf) for i, leaf in enumerate(leaves)
+            leaf if i in reused.likely else _near(leaf) for i, leaf in enumerate(leaves)
         ]
-        stretches, _, same = _compare(source, near, base.known)
+        stretches, _, same = _compare(source, near, reused.known)
         sizes = _sizes(leaves, stretches)
         for number in _largest(sizes):
             key = f"{source.database}/{source.index.files[number]}"
             assert isinstance(source.root, LocalDirectory)
-            base.held[number] = source.root.hold(key, sizes[number])
+            reused.held[number] = source.root.hold(key, sizes[number])
     except (OSError, ValueError, RuntimeError):
-        base.held.clear()
+        reused.held.clear()
         return frozenset()
     chunks: dict[int, int] = {}
-    for number in base.held:
+    for number in reused.held:
         for place, numbers, *_ in stretches[number]:
             chunks[place] = chunks.get(place, 0) + len(numbers)
     whole = {i for i, n in chunks.items() if n == leaves[i].template.chunk_count}
-    out = whole & (base.known | base.likely & same)
+    out = whole & (reused.known | reused.likely & same)
     # Whatever becomes of the others from here on, the files that are held are used.
-    base.known = base.known | same
+    reused.known = reused.known | same
     return out
 
 
@@ -164,39 +166,39 @@ _WORTH = 64
 def _is_worth(same: Set[int], leaves: Sequence[PlannedLeaf], spec: TreeSpec) -> bool:
     """Whether it takes less to link the leaves at some places than to write them."""
     sizes = [template.nbytes for template in spec.templates]
-    kept = sum(sizes[leaves[place].number] for place in same)
+    kept = sum(sizes[leaves[place].template_number] for place in same)
     return bool(same) and kept * _WORTH >= spec.nbytes
 
 
-def keep(base: Base, plan: Plan, into: Destination) -> LinkedFiles:
-    """Links the files of `base` that go into a save as they are, and says what is in
+def keep(reused: ReusedSave, plan: Plan, into: Destination) -> LinkedFiles:
+    """Links the files of `reused` that go into a save as they are, and says what is in
     them."""
     leaves, spec = plan.leaves, plan.spec
     try:
-        source = base.source()
-        stretches, rows, same = _compare(source, leaves, base.known)
+        source = reused.source()
+        stretches, rows, same = _compare(source, leaves, reused.known)
     except (OSError, ValueError, RuntimeError) as e:
-        if base.held:
+        if reused.held:
             raise
         # What cannot be read is no loss here: all is written, as ever.
         _log.say(
             _log.INFO,
-            f"Nothing of `{base.root}` can be used again, and all is written: {e}",
-            path=base.root.url,
+            f"Nothing of `{reused.root}` can be used again, and all is written: {e}",
+            path=reused.root.url,
         )
         return _writing.NOTHING
-    if not base.held and not _is_worth(same, leaves, spec):
+    if not reused.held and not _is_worth(same, leaves, spec):
         return _writing.NOTHING
-    linked = _link(base, source, _sizes(leaves, stretches), into)
+    linked = _link(reused, source, _sizes(leaves, stretches), into)
     files: Files = [stretches[number] for number in linked]
     digests = [(p.place, p.numbers, rows[p.place, p.numbers]) for f in files for p in f]
     return LinkedFiles(files, digests, frozenset(same))
 
 
-def functions(base: Base) -> dict[str, SavedFile]:
+def functions(reused: ReusedSave) -> dict[str, SavedFile]:
     """The files of the functions of another save, by their digests."""
     try:
-        source = base.source()
+        source = reused.source()
     except (OSError, ValueError, RuntimeError):
         return {}
     return {
@@ -237,10 +239,10 @@ def _compare(
     kept: list[tuple[int, bytes, ChunkRun]] = []
     # Leaves of one chunk, which many are, go through no more than they need.
     ones: list[tuple[int, int]] = []
-    kinds = {leaf.number: leaf.template for leaf in leaves}
+    kinds = {leaf.template_number: leaf.template for leaf in leaves}
     numbers = {number for number, t in kinds.items() if _is_one(t)}
     for at, place in found:
-        if place is not None and leaves[place].number in numbers:
+        if place is not None and leaves[place].template_number in numbers:
             if place in known or not isinstance(leaves[place].value, LazySource):
                 ones.append((at, place))
                 continue
@@ -300,7 +302,7 @@ def _found(
         # A name that is none of ours is nothing that we use.
         place = places.get(name)
         if place is not None:
-            key = leaves[place].number, int(number)
+            key = leaves[place].template_number, int(number)
             if key not in alike:
                 own, t = leaves[place].template, saved.templates[number]
                 # It may have moved to keys of other kinds.
@@ -316,7 +318,7 @@ def _digests_of_ones(
     """The digests of some leaves of one chunk, but for those without a value."""
     out: dict[int, bytes] = {}
     rest = {place for place in places if leaves[place].value is not None}
-    for some in _payload.small_batches(leaves, rest):
+    for some in _payload.small_by_template(leaves, rest):
         rows = _payload.small_bytes([leaves[place] for place in some])
         out.update(zip(some, map(_digests.block_digest, rows)))
     for place in rest - out.keys():
@@ -359,18 +361,20 @@ def _is_same(leaf: PlannedLeaf, run: range, rows: bytes) -> bool:
 
 
 def _link(
-    base: Base, source: Source, sizes: dict[int, int], into: Destination
+    reused: ReusedSave, source: Source, sizes: dict[int, int], into: Destination
 ) -> list[int]:
     """Gives files of these sizes second names, from 0 on. Returns which have one."""
     assert isinstance(into.work, LocalDirectory)
     linked: list[int] = []
-    most = [n for n in _largest(sizes) if n not in base.held][: _MOST - len(base.held)]
-    for number in sorted([*base.held, *most]):
+    most = [n for n in _largest(sizes) if n not in reused.held][
+        : _MOST - len(reused.held)
+    ]
+    for number in sorted([*reused.held, *most]):
         key = f"{source.database}/{source.index.files[number]}"
-        origin = SavedFile(source.root, key, sizes[number], base.held.get(number))
-        name = f"{into.own}/{len(linked)}"
+        origin = SavedFile(source.root, key, sizes[number], reused.held.get(number))
+        name = f"{into.data_key}/{len(linked)}"
         if into.work.link_from(origin, name, into.syncs):
             linked.append(number)
     # They are closed with the last of their users.
-    base.held.clear()
+    reused.held.clear()
     return linked

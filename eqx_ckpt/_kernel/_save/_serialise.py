@@ -31,7 +31,7 @@ from . import (
 )
 from ._options import SaveKeywords, SaveOptions
 from ._plan import Plan
-from ._transaction import unpublished
+from ._transaction import errors_before_commit
 
 
 @_arguments.checked(_options.DEFAULTS)
@@ -146,16 +146,16 @@ def tree_serialise_leaves(
         ```
     """
     given = SaveOptions(filter_spec, is_leaf, **options)
-    run = processes_of(path, pytree, given)
-    with run.share_errors():
+    processes = processes_of(path, pytree, given)
+    with processes.share_errors():
         root: Any = path
         if not _open_files.is_file(path):
             root = _root.resolve(path)
             _background.wait_for(root)
         _background.raise_untold()
         planned = _plan.plan(root, pytree, given)
-        base = None if given.reuse is None else _reuse.find(planned, run)
-    write(planned, run, base)
+        reused = None if given.reuse is None else _reuse.find(planned, processes)
+    write(planned, processes, reused)
 
 
 def processes_of(path: object, tree: PyTree, options: SaveOptions) -> Processes:
@@ -171,7 +171,7 @@ def processes_of(path: object, tree: PyTree, options: SaveOptions) -> Processes:
 def write(
     plan: Plan,
     processes: Processes,
-    base: _reuse.Base | None = None,
+    reused: _reuse.ReusedSave | None = None,
     count: Count | None = None,
 ) -> str:
     """Writes what was planned, and publishes it: process 0 does that. The bytes that
@@ -191,13 +191,13 @@ def write(
         save, is_one_file = "", _open_files.is_archive(plan.root)
         if is_one_file and processes.count > 1:
             raise ValueError("Several processes cannot write one file: save to a path.")
-        with processes.share_errors(), _payload.casts(plan.leaves, spec):
+        with processes.share_errors(), _payload.errors_of_casts(plan.leaves, spec):
             if is_one_file:
                 _rooms.save_file(plan, count.advance)
             elif processes.count > 1:
                 save = _save_together(plan, processes, count.advance, held)
             else:
-                save = _save_alone(plan, base, count.advance, held)
+                save = _save_alone(plan, reused, count.advance, held)
     if _log.is_on(_log.INFO):
         metadata = options.metadata
         step = metadata.get("step") if isinstance(metadata, dict) else None
@@ -215,15 +215,15 @@ def write(
 
 def _save_alone(
     plan: Plan,
-    base: _reuse.Base | None,
+    reused: _reuse.ReusedSave | None,
     advance: Advance,
     held: contextlib.ExitStack,
 ) -> str:
     """Returns the id of the save, whose writer is seen to live while it is `held`."""
-    with unpublished(plan.root, plan.spec.nbytes):
+    with errors_before_commit(plan.root, plan.spec.nbytes):
         txn = _publish.begin(plan.root, plan.options, held)
-        into = _write_leaves.destination(plan, txn.work, txn.own, held)
-        root_files = _write_leaves.write_leaves(plan, into, advance, base)
+        into = _write_leaves.destination(plan, txn.work, txn.data_key, held)
+        root_files = _write_leaves.write_leaves(plan, into, advance, reused)
     _publish.publish(txn, root_files, plan.options.durable)
     return txn.save_id
 
@@ -239,19 +239,19 @@ def _save_together(
     accounts = processes.gather(_agree.account(plan), alike=True)
     txn = root_files = None
     if processes.leads and len(set(accounts)) == 1:
-        with unpublished(root, nbytes):
+        with errors_before_commit(root, nbytes):
             txn = _publish.begin(root, options, held)
-            txn.work.make_directories([txn.own])
+            txn.work.make_directories([txn.data_key])
     word = processes.broadcast(b"" if txn is None else _publish.announce(txn))
     if not word:
         _agree.explain(plan, processes)
     if txn is not None:
-        work, own = txn.work, txn.own
+        work, own = txn.work, txn.data_key
     else:
         work, own = _publish.await_location(root, word, processes)
     into = _write_leaves.destination(plan, work, own, held)
-    writer = _write_leaves.writer_of(plan, into, advance, processes)
-    with unpublished(root, nbytes):
+    writer = _write_leaves.prepare_writer(plan, into, advance, processes)
+    with errors_before_commit(root, nbytes):
         files = layout.write(writer, into)
         into.settle()
         note = "" if processes.leads else _notes.tell(writer, files, into)

@@ -14,7 +14,7 @@ from .._storage import _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from ._path_state import foreign, own_entries, PathState, replaced
-from ._transaction import BesideTransaction, discard, unpublished
+from ._transaction import BesideTransaction, discard, errors_before_commit
 
 
 def check(root: Backend, found: PathState) -> None:
@@ -32,7 +32,7 @@ def check(root: Backend, found: PathState) -> None:
         )
     others = foreign(root, found.names, entries)
     if others:
-        if not _store.is_still(root, _files.INDEX, found.file):
+        if not _store.is_still(root, _files.INDEX, found.index):
             raise replaced(root, found)
         raise FileExistsError(
             f"`{root}` has `{_text.escape(others[0])}` in it, which is not part of "
@@ -44,12 +44,12 @@ def check(root: Backend, found: PathState) -> None:
 class Swapped(BesideTransaction):
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         root, work, replaces = self.root, self.work, bool(self.found.entries)
-        with unpublished(root):
+        with errors_before_commit(root):
             self._complete(index, side, sync)
         with contextlib.ExitStack() as held:
             if replaces:
                 self.lock(held)
-                if not _store.is_still(root, _files.INDEX, self.found.file):
+                if not _store.is_still(root, _files.INDEX, self.found.index):
                     raise replaced(root, self.found)
                 check(root, self.found)
                 step = ft.partial(work.exchange, root)
@@ -60,11 +60,11 @@ class Swapped(BesideTransaction):
             try:
                 self.commit(step, index)
             except OSError as e:
-                refused = None if self.is_committed else _refused(root, e, replaces)
+                refused = None if self.has_failed_late else _refused(root, e, replaces)
                 if refused is None:
                     raise
                 raise refused from e
-            with self.committed():
+            with self.errors_after_commit():
                 if sync:
                     root.sync_above(self.made)
                 if replaces:
@@ -82,7 +82,7 @@ class Swapped(BesideTransaction):
             work.write(key, [value], sync)
         work.write(_files.INDEX, [index], sync)
         if sync:
-            inner = [self.own, "d"] if work.is_directory(self.own) else []
+            inner = [self.data_key, "d"] if work.is_directory(self.data_key) else []
             work.sync_directories([*inner, *inside, ""])
 
 

@@ -39,18 +39,18 @@ def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
     """Writes the data files of this process."""
     spec = writer.spec
     files: list[tuple[int, Iterable[_Batch]]]
-    if writer.is_single_writer:
+    if writer.is_fixed_by_spec:
         files = list(enumerate(_laid(spec, writer.max_file_bytes)))
     else:
-        files = [(i, _batches(spec, runs)) for i, runs in writer.own(writer.index)]
+        files = [(i, _batches(spec, runs)) for i, runs in writer.files_of(writer.index)]
     # What is sent is held in memory.
     threads = writer.threads(writer.max_file_bytes if into.outbox is not None else 0)
     requests = writer.requests // max(1, min(threads, len(files)))
     # Where a compressed chunk begins is known once the one before it is written.
     requests = 1 if spec.is_compressed else requests
-    write_file = ft.partial(ft.partial, _write_file, writer, into, requests)
+    jobs = [ft.partial(_write_file, writer, into, requests, *file) for file in files]
     return _threads.gather(
-        list(itertools.starmap(write_file, files)),
+        jobs,
         threads,
         # Chunks are encoded by threads of TensorStore, for which these wait.
         waiting=into.work.is_remote or spec.is_compressed or writer.requests > 1,
@@ -70,8 +70,8 @@ def _laid(spec: TreeSpec, most: int) -> list[list[_Batch]]:
 
 
 def _batches(spec: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
-    """The stretches of a file. The ends of one that is not small may come only after it
-    was taken, and before the next batch is."""
+    """The runs of a file. A caller that takes a compressed run fills its `ends` before
+    it takes the next batch, which begins where they stop."""
     # Bytes of small leaves, by template.
     small = [
         t.full if t.codec is None and _payload.is_small(t) else 0
@@ -84,7 +84,7 @@ def _batches(spec: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
         return batch, _payload.small_batch(places, starts, spec)
 
     for run_ in lay(spec, runs):
-        size = small[spec.numbers[run_.place]]
+        size = small[spec.template_of[run_.place]]
         is_full = batch and run_.offset + size - batch[0].offset > _TOGETHER
         if batch and (is_full or not size):
             yield together()
@@ -142,30 +142,30 @@ def _write_file(
             if stretches and stretches[0].offset != at:
                 yield bytes(stretches[0].offset - at)
             written.extend(stretches)
-            end, own = 0, stretches[0].ends if stretches else None
+            end, ends = 0, stretches[0].ends if stretches else None
             for pieces in chunks:
                 for piece in pieces:
                     end += len(piece)
                     yield piece
                     del piece  # Before the next chunk takes as much.
-                if own is not None:
-                    own.append(end)
+                if ends is not None:
+                    ends.append(end)
             if stretches:
                 at = stretches[-1].stop(data.grids[stretches[-1].place].full)
 
-    into.write(f"{into.own}/{number}", buffers())
+    into.write(f"{into.data_key}/{number}", buffers())
     return written
 
 
 def lay(
     spec: TreeSpec, runs: _assign.Runs, ends: Ends | None = None
 ) -> Iterator[ChunkRun]:
-    """Where the runs of a file lie in it. Those of encoded chunks may be given their
-    `ends` only after their stretch was taken, and before the next one is."""
+    """Where the runs of a file lie in it. A caller that takes a compressed run fills
+    its `ends` before it takes the next one, which begins where they stop."""
     templates = [(t.full, t.codec is None) for t in spec.templates]
     at = 0
     for i, (place, numbers) in enumerate(runs):
-        full, is_alone = templates[spec.numbers[place]]
+        full, is_alone = templates[spec.template_of[place]]
         # What has no bytes needs no padding, which nothing might follow.
         offset = -(-at // _placement.ALIGN) * _placement.ALIGN if numbers else at
         if is_alone:
@@ -204,7 +204,7 @@ def see(
     """
     files: Files = []
     rest = iter(ends)
-    for number, runs in writer.own(process):
+    for number, runs in writer.files_of(process):
         own = list(itertools.islice(rest, len(runs)))
         if len(own) < len(runs):
             raise ValueError("it has written something else than was planned")
@@ -216,15 +216,15 @@ def see(
         )
         (last,) = collections.deque(files[-1], maxlen=1)
         stop = last.stop(writer.data.grids[last.place].full)
-        into.work.check_range(f"{into.own}/{number}", stop)
+        into.work.check_range(f"{into.data_key}/{number}", stop)
     return files
 
 
 def finish(writer: LeafWriter, files: Files, into: Destination[Sink]) -> Written:
     """Writes the rest of a save whose data files are all there: the database, if it is
     to have one, and the digests."""
-    spec, base = writer.spec, into.own
-    if writer.is_single_writer:
+    spec = writer.spec
+    if writer.is_fixed_by_spec:
         placed, pages, database = _plain(spec, writer.max_file_bytes)
     else:
         placed, pages, database = _place(spec, [*writer.linked.files, *files])
@@ -237,14 +237,14 @@ def finish(writer: LeafWriter, files: Files, into: Destination[Sink]) -> Written
             "which other libraries read it: it is read by this one",
         )
     else:
-        others[f"{base}/tree"], top = database
+        others[f"{into.data_key}/tree"], top = database
         manifest = _ocdbt.manifest(top, "tree")
-        others[f"{base}/manifest.ocdbt"] = manifest
+        others[f"{into.data_key}/manifest.ocdbt"] = manifest
     for key, value in others.items():
         into.write(key, [value])
     rows = memoryview(writer.data.digests)
     digests = [b"".join(map(rows.__getitem__, page)) for page in pages]
-    into.write(f"{base}/digests", digests)
+    into.write(f"{into.data_key}/digests", digests)
     own = dict(zip(others, map(_index.digest, others.values())))
     return Written(placed, "".join(map(_index.digest, digests)), own, manifest)
 
@@ -269,7 +269,8 @@ def _place(spec: TreeSpec, files: Files) -> _Placed:
 
 @_tree_spec.remembered
 def _plain(spec: TreeSpec, most: int) -> _Placed:
-    """The same of a save as of `_laid`."""
+    """As `_place`, for a save of which the spec says where each chunk lies. The result
+    is kept with the spec."""
     files: Files = [
         [x for some, _ in batches for x in some] for batches in _laid(spec, most)
     ]
@@ -325,7 +326,7 @@ def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     blobs = [_arrays.zarr_json(t._replace(keys="")) for t in spec.templates]
     ends = list(itertools.accumulate(map(len, blobs), initial=0))
     sizes = list(map(len, blobs))
-    kinds, grids = spec.numbers, spec.template_grids
+    kinds, grids = spec.template_of, spec.template_grids
     names = [name.encode() + b"/" for name in spec.names]
     chunks = [[key.encode() for key in grid.keys] for grid in grids]
     # Nearly all leaves are one chunk, stored as it is.
@@ -359,7 +360,9 @@ def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     return entries, b"".join(blobs)
 
 
-def longest(leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int) -> Written:
+def upper_bound(
+    leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int
+) -> Written:
     """**Raises:** `ValueError` for more runs of chunks than are read."""
     own = zip(spec.templates, spec.counts)
     total = sum((t.chunk_count * t.full + _placement.ALIGN) * n for t, n in own)

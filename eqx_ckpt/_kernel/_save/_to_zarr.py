@@ -33,7 +33,7 @@ def write(writer: LeafWriter, into: Destination[Backend]) -> Files:
             below = {p[:at] for p in parents for at in _cuts(p)} - {parent}
             root.sync_directories(below)
 
-    runs = [run for _, runs in writer.own(writer.index) for run in runs]
+    runs = [run for _, runs in writer.files_of(writer.index) for run in runs]
     jobs = [ft.partial(write, *run) for run in runs]
     # A system that syncs several files at a time writes its journal once for them.
     waiting = root.is_remote or syncs or writer.requests > 1
@@ -45,7 +45,7 @@ def see(
     writer: LeafWriter, process: int, ends: Ends, into: Destination[Backend]
 ) -> Files:
     """**Raises:** `ValueError` unless the chunks of another process are there."""
-    for _, runs in writer.own(process):
+    for _, runs in writer.files_of(process):
         for place, numbers in runs:
             parent = _files.directory(writer.leaves[place].name)
             for key in writer.data.grids[place].keys[numbers.start : numbers.stop]:
@@ -102,7 +102,7 @@ def _group(spec: TreeSpec) -> bytes:
     }
     members = [
         b'"%b":%b' % (_files.directory(name).encode(), blobs[number])
-        for name, number in zip(spec.names, spec.numbers)
+        for name, number in zip(spec.names, spec.template_of)
         if number in blobs
     ]
     return (
@@ -116,7 +116,9 @@ def has_many(spec: TreeSpec) -> bool:
     return spec.chunk_count + len(spec.names) > limits.singly_synced_files
 
 
-def longest(leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int) -> Written:
+def upper_bound(
+    leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int
+) -> Written:
     return Written(_NOWHERE, "0" * 32, {})
 
 

@@ -20,19 +20,21 @@ class Transaction(abc.ABC):
     """A save that is written in `work`, and whose commit puts it at `root`: a `Backend`
     each. There is a class for each way to publish.
 
-    `own` is the directory of the save in `work`, `last` a file that is written last.
+    `data_key` is the directory of the save in `work`, `last` a file that is written
+    last.
     `undo` deletes what is written, until the save gets to its commit.
     """
 
-    # Whether what has failed came with the commit, or after it.
-    is_committed = False
+    # Whether an error has come with the commit or after it, so that the save may be
+    # there.
+    has_failed_late = False
     last = ""
 
     def __init__(self, root: object, found: PathState, undo: contextlib.ExitStack):
         self.root: Any = root
         self.save_id = secrets.token_hex(8)
         self.found, self.undo = found, undo
-        self.own = f"d/{self.save_id}"
+        self.data_key = f"d/{self.save_id}"
         self.work: Any = root
 
     @abc.abstractmethod
@@ -57,9 +59,9 @@ class Transaction(abc.ABC):
                 is_saved = self.is_saved(index)
             if is_saved is False:
                 undo.close()
-                with unpublished(self.root):
+                with errors_before_commit(self.root):
                     raise
-            self.is_committed = True
+            self.has_failed_late = True
             if is_saved:
                 raise self._noted(e, self._saved()) from e
             there = f"What is at `{self.root}`"
@@ -77,12 +79,12 @@ class Transaction(abc.ABC):
         return _store.is_still(self.root, _files.INDEX, Value(index))
 
     @contextlib.contextmanager
-    def committed(self) -> Iterator[None]:
+    def errors_after_commit(self) -> Iterator[None]:
         """Around what follows the commit."""
         try:
             yield
         except Exception as e:
-            self.is_committed = True
+            self.has_failed_late = True
             raise self._noted(e, self._saved()) from e
 
     def _saved(self) -> str:
@@ -120,7 +122,7 @@ class DirectoryTransaction(Transaction):
         self.stat = held.enter_context(made)
 
         def explain(_: object, error: BaseException | None, *traceback: Any) -> None:
-            if isinstance(error, FileNotFoundError) and not self.is_committed:
+            if isinstance(error, FileNotFoundError) and not self.has_failed_late:
                 if directory.entry() == "nothing":
                     raise replaced(self.root, self.found) from error
 
@@ -129,7 +131,7 @@ class DirectoryTransaction(Transaction):
     def lock(self, held: contextlib.ExitStack) -> None:
         """Holds the lock of writers at the root until the end of `held`, around the
         commit and what follows."""
-        with unpublished(self.root):
+        with errors_before_commit(self.root):
             try:
                 held.enter_context(self.root.lock(wait=True))
             except FileNotFoundError:
@@ -161,7 +163,7 @@ def discard(root: Backend, key: str = "") -> None:
 
 
 @contextlib.contextmanager
-def unpublished(root: Backend, nbytes: int = 0) -> Iterator[None]:
+def errors_before_commit(root: Backend, nbytes: int = 0) -> Iterator[None]:
     """Around what a save of so many bytes does before its commit.
 
     **Raises:** an error of the system as one that names the path, and says that nothing

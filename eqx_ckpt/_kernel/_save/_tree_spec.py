@@ -22,7 +22,7 @@ class TreeSpec:
     and those that share the bytes of another, with its place."""
 
     names: tuple[str, ...]
-    numbers: tuple[int, ...]
+    template_of: tuple[int, ...]
     templates: tuple[Template, ...]
     aliases: tuple[tuple[int, int], ...]
 
@@ -40,10 +40,10 @@ class TreeSpec:
     def counts(self) -> list[int]:
         """Numbers of leaves by template, without those that share another's bytes."""
         found = [0] * len(self.templates)
-        for number in self.numbers:
+        for number in self.template_of:
             found[number] += 1
         for place, _ in self.aliases:
-            found[self.numbers[place]] -= 1
+            found[self.template_of[place]] -= 1
         return found
 
     @ft.cached_property
@@ -81,7 +81,7 @@ class TreeSpec:
     @ft.cached_property
     def grids(self) -> list[Grid]:
         """The grid of each leaf."""
-        return list(map(self.template_grids.__getitem__, self.numbers))
+        return list(map(self.template_grids.__getitem__, self.template_of))
 
     @ft.cached_property
     def first_digests(self) -> list[int]:

@@ -46,26 +46,27 @@ def write_leaves(
     plan: Plan,
     into: Destination[Sink],
     advance: Advance,
-    base: _reuse.Base | None = None,
+    reused: _reuse.ReusedSave | None = None,
 ) -> RootFiles:
-    """Writes all of a save but its index, by this process alone. Files of `base` in
+    """Writes all of a save but its index, by this process alone. Files of `reused` in
     which nothing has changed are linked instead."""
-    writer = writer_of(plan, into, advance, base=base)
+    writer = prepare_writer(plan, into, advance, reused=reused)
     files = _plan.LAYOUTS[plan.options.layout].write(writer, into)
     own = plan.options.own
     states = [] if own is None else [_notes.write_own(own, writer, into)]
-    return finish(plan, writer, files, states, into, base)
+    return finish(plan, writer, files, states, into, reused)
 
 
-def writer_of(
+def prepare_writer(
     plan: Plan,
     into: Destination[Sink],
     advance: Advance,
     processes: Processes = Processes(),
-    base: _reuse.Base | None = None,
+    reused: _reuse.ReusedSave | None = None,
 ) -> LeafWriter:
-    """The writer of this process's part of a save."""
-    linked = _writing.NOTHING if base is None else _reuse.keep(base, plan, into)
+    """Links files that are reused, reads small lazy leaves, and makes the writer of the
+    rest of this process's part of a save."""
+    linked = _writing.NOTHING if reused is None else _reuse.keep(reused, plan, into)
     leaves, max_bytes, requests = plan.leaves, plan.max_bytes, 1
     if plan.has_lazies:
         requests = _lazies.requests(leaves, max_bytes)
@@ -84,14 +85,14 @@ def finish(
     files: Files,
     states: Sequence[tuple[int, str]],
     into: Destination[Sink],
-    base: _reuse.Base | None = None,
+    reused: _reuse.ReusedSave | None = None,
 ) -> RootFiles:
     """Writes the rest of a save whose data files and own `states` are all there."""
     written = _plan.LAYOUTS[plan.options.layout].finish(writer, files, into)
     side = _plan.side_files(plan, into.save_id, written)
     index = _plan.index_of(plan, into.save_id, written, side, states)
     if plan.functions:
-        _write_functions(plan, into, {} if base is None else _reuse.functions(base))
+        _write_functions(plan, into, {} if reused is None else _reuse.functions(reused))
     into.settle()
     return RootFiles(index, side)
 
@@ -103,7 +104,7 @@ def _write_functions(
     second name instead."""
     into.make_directory()
     for stored, data in plan.functions.values():
-        key = f"{into.own}/{_files.function(stored.file)}"
+        key = f"{into.data_key}/{_files.function(stored.file)}"
         link = links.get(stored.digest)
         if link is not None and isinstance(into.work, LocalDirectory):
             if into.work.link_from(link, key, into.syncs):

@@ -3,8 +3,8 @@ files, and records say what was written.
 
 A layout is a module, `_to_ocdbt` or `_to_zarr`: each process calls `write` for its own
 chunks. Process 0 calls `see` for the files of each other process, and `finish`.
-`longest` is what takes as much of an index as what will be written of leaves, by so
-many processes, or more.
+`upper_bound` gives a `Written` that takes as much of an index as the real one will, or
+more.
 """
 
 import dataclasses
@@ -41,25 +41,25 @@ S = TypeVar("S", bound=Sink, covariant=True)
 
 @dataclasses.dataclass(frozen=True)
 class Destination(Generic[S]):
-    """Where the files of a save are written: `own` is the directory in `work` of those
-    whose names are in no other save. `syncs`: whether each is synced as it is written.
-    `sync_all` syncs them together, once they are written. `outbox`: sends them to an
-    object store."""
+    """Where the files of a save are written: `data_key` is the directory in `work` of
+    those whose names are in no other save. `syncs`: whether each is synced as it is
+    written. `sync_all` syncs them together, once they are written. `outbox`: sends them
+    to an object store."""
 
     work: S
-    own: str
+    data_key: str
     syncs: bool
     sync_all: Callable[[], None] | None = None
     outbox: UploadQueue | None = None
 
     @property
     def save_id(self) -> str:
-        return self.own.rpartition("/")[2]
+        return self.data_key.rpartition("/")[2]
 
     def make_directory(self) -> None:
         """Makes the directory of the save: one of layout `"zarr"` begins without."""
         if isinstance(self.work, Backend):
-            self.work.make_directories([self.own])
+            self.work.make_directories([self.data_key])
 
     def write(self, key: str, buffers: Iterable[Any]) -> None:
         """Writes a file, which is there at the latest after `settle`."""
@@ -155,11 +155,11 @@ class LeafWriter:
             self.deal = _assign.deal(
                 works, processes.count, max_file_bytes, linked.same
             )
-            self.is_single_writer = False
+            self.is_fixed_by_spec = False
         else:
             self.deal = deal_alone(self.spec, max_file_bytes)
-            # Where its chunks lie follows from its form.
-            self.is_single_writer = not self.spec.is_compressed
+            # Then the spec alone says where each chunk lies.
+            self.is_fixed_by_spec = not self.spec.is_compressed
 
     def threads(self, file: int = 0) -> int:
         """Number of threads that may write, each of which holds a file of so many
@@ -169,7 +169,7 @@ class LeafWriter:
         max_bytes = self.max_bytes // 2 if file else self.max_bytes
         return min(8, max(1, max_bytes // copies))
 
-    def own(self, process: int) -> list[tuple[int, _assign.Runs]]:
+    def files_of(self, process: int) -> list[tuple[int, _assign.Runs]]:
         """The files that a process writes: their numbers, and the runs in each."""
         files = enumerate(self.deal, len(self.linked.files))
         return [(number, runs) for number, (who, runs) in files if who == process]
@@ -177,7 +177,7 @@ class LeafWriter:
     def account(self, files: Files) -> bytes:
         """An account of what this process has written, for process 0."""
         ends = [stretch.ends for file in files for stretch in file]
-        runs = [run for _, file in self.own(self.index) for run in file]
+        runs = [run for _, file in self.files_of(self.index) for run in file]
         digests = b"".join(self.data.rows(*run) for run in runs)
         return json.dumps([ends, digests.hex()]).encode()
 
@@ -188,7 +188,7 @@ class LeafWriter:
         """
         ends, text = json.loads(account)
         digests = memoryview(bytes.fromhex(text))
-        for _, runs in self.own(process):
+        for _, runs in self.files_of(process):
             for place, run in runs:
                 digests = self.data.put_rows(place, run, digests)
         if digests:
@@ -213,7 +213,7 @@ def _works(
         (len(grid.keys), grid.full, [(range(len(grid.keys)), 0)])
         for grid in spec.template_grids
     ]
-    works = list(map(kinds.__getitem__, spec.numbers))
+    works = list(map(kinds.__getitem__, spec.template_of))
     rest: dict[int, _assign.Owners] = {p: own for p, own in enumerate(owners) if own}
     for place, runs in there.items():
         rest[place] = [(run, 0) for run in _between(runs, works[place][0])]

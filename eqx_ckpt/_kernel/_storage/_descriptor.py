@@ -95,6 +95,7 @@ class Descriptor(_Closed):
             closing = map(os.close, map(numbers.pop, [-1] * len(numbers)))
             collections.deque(closing, maxlen=0)
         finally:
+            # Ctrl-C may come before that call. Then this one closes the file.
             closing = map(os.close, map(numbers.pop, [-1] * len(numbers)))
             collections.deque(closing, maxlen=0)
             setattr(self, "__class__", _Closed)

@@ -316,10 +316,10 @@ class LocalDirectory(Backend):
         now = self.read(key)
         if (now and now.data) != (found and found.data):
             return False
-        self.swap(aside, key)
+        self.rename_over(aside, key)
         return True
 
-    def swap(self, aside: str, key: str) -> None:
+    def rename_over(self, aside: str, key: str) -> None:
         """Puts the file `aside` in the place of the file `key`, whatever that is."""
         above = key.rpartition("/")[0]
         if above:

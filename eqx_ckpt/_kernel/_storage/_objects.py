@@ -134,12 +134,13 @@ class ObjectStore(Backend):
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
         return self.kv().read(key, byte_range=slice(start, stop))
 
-    # Of no bytes TensorStore asks for what is known of a file.
-    _few = 0
+    # A stamp asks for so many bytes of a file. For none, TensorStore asks for the facts
+    # about the file alone.
+    _stamp_bytes = 0
 
     def stamp(self, key: str) -> str:
         try:
-            got = self._got(key, self.start_read(key, 0, self._few))
+            got = self._got(key, self.start_read(key, 0, self._stamp_bytes))
         except MissingError:
             return "empty"
         return got.stamp.generation.hex() if got.state == "value" else ""

@@ -74,8 +74,8 @@ def finish_write(root: Backend, key: str, future: object) -> bytes:
 def look_twice(
     root: Backend, look: Callable[[], T], is_good: Callable[[T], bool] = lambda _: True
 ) -> T:
-    """The result of a look at files. In a store, what is damaged or missing is what a
-    second look finds so too: one answer may be wrong."""
+    """The result of a look at files. A store may give one wrong answer. So a file there
+    counts as damaged or missing only if a second look says so too."""
     if root.is_remote:
         with contextlib.suppress(ValueError, FileNotFoundError):
             found = look()

@@ -73,10 +73,10 @@ def from_host(
     `converted` that they come out of the leaf's `conversion`.
     **Raises:** `ValueError` when the value does not survive the conversion.
     """
-    if target.codec is not None:
+    if target.registered is not None:
         plain = target._replace(codec=None)
         leaf = from_host(arrays, template, plain, owned, converted)
-        return _register.from_leaf(target.codec, leaf)
+        return _register.from_leaf(target.registered, leaf)
     if target.kind not in ("jax", "key") or template.dtype == "float0":
         return _from_host(arrays[0], template, target, owned, converted)
     with _guards.lifted():
@@ -203,7 +203,7 @@ _seen: collections.Counter[Kind] = collections.Counter()
 def plain_kind(target: Target) -> Kind | None:
     """The dtype and shape of an array, or of the data of keys, if `target` asks for it
     as JAX has it, on no device."""
-    if target.sharding is not None or target.codec is not None:
+    if target.sharding is not None or target.registered is not None:
         return None
     if target.kind == "key":
         assert target.impl is not None
@@ -226,7 +226,7 @@ def finish(target: Target) -> Callable[[jax.Array, Target], jax.Array] | None:
 
 def numpy_kind(target: Target) -> Kind | None:
     """The dtype and shape of an array, if `target` asks for one of NumPy's."""
-    if target.kind != "numpy" or target.codec is not None or target.dtype is None:
+    if target.kind != "numpy" or target.registered is not None or target.dtype is None:
         return None
     return target.dtype, target.shape
 

@@ -16,7 +16,11 @@ from . import _leaf, _register, _sharding
 
 
 class Target(NamedTuple):
-    """The leaf that a stored one comes back as, by what `like` says."""
+    """The leaf that a stored one comes back as, by what `like` says.
+
+    `weak`: JAX's weak type. `impl`: of keys, their PRNG. `python`: the class of a
+    scalar. `cast`: whether numbers may change. `registered`: the type that the caller
+    has registered for the leaf."""
 
     kind: str
     dtype: np.dtype | None
@@ -26,7 +30,7 @@ class Target(NamedTuple):
     sharding: jax.sharding.Sharding | None = None
     python: type | None = None
     cast: bool = False
-    codec: _register.Codec | None = None
+    registered: _register.Codec | None = None
 
 
 class Unread(jax.ShapeDtypeStruct):
