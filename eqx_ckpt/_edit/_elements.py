@@ -103,7 +103,7 @@ Templates = dict[tuple[int, int], tuple[Template, Template, Target]]
 
 def _leaf_of(name: str, value: object, alike: Templates) -> Leaf:
     if isinstance(value, LazyArray):
-        plain = _without(value, "codec", "python")
+        plain = _without(value, "registered", "python")
         body = _lazy.body_of(plain)
         t, target = body.template, body.target
         key = id(t), id(target)

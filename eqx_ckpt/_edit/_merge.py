@@ -162,7 +162,7 @@ def _lazily(
         blockwise=not method.whole,
         prepare=ft.partial(_methods.look, *given) if method.look else None,
     )
-    target = _target.target_of(like)._replace(codec=None)
+    target = _target.target_of(like)._replace(registered=None)
     return LazyArray(ComputedLeaf(formula, None, target))
 
 

@@ -27,7 +27,6 @@ from .._kernel._storage import _root
 from .._kernel._storage._backend import Backend
 from .._kernel._tree import (
     _compare,
-    _filters,
     _flatten,
     _folding,
     _host_copy,
@@ -248,10 +247,7 @@ def _tensors(
         pytree = pytree.tree
     flat = _flatten.flatten(pytree, None)
     all_names = flat.names()
-    shown = flat.leaves
-    if filter_spec is not _leaf.is_storable:
-        shown = list(map(_lazies.stand_in, shown))
-    chosen = _filters.selected(filter_spec, pytree, shown, None)
+    chosen = _lazies.selected(filter_spec, pytree, flat.leaves, None)
     skipped = skipped_leaves(skip, all_names)
     numbers = [i for i, good in enumerate(chosen) if good and i not in skipped]
     if not numbers:

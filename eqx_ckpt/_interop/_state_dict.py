@@ -13,9 +13,9 @@ from .._kernel._format._template import Template
 from .._kernel._load import _load_options, _match
 from .._kernel._load._load_options import LoadOptions, Renaming
 from .._kernel._runtime import _arguments
+from .._kernel._save import _lazies
 from .._kernel._save._lazies import StoredValue
 from .._kernel._tree import (
-    _filters,
     _flatten,
     _from_host,
     _host_copy,
@@ -62,7 +62,7 @@ def to_state_dict(
         ```
     """
     flat = _flatten.flatten(pytree, is_leaf)
-    chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
+    chosen = _lazies.selected(filter_spec, pytree, flat.leaves, is_leaf)
     entries = _states.state_entries(flat)
     _states.check_order(entries, flat, [i for i, good in enumerate(chosen) if good])
     out: dict[str, Any] = {}

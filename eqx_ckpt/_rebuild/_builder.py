@@ -168,7 +168,7 @@ class Builder:
                 self.add("value", record.name, text)
                 return None
             python = None if codec is not None else cls
-            target = target._replace(codec=codec, python=python)
+            target = target._replace(registered=codec, python=python)
         if self._sharding is not None and target.kind in ("jax", "key"):
             abstract = _leaf.abstract(record.template)
             sharding = _sharding.of_leaf(self._sharding, record.name, abstract)

@@ -364,7 +364,7 @@ def _misfit(tmp_path, saved, like, *how, left=lambda m: m) -> str:
             "`grid` gives the model side 3x3 positions, and it has 10",
         ),
         ((2, 3), (2, 3), lambda saved: saved, "takes 1 positional argument but 2"),
-        ((2, 3), (2, 3), lambda saved, like: saved.nope, "has no attribute 'nope'"),
+        ((2, 3), (2, 3), lambda saved, like: saved.nope, "has no attribute `nope`"),
         ((2, 3), (2, 3), lambda saved, like: "text", "the model has f32[2,3]"),
         ((2, 3), (2, 3), lambda saved, like: None, "a `NoneType` cannot be stored"),
         (

@@ -132,6 +132,15 @@ def test_what_was_made_of_own_types_is_not_made_again():
         assert ec.from_state_dict(state, {"a": ""}) == {"a": "abc"}
 
 
+def test_a_filter_sees_the_kinds_of_lazy_leaves(tmp_path):
+    tree = {"numpy": np.ones(2), "jax": jnp.ones(2), "number": 1}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    lazy = ec.open(tmp_path / "a").tree
+    for spec in (eqx.is_array, eqx.is_array_like, lambda x: type(x) is np.ndarray):
+        found = ec.to_state_dict(lazy, spec)
+        assert sorted(found) == sorted(ec.to_state_dict(tree, spec))
+
+
 def test_errors_speak_of_a_state_dict():
     with pytest.raises(RuntimeError) as e:
         ec.from_state_dict({"a": 1, "c": jnp.ones(2)}, {"b": 1, "c": jnp.ones(3)})

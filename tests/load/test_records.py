@@ -26,7 +26,7 @@ def _records(count, seed, names):
 
 
 def test_records():
-    ended = _records(60, 0, ["run", "1/columns"])
+    ended = _records(60, 0, ["run", "1/processes"])
     # Some get as far as the data, and some are refused early.
     assert {"open", "repr"} <= set(ended)
 

@@ -362,7 +362,7 @@ def begin_anew(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def write_journal(root: Any, step: int) -> None:
     """As a manager does when it has saved a step."""
-    _found("_kernel._run._steps.Steps")(root).journal.saved(step)
+    _found("_kernel._run._steps.Steps")(root).journal.note_saved(step)
 
 
 def pass_time_as(patch: pytest.MonkeyPatch, clock: Any) -> None:

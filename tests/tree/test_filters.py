@@ -320,7 +320,8 @@ def test_unexpected_leaves_are_those_that_the_filter_selects(tmp_path):
         except RuntimeError as e:
             lines = str(e).splitlines()
             at = lines.index("  unexpected: in the checkpoint, not in `like`:")
-            return sorted(line.split()[0] for line in lines[at + 1 :])
+            names = [x for x in lines[at + 1 :] if x.startswith("    ")]
+            return sorted(x.split()[0] for x in names)
         return []
 
     assert unexpected(ec.is_storable) == ["float", "generic", "jax", "key", "numpy"]

@@ -11,7 +11,7 @@ from .. import _rooms
 from .._format import _names
 from .._format._index import BaseFacts, SaveFacts
 from .._format._leaves import Leaves
-from .._runtime import _arguments, _elsewhere
+from .._runtime import _arguments, _elsewhere, _handlers
 from .._storage._backend import Backend
 from .._storage._open_files import Readable
 from .._tree import _folding, _leaf, _nearest
@@ -113,6 +113,7 @@ class Checkpoint(_Base):
         def __getattr__(self, name: str) -> Any:
             raise _elsewhere.unknown_attribute(self, "Checkpoint", name)
 
+    @_handlers.pass_through
     def __getitem__(self, name: str) -> LazyArray:
         """The leaf of a dotted name. **Raises:** `KeyError` naming the nearest."""
         leaves = self._source.index.leaves

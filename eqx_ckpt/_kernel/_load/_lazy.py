@@ -153,7 +153,7 @@ class LazyArray(_target.Unread):
         return self._body.view or _view.whole(self._body.template.shape)
 
     def _viewed(self, view: View) -> "LazyArray":
-        target = self._target._replace(codec=None)
+        target = self._target._replace(registered=None)
         if target.kind in ("key", "str", "bytes"):
             raise TypeError(
                 f"The leaf `{self.name}` is a {target.kind}: read it to index it."
@@ -168,7 +168,7 @@ class LazyArray(_target.Unread):
         wanted = np.dtype(dtype)
         if self._target.kind not in _template.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")
-        target = self._target._replace(dtype=wanted, weak=False, cast=True, codec=None)
+        target = self._target._replace(dtype=wanted, weak=False, cast=True, registered=None)
         template = self._body.template
         problem = _target.misfit(template._replace(shape=target.shape), target)
         if problem is not None:

@@ -50,8 +50,8 @@ def describe(
     owners: Sequence[_assign.Owners | None] = [None] * len(values)
     if options.count > 1:
         owners = _owners(spec, values, options.count)
-    templates = map(spec.templates.__getitem__, spec.numbers)
-    rows = spec.names, values, templates, spec.numbers, spec.origins, owners, bare
+    templates = map(spec.templates.__getitem__, spec.template_of)
+    rows = spec.names, values, templates, spec.template_of, spec.origins, owners, bare
     leaves = list(_payload.planned(zip(*rows, strict=True)))
     return leaves, spec, dict(shardings), parts
 

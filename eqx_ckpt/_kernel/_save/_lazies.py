@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _index, _template, _view
@@ -22,7 +23,8 @@ from .._load._lazy import LazyArray
 from .._load._leaf_body import LeafBody, StoredLeaf
 from .._load._source import Source
 from .._runtime import _threads
-from .._tree import _host_copy, _leaf, _register, _target
+from .._tree import _filters, _host_copy, _leaf, _register, _target
+from .._tree._filters import FilterSpec, IsLeaf
 from ._payload import PlannedLeaf
 
 
@@ -35,8 +37,16 @@ _AHEAD = 16 * 2**20
 _SMALL = 1 << 16
 
 
-def stand_in(leaf: object) -> Any:
-    """A leaf as a `filter_spec` sees it: for a lazy one something of its kind."""
+def selected(
+    filter_spec: FilterSpec, pytree: PyTree, leaves: Sequence[Any], is_leaf: IsLeaf
+) -> list[bool]:
+    """`_filters.selected`, which is shown something of its kind for a lazy leaf."""
+    if filter_spec is not _leaf.is_storable:
+        leaves = list(map(_stand_in, leaves))
+    return _filters.selected(filter_spec, pytree, leaves, is_leaf)
+
+
+def _stand_in(leaf: object) -> Any:
     if isinstance(leaf, LazyArray):
         return _leaf.stand_in(_lazy.body_of(leaf).target.kind, leaf)
     return leaf
@@ -132,7 +142,7 @@ def _as_stored(lazy: LazyArray) -> StoredLeaf | None:
     leaf = _lazy.stored_leaf(lazy)
     if leaf is None or leaf.view is not None:
         return None
-    target = leaf.target._replace(codec=None, python=None)
+    target = leaf.target._replace(registered=None, python=None)
     own = _target.own_target(leaf.template)
     is_same = own._replace(sharding=target.sharding, cast=target.cast) == target
     return leaf if is_same else None

@@ -19,7 +19,7 @@ from .._format._leaves import Leaves, Part
 from .._format._record import TreeRecord
 from .._load._checkpoint import Checkpoint
 from .._runtime import _log, _machine, _processes
-from .._tree import _filters, _flatten, _leaf, _select, _states
+from .._tree import _flatten, _leaf, _select, _states
 from .._tree._flatten import Flat
 from .._tree._node import Node
 from . import (
@@ -79,10 +79,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     if isinstance(pytree, Checkpoint):
         raise TypeError("An open checkpoint is no tree. Save its `.tree`.")
     flat = _flatten.flatten(pytree, is_leaf)
-    seen = flat.leaves
-    if filter_spec is not _leaf.is_storable:
-        seen = list(map(_lazies.stand_in, seen))
-    chosen = _filters.selected(filter_spec, pytree, seen, is_leaf)
+    chosen = _lazies.selected(filter_spec, pytree, flat.leaves, is_leaf)
     picked = _select.select(where, flat, chosen, is_leaf)
     numbers = list(it.compress(range(len(chosen)), chosen))
     if picked.leaves is not None:

@@ -74,7 +74,7 @@ def from_host(
     **Raises:** `ValueError` when the value does not survive the conversion.
     """
     if target.registered is not None:
-        plain = target._replace(codec=None)
+        plain = target._replace(registered=None)
         leaf = from_host(arrays, template, plain, owned, converted)
         return _register.from_leaf(target.registered, leaf)
     if target.kind not in ("jax", "key") or template.dtype == "float0":

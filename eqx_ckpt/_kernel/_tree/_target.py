@@ -55,7 +55,7 @@ def target_of(like: PyTree) -> Target:
             return _unplaced_target(like.dtype, like.shape, like.weak_type)
     codec = _register.codec_of(type(like))
     if codec is not None:
-        return _target_of(_register.to_leaf(like))._replace(codec=codec)
+        return _target_of(_register.to_leaf(like))._replace(registered=codec)
     return _target_of(like)
 
 
