@@ -678,6 +678,18 @@ def test_what_process_0_says_counts(tmp_path):
         assert metadata == {"step": step, "metrics": {"speed": step / 4}}
 
 
+def test_a_save_that_has_just_begun_is_no_failure(tmp_path):
+    """Its directories are made before anything is in them, or locked."""
+    with ec.CheckpointManager(tmp_path) as manager:
+        manager.save(1, tree_at(1))
+    (tmp_path / "2/default/d").mkdir(parents=True)
+    manager = ec.CheckpointManager(tmp_path)
+    assert manager.restore(tree_at(0))[1] == 1 and manager.steps() == [1]
+    manager.save(2, tree_at(2))
+    manager.wait()
+    assert manager.steps() == [1, 2]
+
+
 def test_there_always_is_a_step(tmp_path):
     """Beside a run that keeps one step, and saves the next as fast as it can."""
     root = tmp_path / "run"

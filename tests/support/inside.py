@@ -168,11 +168,12 @@ def watch_store(
     place of the one that was found, and "swap" puts any other file in its place.
     """
     kind = type(_root(path))
+    is_local = hasattr(kind, "rename_over")
     write = "start_write" if hasattr(kind, "start_write") else "write"
     for change, name, place in (
         ("write", write, 0),
         ("commit", "replace", 0),
-        ("swap", *(("swap", 1) if hasattr(kind, "swap") else ("write", 0))),
+        ("swap", *(("rename_over", 1) if is_local else ("write", 0))),
     ):
         patch.setattr(
             kind, name, _between(getattr(kind, name), change, place, before, after)

@@ -168,7 +168,9 @@ class LazyArray(_target.Unread):
         wanted = np.dtype(dtype)
         if self._target.kind not in _template.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")
-        target = self._target._replace(dtype=wanted, weak=False, cast=True, registered=None)
+        target = self._target._replace(
+            dtype=wanted, weak=False, cast=True, registered=None
+        )
         template = self._body.template
         problem = _target.misfit(template._replace(shape=target.shape), target)
         if problem is not None:

@@ -45,6 +45,8 @@ _MAX_METRICS = 2**20
 _SHOWN = 20
 # The most seconds from a deletion's look for a pin to its end, in an object store.
 _DELETION_SECONDS = 5
+# Seconds in which a save that has made its directory has locked it, too.
+_LOCKING_SECONDS = 0.01
 # How often all steps are looked at, where others save and delete them meanwhile.
 _LOOKS = 100
 
@@ -480,7 +482,9 @@ class Steps:
         for _ in range(_LOOKS):
             if any(work.is_locked() for work in works.values()):
                 return Skip("it is being saved", False, is_going=True)
-            # The save whose files were seen may have ended since, and be deleted.
+            # A save has its lock just after its directory. Or the save whose files were
+            # seen may have ended since, and be deleted.
+            time.sleep(_LOCKING_SECONDS if works else 0)
             before, tops, works = (tops, works.keys()), _tops(root), _works(root)
             if before == (tops, works.keys()):
                 break
@@ -488,7 +492,9 @@ class Steps:
             return Skip(f"its `{_files.INDEX}` is not a file", True)
         if _ORBAX in tops or _files.DIGESTS in tops:
             return Skip("its save was not completed, or its index was deleted", True)
-        if "d" in tops or _files.CLAIM in tops or works:
+        # A save that has begun just now has no more than an empty directory.
+        has_data = "d" in tops and root.below("d").list_top()
+        if has_data or _files.CLAIM in tops or works:
             return Skip(
                 "its save was not completed, as when a process is killed", False
             )

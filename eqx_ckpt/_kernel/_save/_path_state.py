@@ -15,8 +15,8 @@ from .._storage._objects import ObjectStore
 
 class PathState(NamedTuple):
     """The names at a path: `entries`, and in an object store the `keys` of all files.
-    If there is a checkpoint, `file` is its index, `layout` its layout, and `names` are
-    the leaves that have directories of their own."""
+    If there is a checkpoint, `index` is the file of its index, `layout` its layout, and
+    `names` are the leaves that have directories of their own."""
 
     index: Value | None
     entries: frozenset[str]
