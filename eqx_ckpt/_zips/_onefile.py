@@ -65,7 +65,7 @@ class OneFile(BesideTransaction):
     ignores the index."""
 
     last = "file"
-    overwrite = True
+    overwrite: bool
 
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         self.check_there()

@@ -96,7 +96,8 @@ def place(
     return Placement(patterns, pattern, begins, sizes)
 
 
-def aligned(at: np.ndarray) -> np.ndarray:
+def aligned(at: Any) -> Any:
+    """The next place, or places, at which a run may start."""
     return -(-at // ALIGN) * ALIGN
 
 

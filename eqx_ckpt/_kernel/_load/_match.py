@@ -30,7 +30,7 @@ from .._tree._compare import Comparison
 from .._tree._flatten import Flat
 from .._tree._folding import Problems
 from .._tree._target import Target
-from . import _partial
+from . import _partial, _wording
 from ._leaf_body import LeafRead
 from ._load_options import LoadOptions
 
@@ -198,8 +198,8 @@ class _Matcher:
             is_unread = isinstance(record.part, Unreadable)
             if is_unread or problem is None and _partial.lacks(record, target):
                 kind = "unreadable" if is_unread else "part"
-                first_text = str(_partial.error(record))
-                self._add(kind, name, _partial.show(record), record.name, first_text)
+                first_text = str(_wording.error(record))
+                self._add(kind, name, _wording.show(record), record.name, first_text)
             elif problem is None:
                 reads[number] = LeafRead(record, None, target)
             else:
@@ -265,7 +265,7 @@ class _Matcher:
         ]
         goods = _filters.evaluate(chosen, leaves)
         for name, record, good in zip(extra, records, goods):
-            text = _partial.show(record)
+            text = _wording.show(record)
             if name in others:
                 leaf = others[name]
                 text += f"  (`like` has a `{type(leaf).__name__}` there"

@@ -7,7 +7,7 @@ from .._format._leaves import Part, Record, Region
 from .._format._view import View
 from .._tree import _from_host, _sharding
 from .._tree._target import Target
-from ._wording import error as error, show as show
+from . import _wording
 
 
 class Apart(RuntimeError):
@@ -29,7 +29,7 @@ def stored_regions(
     """
     found = _found(record, regions) if view is None else None
     if found is None:
-        raise error(record)
+        raise _wording.error(record)
     return found
 
 

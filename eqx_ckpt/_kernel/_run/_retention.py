@@ -116,7 +116,7 @@ class Retention:
             seen[new] = known
         failures: list[str] = []
         some = {step: of for step, of in listed.items() if step not in seen}
-        looks = self._steps.survey(keeps, some)
+        looks = self._steps.survey(some, keeps)
         for step, (signature, metrics, error) in looks.items():
             if error is not None:
                 # It is neither counted nor deleted, and may be the next time.
@@ -130,7 +130,7 @@ class Retention:
 
     def _is_still(self, seen: Seen, steps: Iterable[int]) -> bool:
         """Whether steps are what they were when they were seen."""
-        looks = self._steps.survey(False, [step for step in steps if step in seen])
+        looks = self._steps.survey([s for s in steps if s in seen], False)
         return all(look.signature == seen[s].signature for s, look in looks.items())
 
     def _going(

@@ -127,8 +127,8 @@ class Saves:
 
     def _keep(self, offer: PendingState) -> None:
         # What is interrupted has changed the copies of the state before.
-        self.offered = KeptState.of(offer, self.options.is_leaf)
-        self.offered = self.offered.copied(self._copies)
+        kept = KeptState.of(offer, self.options.is_leaf)
+        self.offered = kept.copied(self._copies)
         self._copies = self.offered.leaves
 
     def _save(self, offer: PendingState, retain: bool = True) -> bool:

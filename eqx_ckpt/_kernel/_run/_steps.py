@@ -334,15 +334,11 @@ class Steps:
         return bool(_published.saves(root)) or _files.DIGESTS in _tops(root)
 
     def survey(
-        self,
-        metrics: bool = True,
-        of: Mapping[int, str | None] | Iterable[int] | None = None,
+        self, of: Mapping[int, str | None] | Iterable[int], metrics: bool = True
     ) -> dict[int, StepFacts]:
-        """Facts about each step, or some, in order, with or without its metrics. `of`
+        """Facts about each of some steps, in order, with or without its metrics. `of`
         may be a list of them, as `listing` has it."""
-        if not isinstance(of, Mapping):
-            of = self.listing().steps if of is None else dict.fromkeys(of)
-        listed = of
+        listed = of if isinstance(of, Mapping) else dict.fromkeys(of)
         known: dict[int, StepFacts] = {}
         for step, save in listed.items():
             # A list shows that it is still what the journal has.
@@ -773,7 +769,7 @@ def _best_of(
     out: list[int] = []
     while len(out) < count and (step := policy.best_of(known)) is not None:
         # A list does not show whether its index is damaged.
-        now = steps.survey(of=[step])[step]
+        now = steps.survey([step])[step]
         if now.error is not None:
             raise now.error
         if now.metrics == known.pop(step):
@@ -791,7 +787,7 @@ def metrics(steps: Steps, of_all: bool = True) -> dict[int, dict[str, Any]]:
     for listing in steps.listings():
         steps.refresh(listing)
         known = {}
-        for step, (_, found, error) in steps.survey(of=listing.steps).items():
+        for step, (_, found, error) in steps.survey(listing.steps).items():
             if error is not None:
                 raise error
             if found is not None:

@@ -167,7 +167,7 @@ def lay(
     for i, (place, numbers) in enumerate(runs):
         full, is_alone = templates[spec.template_of[place]]
         # What has no bytes needs no padding, which nothing might follow.
-        offset = -(-at // _placement.ALIGN) * _placement.ALIGN if numbers else at
+        offset = _placement.aligned(at) if numbers else at
         if is_alone:
             yield ChunkRun(place, numbers, offset, None)
             at = offset + len(numbers) * full
