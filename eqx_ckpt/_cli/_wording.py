@@ -23,8 +23,8 @@ _TEXTS = (
     (re.compile(r"Pass `like=`, (.*?)\."), r"Python reads it, given \1."),
     (re.compile(r"`jnp\.(\w+)`"), r"`\1`"),
 )
-_first = re.compile(r"`(\w+)`(?= (?:must|of|is) )")
-_given = re.compile(r"`(\w+)=([^`]*)`")
+_leading_name = re.compile(r"`(\w+)`(?= (?:must|of|is) )")
+_given_value = re.compile(r"`(\w+)=([^`]*)`")
 
 
 def worded(text: str, command: click.Command | None) -> str:
@@ -49,4 +49,4 @@ def worded(text: str, command: click.Command | None) -> str:
             return f"`{spelt}`"
         return f"`{' '.join(f'{spelt} {shlex.quote(x)}' for x in values)}`"
 
-    return _given.sub(given, _first.sub(first, text, count=1))
+    return _given_value.sub(given, _leading_name.sub(first, text, count=1))

@@ -229,20 +229,20 @@ def _aggregated(
 
 
 def _rows(
-    value: dict[str, Any], values: Mapping[tuple[str, ...], ForeignLeaf]
+    metadata_json: dict[str, Any], aggregated: Mapping[tuple[str, ...], ForeignLeaf]
 ) -> list[_Row]:
     """The leaves that the metadata name, and those that were aggregated beside."""
-    entries = value.get("tree_metadata")
+    entries = metadata_json.get("tree_metadata")
     if type(entries) is not dict:
         raise ValueError(f"`{_METADATA}` has no `tree_metadata`")
     rows = [_entry(name, entry) for name, entry in entries.items()]
     rows = [
         row
         for row in rows
-        if row.key is not None or row.was not in _EMPTY or row.path in values
+        if row.key is not None or row.was not in _EMPTY or row.path in aggregated
     ]
     known = {row.path for row in rows}
-    rest = [path for path in values if path not in known]
+    rest = [path for path in aggregated if path not in known]
     names = [_names.join(map(_names.quote, path)) for path in rest]
     return rows + [
         _Row(path, name, "k" * len(path), "jax.Array", None)

@@ -118,7 +118,7 @@ class Formula:
                 assert overlap is not None
                 to, fro = overlap
                 out[(*to, ...)] = block[(*fro, ...)]
-        return view.arrange(out.reshape(view.picked))
+        return view.arrange(out.reshape(view.picked_shape))
 
     def compute_at_once(self, view: View, parts: Sequence[np.ndarray]) -> np.ndarray:
         """The array, or a view of it, of all of its parts."""

@@ -21,7 +21,7 @@ from ..adapters._deferred import Lazy
 from . import _nested
 from ._matching import Job, Matching
 from ._nested import Nested
-from ._pairs import Step
+from ._pairs import PairStep
 from ._sides import Model, StoredSide, target_of
 
 
@@ -67,7 +67,7 @@ def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed
 
 
 def _run(
-    steps: Sequence[Step],
+    steps: Sequence[PairStep],
     value: Nested,
     likes: Nested,
     of_rules: Sequence[tuple[Adapter, ...]],
@@ -106,7 +106,7 @@ def _run(
 
 
 def _makes_one_of_the_other(
-    step: Adapter, rest: Sequence[Step], value: Nested, likes: Nested
+    step: Adapter, rest: Sequence[PairStep], value: Nested, likes: Nested
 ) -> bool:
     """Whether a function of the user's has to make one leaf of several, or several of
     one, as no other adapter does."""
@@ -116,7 +116,9 @@ def _makes_one_of_the_other(
     )
 
 
-def _before(steps: Sequence[Step], like: Nested, of_rules: Sequence[Adapter]) -> Lazy:
+def _before(
+    steps: Sequence[PairStep], like: Nested, of_rules: Sequence[Adapter]
+) -> Lazy:
     """An array of the shape of a leaf before these steps: that it has to have
     where an adapter makes several of one by the shapes of those."""
 

@@ -34,14 +34,14 @@ class NestedPair(NamedTuple):
 
 # What is done to the leaves of a pair, in this order. At the place of a rename the
 # adapters of its rules come, which are those that each `SideNode` has.
-Step = Adapter | Rename
-Steps = tuple[Step, ...]
+PairStep = Adapter | Rename
+PairSteps = tuple[PairStep, ...]
 
 
 class NodePair(NamedTuple):
     label: str
     groups: list[NestedPair]
-    steps: Steps
+    steps: PairSteps
     unused: list[str]  # Rules of the rename that find nothing.
     renamed: bool
 
@@ -89,9 +89,9 @@ def adapter_of(how: Callable[..., Any]) -> Adapter:
         return how
 
     def apply(saved: object, like: PyTree) -> Any:
-        out = how(_nested.mapped(_deferred.as_lazy, saved), like)
+        out = how(_nested.mapped(_deferred.as_lazy_array, saved), like)
         made = list(out) if isinstance(out, tuple) else out
-        return _nested.mapped(_deferred.of_stored, made)
+        return _nested.mapped(_deferred.without_computed, made)
 
     return Adapter(getattr(how, "__name__", type(how).__name__), apply, own=True)
 
@@ -126,12 +126,12 @@ def parse(given: object, label: str, model: Model, stored: StoredSide) -> NodePa
     return NodePair(label, groups, steps, unused, how is not None)
 
 
-def steps_of(given: Sequence[Any], label: str) -> Steps:
+def steps_of(given: Sequence[Any], label: str) -> PairSteps:
     """The steps after the two sides of a pair: a rename, adapters, or lists of such.
 
     **Raises:** `TypeError` for anything else, and for two renames.
     """
-    steps: list[Step] = []
+    steps: list[PairStep] = []
     for x in _unpacked(given):
         second = isinstance(x, Rename) and any(isinstance(y, Rename) for y in steps)
         if second or not (isinstance(x, Rename) or callable(x)):
@@ -160,7 +160,9 @@ def _fits_swapped(
     return True
 
 
-def _groups(label: str, left: Nested, right: Nested, steps: Steps) -> list[NestedPair]:
+def _groups(
+    label: str, left: Nested, right: Nested, steps: PairSteps
+) -> list[NestedPair]:
     adapters = [x for x in steps if isinstance(x, Adapter)]
     listed = [x for x in adapters if x.many is not None]
     if listed:

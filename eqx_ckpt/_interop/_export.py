@@ -135,7 +135,7 @@ def export_safetensors(
                     )
                 return
             _check_here(tensors)
-            with _lines(tensors, max_bytes, progress) as lines:
+            with _byte_source(tensors, max_bytes, progress) as lines:
                 _shards.write_files(root, files, headers, lines, durable)
         return
     if isinstance(processes, Together):
@@ -157,7 +157,7 @@ def export_safetensors(
     tensors, metadata = plan()
     _check_here(tensors)
     header = _header(tensors, metadata)
-    with _lines(tensors, max_bytes, progress) as lines:
+    with _byte_source(tensors, max_bytes, progress) as lines:
         data = it.chain([header], lines(tensors))
         write = lambda file: file.writelines(data)
         _onefile.publish(root, write, overwrite, durable)
@@ -187,7 +187,7 @@ def _check_here(tensors: list[PlannedLeaf]) -> None:
 
 
 @contextlib.contextmanager
-def _lines(
+def _byte_source(
     tensors: list[PlannedLeaf], max_bytes: int, progress: bool
 ) -> Iterator[Callable[[list[PlannedLeaf]], Iterator[Any]]]:
     """A function that gives the bytes of some tensors, which a bar counts."""

@@ -32,7 +32,7 @@ from .._kernel._tree import _from_host, _leaf, _sharding
 from .._kernel._tree._target import Target
 
 
-class Offer(NamedTuple):
+class PartReport(NamedTuple):
     """A report of a part: its bytes; digests of the regions that it has, and of the
     names of the leaves of which it has all; and the processes that need one of the
     regions. Of one that cannot be read it is nothing."""
@@ -44,7 +44,7 @@ class Offer(NamedTuple):
 
 
 def needed(
-    sources: Sequence[Sequence[int]], count: int, offers: Mapping[int, Offer]
+    sources: Sequence[Sequence[int]], count: int, offers: Mapping[int, PartReport]
 ) -> list[list[int]]:
     """The parts that each of `count` processes reads, if part `i` is on the disks of
     the processes `sources[i]`: as few as have all that it needs. Where as many
@@ -196,13 +196,13 @@ class Parts:
             self._matches[number] = found
         return self._matches[number]
 
-    def offer(self, number: int, file: pathlib.Path, count: int) -> Offer:
+    def offer(self, number: int, file: pathlib.Path, count: int) -> PartReport:
         """The report of a part on this disk, for `count` processes."""
         try:
             nbytes = file.stat().st_size
             leaves = _checkpoint.source_of(self.open(number, file)).index.leaves
         except (OSError, DamagedError):
-            return Offer()
+            return PartReport()
         # What does not fit `like` is an error of the load.
         readers: set[int] = set()
         with contextlib.suppress(Exception):
@@ -210,7 +210,7 @@ class Parts:
             readers = _readers(leaves, wanted, count)
         regions = [leaves.record(place, True) for place in sorted(leaves.parts)]
         whole = [x for place, x in enumerate(leaves.names) if place not in leaves.parts]
-        return Offer(nbytes, _digest(regions), _digest(whole), sorted(readers))
+        return PartReport(nbytes, _digest(regions), _digest(whole), sorted(readers))
 
     def _read_part(self, number: int, reads: Sequence[StoredRead]) -> Results:
         source, options = self._source(number), self._options

@@ -17,7 +17,7 @@ from .._kernel._storage._backend import Backend
 from . import _disk, _exchange, _near_parts, _whole
 from ._disk import Disk, Incoming
 from ._exchange import Move
-from ._near_parts import Offer, Parts
+from ._near_parts import PartReport, Parts
 from ._whole import NearStep, PartCopy, Passed
 
 
@@ -135,7 +135,7 @@ class Search(NearSearch):
         own = [i for i, disks in enumerate(step.sources) if disks[0] == here]
         offers = [(i, parts.offer(i, file(i), count)) for i in own]
         said = said_by_all(processes, offers, _OF_PART, _OFFERS)
-        found = {i: Offer(*offer) for some in said for i, offer in some}
+        found = {i: PartReport(*offer) for some in said for i, offer in some}
         needed = _near_parts.needed(step.sources, count, found)
         self._wanted, self._from = needed[here], dict.fromkeys(own, here)
         moves: list[Move] = []

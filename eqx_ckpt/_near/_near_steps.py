@@ -146,7 +146,7 @@ class Near(NearSteps):
                 self._disk.make_room(file.parent)
             going = NearSaving(step, SaveHandle(plan.root, is_apart=True))
             write = lambda: self._write_part(going, plan, processes)
-            _async.start(going.handle, plan, write, processes)
+            _async.start_staged(going.handle, plan, write, processes)
             self._going = going
             going.handle.staged()
         steps = self._saves.steps

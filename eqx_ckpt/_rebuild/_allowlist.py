@@ -35,8 +35,8 @@ def finder(known: object) -> Callable[[Name], list[Any]]:
             )
 
     def find_objects(name: Name) -> list[Any]:
-        direct = list(_among(objects, name))
-        every = [(x, _named.own(x)) for x in [*direct, *_within(modules, name)]]
+        direct = list(_in_objects(objects, name))
+        every = [(x, _named.own(x)) for x in [*direct, *_in_modules(modules, name)]]
         alike = [x for x, own in every if own is not None and own.is_alike(name)]
         found = list({id(x): x for x in alike or direct}.values())
         same = [x for x in found if _named.own(x) == name]
@@ -54,7 +54,7 @@ def _submodules(module: types.ModuleType) -> list[types.ModuleType]:
     return [module, *(x for x in some if isinstance(x, types.ModuleType))]
 
 
-def _among(known: Sequence[Any], name: Name) -> Iterator[Any]:
+def _in_objects(known: Sequence[Any], name: Name) -> Iterator[Any]:
     """The objects of the name, and what is in a class of its first parts."""
     for x in known:
         own = _named.own(x)
@@ -64,20 +64,20 @@ def _among(known: Sequence[Any], name: Name) -> Iterator[Any]:
             yield x
         elif isinstance(x, type) and name.qualified.startswith(own.qualified + "."):
             rest = name.qualified[len(own.qualified) + 1 :]
-            yield from _inside(x, rest.split("."), name)
+            yield from _below(x, rest.split("."), name)
 
 
-def _within(modules: Sequence[types.ModuleType], name: Name) -> Iterator[Any]:
+def _in_modules(modules: Sequence[types.ModuleType], name: Name) -> Iterator[Any]:
     first, *rest = name.qualified.split(".")
     for module in modules:
         x = vars(module).get(first)
         own = _named.own(x) if callable(x) else None
         package = module.__name__.partition(".")[0]
         if own is not None and own.package == package:
-            yield from _inside(x, rest, name)
+            yield from _below(x, rest, name)
 
 
-def _inside(x: object, rest: Sequence[str], name: Name) -> Iterator[Any]:
+def _below(x: object, rest: Sequence[str], name: Name) -> Iterator[Any]:
     """The object that these parts of the name lead to, through classes only. Its own
     name has to be the whole: no attribute is found that only happens to be there."""
     for part in rest:

@@ -37,7 +37,7 @@ def later(
     dtype: Any,
 ) -> Formula:
     """`make` of the arrays that `items` will be."""
-    items = [of_stored(x) for x in items]
+    items = [without_computed(x) for x in items]
     counts = [len(parts_of(x)) for x in items]
 
     def make_all(arrays: Sequence[np.ndarray], *_: Any) -> np.ndarray:
@@ -48,12 +48,12 @@ def later(
     return Formula("", parts, make_all, tuple(shape), np.dtype(dtype))
 
 
-def as_lazy(x: Lazy) -> LazyArray:
+def as_lazy_array(x: Lazy) -> LazyArray:
     """An array as what `ec.lazy` takes."""
     return x if isinstance(x, LazyArray) else _computed.computed(x)
 
 
-def of_stored(x: object) -> Any:
+def without_computed(x: object) -> Any:
     """Turns an array of `ec.lazy` into a formula of stored arrays, which are read with
     all others. Anything else stays as it is."""
     if not isinstance(x, LazyArray):
@@ -62,7 +62,7 @@ def of_stored(x: object) -> Any:
     if not isinstance(body, ComputedLeaf):
         return x
     formula = body.formula
-    parts = [of_stored(part) for part in formula.parts]
+    parts = [without_computed(part) for part in formula.parts]
 
     def compute(arrays: list[np.ndarray]) -> np.ndarray:
         rest = iter(arrays)

@@ -21,7 +21,7 @@ class _Process:
         self.ready: Callable[[], bool] = lambda: True
         self.until = 0.0
         self.is_over = False
-        self.book = _messages.CallRegistry()
+        self.book = _messages.CallBook()
 
 
 class World:

@@ -85,7 +85,7 @@ class View(NamedTuple):
         return [range(p, p + 1) if isinstance(p, int) else p for p in self.picks]
 
     @property
-    def _picked(self) -> list[tuple[Axis, int]]:
+    def _picked_axes(self) -> list[tuple[Axis, int]]:
         """The axes of `stored[picks]`, with their lengths."""
         out: list[tuple[Axis, int]] = []
         for i, pick in enumerate(self.picks):
@@ -96,14 +96,14 @@ class View(NamedTuple):
         return out
 
     @property
-    def picked(self) -> tuple[int, ...]:
+    def picked_shape(self) -> tuple[int, ...]:
         """The shape of `stored[picks]`."""
-        return tuple(length for _, length in self._picked)
+        return tuple(length for _, length in self._picked_axes)
 
     @property
     def order(self) -> list[int | None]:
         """The numbers of the `axes` among those of `stored[picks]`; new ones stay."""
-        number = {axis: i for i, (axis, _) in enumerate(self._picked)}
+        number = {axis: i for i, (axis, _) in enumerate(self._picked_axes)}
         return [number.get(a, EMPTY if a == EMPTY else None) for a in self.axes]
 
     def transpose(self, order: Sequence[int] | None = None) -> "View":
@@ -146,7 +146,7 @@ class View(NamedTuple):
             if k is None:
                 axes.append(None)
             elif axis is None or axis == EMPTY:
-                new = _pick(range(self._length(axis)), k)
+                new = _picked_by(range(self._length(axis)), k)
                 if isinstance(new, IndexArray):
                     raise TypeError(
                         "lazy arrays take index arrays along axes that are stored, and "
@@ -156,11 +156,11 @@ class View(NamedTuple):
                     axes.append(None if new else EMPTY)
             else:
                 if isinstance(axis, tuple):
-                    new = inner[axis] = _pick(range(self._length(axis)), k)
+                    new = inner[axis] = _picked_by(range(self._length(axis)), k)
                 else:
                     pick = picks[axis]
                     assert isinstance(pick, range)
-                    new = picks[axis] = _pick(pick, k)
+                    new = picks[axis] = _picked_by(pick, k)
                 is_array = isinstance(k, np.ndarray)
                 if not isinstance(new, int):
                     axes.insert(0 if is_array and is_first else len(axes), axis)
@@ -332,7 +332,7 @@ def _is_advanced(key: object) -> bool:
     return key is not None and key is not Ellipsis and not isinstance(key, slice)
 
 
-def _pick(pick: range, key: Any) -> Picks | int:
+def _picked_by(pick: range, key: Any) -> Picks | int:
     if isinstance(key, slice):
         return pick[key]
     if isinstance(key, np.ndarray):

@@ -235,7 +235,7 @@ class RowLeaf:
 
     def result(self) -> ReadResult:
         arrays = [
-            view.arrange(array.reshape(view.picked))
+            view.arrange(array.reshape(view.picked_shape))
             for view, array in zip(self.views, self.arrays)
         ]
         lost = _leaf.told(self.lost, sum(array.size for array in arrays))

@@ -146,7 +146,7 @@ def _assembled(
                 array[_view.mesh(to, array.shape)] = kept
             except ValueError as e:
                 errors.append(e)
-        arrays.append(view.arrange(array.reshape(view.picked)))
+        arrays.append(view.arrange(array.reshape(view.picked_shape)))
     lost = _leaf.told(errors, sum(array.size for array in arrays))
     return ReadResult(arrays, True, lost)
 

@@ -79,8 +79,8 @@ class _LargeLeaf:
         self.arrays = [_arrays.aligned(tuple(map(len, x)), dtype) for x in picks]
         if self.is_exact:
             (view,), (array,) = self.views, self.arrays
-            wanted = [(array.reshape(view.picked), (), ())]
-            yield self._part(range(0), view.slices(), view.picked, wanted, True)
+            wanted = [(array.reshape(view.picked_shape), (), ())]
+            yield self._part(range(0), view.slices(), view.picked_shape, wanted, True)
             return
         regions, full = _source.grid_of(t).regions, _source.grid_of(t).full
         most = max(1, min(_flat.PART, self.reader.budget // 4) // full)
@@ -198,7 +198,7 @@ class _LargeLeaf:
 
     def result(self) -> ReadResult:
         arrays = [
-            view.arrange(array.reshape(view.picked))
+            view.arrange(array.reshape(view.picked_shape))
             for view, array in zip(self.views, self.arrays)
         ]
         lost = _leaf.told(self.lost, sum(array.size for array in arrays))

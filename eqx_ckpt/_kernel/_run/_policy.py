@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .._runtime import _processes
 from .._save._options import SaveOptions
-from .._tree import _nearest as _names
+from .._tree import _nearest
 from ._step import Step
 
 
@@ -131,7 +131,7 @@ class Policy(NamedTuple):
             found |= {step for step in known if step % self.keep_every == 0}
         if self.keep_nearest is not None:
             for some in (counting, left):
-                found |= _nearest(some, self.keep_nearest)
+                found |= _nearest_to_multiples(some, self.keep_nearest)
         if self.keep_seconds is not None:
             # Times are whole seconds, rounded down.
             since = (times.get(new) or 0) - self.keep_seconds - 1
@@ -141,11 +141,11 @@ class Policy(NamedTuple):
 
 def nearest(name: str, names: Mapping[str, Any]) -> str:
     """The metrics that are called nearly as one, or else all, in words."""
-    near = _names.NameIndex(names).nearest(name, 3)
+    near = _nearest.NameIndex(names).nearest(name, 3)
     return ", ".join(f"`{name}`" for name in near or names)
 
 
-def _nearest(steps: Iterable[int], every: int) -> set[int]:
+def _nearest_to_multiples(steps: Iterable[int], every: int) -> set[int]:
     """The step that is nearest to each multiple but 0, of two the first: among those
     with no other multiple between."""
     out: dict[int, int] = {}

@@ -50,7 +50,7 @@ def stands_for(path: str | os.PathLike[str], is_empty: bool) -> Any:
 
 
 def _step_at(path: str | os.PathLike[str], run: Steps | None) -> Any:
-    is_begun = lambda: run and run.skip(max(run.directories(), default=0))
+    is_begun = lambda: run and run.why_skipped(max(run.directories(), default=0))
     if run is not None and _unless_it_fails(is_begun):
         raise FileNotFoundError(
             f"No step of the run at `{run.root}` is complete. `eqx-ckpt steps` says "

@@ -177,7 +177,7 @@ class Saves:
             handle = _async.begin(path, offer.tree, options, saving, settle)
         except BaseException:
             if marks:
-                self.steps.mark(step)
+                self.steps.write_done_file(step)
             raise
         self.last = time.monotonic()
         going = Saving(step, handle, _threads.Event())
@@ -275,7 +275,7 @@ class Saves:
             found = None
             if leads:
                 save = going.handle._written.save if is_saved else None
-                found = self.steps.mark(going.step, save)
+                found = self.steps.write_done_file(going.step, save)
             if is_saved:
                 self.damaged.discard(going.step)
                 self.last_whole = going.handle

@@ -157,7 +157,7 @@ class Steps:
             return True
         newest = sorted(listing.steps, reverse=True)
         is_complete = lambda step: self.is_complete(step, listing)
-        return any(map(is_complete, newest)) or any(map(self.skip, newest))
+        return any(map(is_complete, newest)) or any(map(self.why_skipped, newest))
 
     def is_new(self, step: int) -> bool:
         """Whether a step is none that was listed or saved here, where it takes requests
@@ -469,7 +469,7 @@ class Steps:
     def each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
         return _store.gather(self.root, [ft.partial(ask, step) for step in steps])
 
-    def skip(self, step: int) -> Skip | None:
+    def why_skipped(self, step: int) -> Skip | None:
         """State of a step that is not complete; None if that is nothing."""
         if self.is_linked(step):
             return Skip("it is a symbolic link, and a manager follows none", True)
@@ -584,7 +584,7 @@ class Steps:
         if not self.remove(step):
             raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
 
-    def mark(self, step: int, save: str | None = None) -> Signature | None:
+    def write_done_file(self, step: int, save: str | None = None) -> Signature | None:
         """Says that a step of ours is whole, to managers of Orbax that write steps in
         place. `save`: the one that was just committed. Returns the signature of that,
         where it takes a request to know it."""
@@ -708,7 +708,7 @@ class Steps:
         found = self.signature(step)
         if found is not None:
             return found
-        skip = self.skip(step)
+        skip = self.why_skipped(step)
         return self.signature(step) or skip
 
 

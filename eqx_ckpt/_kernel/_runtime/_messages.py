@@ -50,30 +50,30 @@ class PeerError(Exception):
         self.silent = list(silent)
 
 
-class CallFingerprint(NamedTuple):
+class CallSign(NamedTuple):
     """The sign by which a call is told from others that it meets."""
 
     mark: str
     account: str | None = None
 
-    def is_like(self, other: "CallFingerprint") -> bool:
+    def is_like(self, other: "CallSign") -> bool:
         accounts = self.account, other.account
         return self.mark == other.mark and (None in accounts or len({*accounts}) == 1)
 
 
-def signed(kind: bytes, sign: CallFingerprint, word: bytes) -> bytes:
+def signed(kind: bytes, sign: CallSign, word: bytes) -> bytes:
     return kind + json.dumps(sign).encode() + b"\n" + word
 
 
 class SignedWord(NamedTuple):
     kind: bytes
-    sign: CallFingerprint
+    sign: CallSign
     word: bytes
 
 
 def unsigned(value: bytes) -> SignedWord:
     head, _, word = value[1:].partition(b"\n")
-    return SignedWord(value[:1], CallFingerprint(*json.loads(head)), word)
+    return SignedWord(value[:1], CallSign(*json.loads(head)), word)
 
 
 def warner(where: str) -> Callable[[Collection[int]], None]:
@@ -92,22 +92,22 @@ def warner(where: str) -> Callable[[Collection[int]], None]:
 
 
 @dataclasses.dataclass
-class CallSequence:
+class CallLine:
     """This process's record of the calls of one kind, path and tag."""
 
     next: int = 0
     # Of process 0: the sign of its call before; those of calls that differed; and the
     # numbers that were ended since the last answer.
-    last: CallFingerprint | None = None
-    apart: list[CallFingerprint] = dataclasses.field(default_factory=list)
+    last: CallSign | None = None
+    apart: list[CallSign] = dataclasses.field(default_factory=list)
     ended: list[str] = dataclasses.field(default_factory=list)
 
 
-class CallRegistry:
+class CallBook:
     """A process's record of all lines, and of when old keys may be deleted."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, CallSequence] = collections.defaultdict(CallSequence)
+        self.lines: dict[str, CallLine] = collections.defaultdict(CallLine)
         self.old: dict[str, float] = {}
         self.lock = _threads.Lock()
 
@@ -119,7 +119,7 @@ class CallRegistry:
                 client.key_value_delete(f"{key}/")
 
 
-_book = CallRegistry()
+_book = CallBook()
 
 
 @dataclasses.dataclass
@@ -133,7 +133,7 @@ class Channel:
     where: str
     timeout: int | float
     client: Any
-    book: CallRegistry = _book
+    book: CallBook = _book
     number: int | None = None
     round: int = 0
     # Of processes at work: the last sign of life, and when it was seen.
@@ -154,7 +154,7 @@ class Channel:
         return passed
 
     @property
-    def line(self) -> CallSequence:
+    def line(self) -> CallLine:
         return self.book.lines[self.key]
 
     @property
@@ -182,7 +182,7 @@ class Channel:
     def close(
         self,
         text: str,
-        signs: Sequence[CallFingerprint],
+        signs: Sequence[CallSign],
         silent: Sequence[int] = (),
         is_vague: bool = False,
     ) -> None:

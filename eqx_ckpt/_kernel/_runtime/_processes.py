@@ -54,8 +54,8 @@ from jax._src import distributed
 
 from ._arguments import Together, Who
 from ._messages import (
-    CallFingerprint,
-    CallSequence,
+    CallLine,
+    CallSign,
     Channel,
     listed,
     PeerError,
@@ -101,8 +101,8 @@ class Processes:
     _since: float = 0.0
     # Of the first round: the sign of this call. In process 0, those of the others, and
     # whether nothing tells calls of its line apart.
-    _sign: CallFingerprint = CallFingerprint("")
-    _heard: dict[int, CallFingerprint] = dataclasses.field(default_factory=dict)
+    _sign: CallSign = CallSign("")
+    _heard: dict[int, CallSign] = dataclasses.field(default_factory=dict)
     _is_vague: bool = False
 
     @property
@@ -149,7 +149,7 @@ class Processes:
         if channel is None:
             return [word]
         if channel.number is None:
-            self._sign = CallFingerprint(self.mark, word.decode() if alike else None)
+            self._sign = CallSign(self.mark, word.decode() if alike else None)
             if self.leads:
                 return self._meet(channel, word)
             self._said = signed(b"+", self._sign, b"" if alike else word)
@@ -231,7 +231,7 @@ class Processes:
                 self._is_over = True
                 raise PeerError(got[1:].decode())
             text, signs, silent, is_vague = json.loads(got[1:])
-            is_like = any(self._sign.is_like(CallFingerprint(*sign)) for sign in signs)
+            is_like = any(self._sign.is_like(CallSign(*sign)) for sign in signs)
             if is_like and not (is_vague and self.index in silent):
                 self._is_over = True
                 raise PeerError(text)
@@ -246,7 +246,7 @@ class Processes:
             return
         if channel.number is None:
             channel.take_number()
-            self._sign = CallFingerprint(self.mark)
+            self._sign = CallSign(self.mark)
             if self.leads:
                 channel.line.last = self._sign
             else:
@@ -356,11 +356,11 @@ class Processes:
             missing,
         )
 
-    def _signs(self) -> list[CallFingerprint]:
+    def _signs(self) -> list[CallSign]:
         """Signs of this call and of all heard, each once."""
         return list(dict.fromkeys([self._sign, *self._heard.values()]))
 
-    def _behind(self, line: CallSequence) -> list[CallFingerprint]:
+    def _behind(self, line: CallLine) -> list[CallSign]:
         """Signs, of calls that differ, of those whose like another process has
         already made, in numbers where calls differed."""
         signs = self._signs()

@@ -138,10 +138,10 @@ def begin(
     def write() -> None:
         written.save = _serialise.write(planned, run, reused, handle._count)
 
-    return start(handle, planned, write, run)
+    return start_staged(handle, planned, write, run)
 
 
-def start(
+def start_staged(
     handle: SaveHandle, planned: Plan, write: Callable[[], None], processes: Processes
 ) -> SaveHandle:
     """Starts a thread that writes what was staged, once that has arrived: this

@@ -67,7 +67,7 @@ def as_stored(value: object, dtype: np.dtype | None) -> StoredValue:
     """
     if isinstance(value, LazyArray):
         _lazy.body_of(value).check_whole()
-        unread = _unread(value, dtype)
+        unread = _lazy_source(value, dtype)
         return StoredValue(unread, unread.template)
     value = _register.to_leaf(value)
     return StoredValue(value, _leaf.describe(value, dtype))
@@ -101,14 +101,14 @@ def _likeness(value: object) -> Any:
     return *ids, leaf.is_contiguous
 
 
-def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
+def _lazy_source(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
     is_array = _lazy.body_of(lazy).target.kind in _template.ARRAY_KINDS
     if is_array and dtype is not None:
         if _template.is_floating(lazy.dtype) and dtype != lazy.dtype:
             lazy = lazy.astype(dtype)
     body = _lazy.body_of(lazy)
     target = body.target
-    if (leaf := _as_stored(lazy)) is not None:
+    if (leaf := _unchanged_leaf(lazy)) is not None:
         template = leaf.template._replace(codec=None)
         if leaf.is_contiguous:
             template = template._replace(chunk=())
@@ -137,7 +137,7 @@ def _grain(body: LeafBody) -> tuple[int, ...]:
     return tuple(chunk[axis] for axis in order) if chunk else ()
 
 
-def _as_stored(lazy: LazyArray) -> StoredLeaf | None:
+def _unchanged_leaf(lazy: LazyArray) -> StoredLeaf | None:
     """The leaf of a checkpoint that a lazy one is, if it comes back as it is there."""
     leaf = _lazy.stored_leaf(lazy)
     if leaf is None or leaf.view is not None:
@@ -214,12 +214,12 @@ class LazySource(_host_copy.Payload):
         return t.kind in _template.ARRAY_KINDS and t.dtype != "float0"
 
     @ft.cached_property
-    def _as_stored(self) -> StoredLeaf | None:
-        return _as_stored(self.lazy)
+    def _unchanged(self) -> StoredLeaf | None:
+        return _unchanged_leaf(self.lazy)
 
     def name_in(self, source: Source) -> str | None:
         """The name of the leaf in a save, if it is written from there as it is."""
-        return _name_in(self._as_stored, source) if self._as_stored else None
+        return _name_in(self._unchanged, source) if self._unchanged else None
 
     def parts_in(self, source: Source) -> set[str]:
         """The names of the leaves in a save that it is computed of."""
@@ -230,7 +230,7 @@ class LazySource(_host_copy.Payload):
 
     def digests(self, chunks: range) -> bytes | None:
         """The digests of some chunks, where those of its source are its own."""
-        if (leaf := self._as_stored) is None or not leaf.source.has_digests:
+        if (leaf := self._unchanged) is None or not leaf.source.has_digests:
             return None
         if leaf.template.chunk != self.template.chunk:
             return None

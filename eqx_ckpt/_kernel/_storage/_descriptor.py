@@ -181,7 +181,7 @@ class FileLock:
 _locks: dict[int, weakref.ref[FileLock]] = {}
 
 
-def _let_go(fd: int) -> None:
+def _release_abandoned(fd: int) -> None:
     """Lets go of locks of an open directory that calls of this process have left."""
     found = os.fstat(fd)
     for key, reference in _locks.copy().items():
@@ -212,7 +212,7 @@ def _await(fd: int, directory: str) -> bool:
         waited = time.monotonic() - start
         if waited > looked:
             looked *= 4
-            _let_go(fd)
+            _release_abandoned(fd)
         if waited > min(told, limits.lock_seconds):
             told *= 4
             who = f"{_holder(fd)} holds the lock of `{_text.escape(directory)}`"
