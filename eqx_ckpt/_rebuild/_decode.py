@@ -5,7 +5,7 @@ import enum
 import functools as ft
 import struct
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ class Malformed(ValueError):
     """For what is never recorded."""
 
 
+@runtime_checkable
 class Resolver(Protocol):
     """Gives `decode` objects that are not in the JSON. It notes by itself those that it
     lacks, and returns anything then."""

@@ -6,13 +6,9 @@ Modules, and libraries, are imported when a URL of their kind is first read or w
 
 import functools as ft
 import importlib
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .._kernel import _rooms
-
-
-if TYPE_CHECKING:
-    from .._kernel._storage._backend import Backend
 
 
 # By the schemes of URLs, the module and the class.
@@ -29,7 +25,7 @@ _KINDS = {
 }
 
 
-def _resolve(module: str, name: str, path: object) -> "Backend":
+def _resolve(module: str, name: str, path: object) -> Any:
     from . import _remote
 
     kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -437,7 +437,9 @@ def files_that_unpickle() -> list[str]:
 
 def alike(saved: dict[str, Any], wanted: dict[str, Any]) -> Any:
     """What stands for what of two sides, which are kinds of leaves by name."""
-    return _found("_graft._alike.alike")(saved, wanted)
+    kind = _found("_graft._alike.LeafKind")
+    sides = [{name: kind(*x) for name, x in side.items()} for side in (saved, wanted)]
+    return _found("_graft._alike.alike")(*sides)
 
 
 def matched(

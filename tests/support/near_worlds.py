@@ -134,7 +134,7 @@ class World:
     def _damaged(self, mine: list[Disk], found: NearStep) -> set[PartCopy]:
         """Copies that turn out to be damaged as they are read."""
         return {
-            (found.save, source, process)
+            PartCopy(found.save, source, process)
             for process, sources in enumerate(found.sources)
             for source in sources
             if not _is_good(mine[source].place(found.run, found.save, process))

@@ -4,7 +4,7 @@ import os
 import signal
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, overload, TYPE_CHECKING, Unpack
+from typing import Any, overload, SupportsIndex, TYPE_CHECKING, Unpack
 
 from jaxtyping import PyTree
 
@@ -206,7 +206,7 @@ class CheckpointManager:
     @_arguments.checked(metrics=_MAPPING, metadata=_MAPPING, force=_arguments.FLAG)
     def save(
         self,
-        step: int,
+        step: SupportsIndex,
         tree: PyTree,
         metrics: Mapping[str, Any] | None = None,
         *,
@@ -295,7 +295,7 @@ class CheckpointManager:
     def restore(
         self,
         like: PyTree,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         *,
         own: None = None,
         **options: Unpack[FilteredKeywords],
@@ -305,7 +305,7 @@ class CheckpointManager:
     def restore(
         self,
         like: PyTree,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         *,
         own: PyTree,
         **options: Unpack[FilteredKeywords],
@@ -315,7 +315,7 @@ class CheckpointManager:
     def restore(
         self,
         like: PyTree,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         *,
         own: object = None,
         **options: Unpack[FilteredKeywords],
@@ -384,7 +384,7 @@ class CheckpointManager:
         return found if n is not None else next(iter(found), None)
 
     @_arguments.checked(metrics=_MAPPING)
-    def add_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def add_metrics(self, step: SupportsIndex, metrics: Mapping[str, Any]) -> None:
         """Adds metrics to a step that is saved, as [`add_metrics`][] does."""
         _records.add_to(self._steps, step, metrics)
 
@@ -394,7 +394,7 @@ class CheckpointManager:
         gives it: those that are deleted too."""
         return _records.steps_of(self._steps)
 
-    def path(self, step: int) -> str | os.PathLike[str]:
+    def path(self, step: SupportsIndex) -> str | os.PathLike[str]:
         """Where the checkpoint of a step is, or will be."""
         return self._steps.path(step)
 
@@ -412,7 +412,7 @@ class CheckpointManager:
         return _rooms.plot(self, ax)
 
     @_handlers.pass_through
-    def pin(self, step: int) -> None:
+    def pin(self, step: SupportsIndex) -> None:
         """Keeps a step until [`unpin`][]: it is not deleted.
 
         **Raises:** `FileNotFoundError` if there is no such step.
@@ -421,12 +421,12 @@ class CheckpointManager:
         self._saves.first(f"Pinning step {step}", lambda: self._steps.pin(step))
 
     @_handlers.pass_through
-    def unpin(self, step: int) -> None:
+    def unpin(self, step: SupportsIndex) -> None:
         """Undoes [`pin`][]."""
         self._saves.first(f"Unpinning step {step}", lambda: self._steps.unpin(step))
 
     @_handlers.pass_through
-    def delete(self, step: int) -> None:
+    def delete(self, step: SupportsIndex) -> None:
         """Deletes a step, as [`delete`][] deletes a checkpoint.
 
         **Raises:** `ValueError` if it is pinned; and what `delete` raises.

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from .._format import _files
 from .._format._history import PLACE
@@ -72,7 +72,7 @@ def history(run: str | os.PathLike[str]) -> list[Step]:
 @_handlers.pass_through
 @_arguments.checked(metrics=Rule("a dict", lambda x: isinstance(x, Mapping)))
 def add_metrics(
-    run: str | os.PathLike[str], step: int, metrics: Mapping[str, Any]
+    run: str | os.PathLike[str], step: SupportsIndex, metrics: Mapping[str, Any]
 ) -> None:
     """Adds metrics to a step of a run that is saved, from whichever process.
 
@@ -108,7 +108,7 @@ def add_metrics(
     add_to(steps_at(run), step, metrics)
 
 
-def add_to(run: Steps, step: int, metrics: Mapping[str, Any]) -> None:
+def add_to(run: Steps, step: SupportsIndex, metrics: Mapping[str, Any]) -> None:
     numbers = _pending.as_json(metrics)
     if numbers:
         run.add_metrics(step, numbers)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 import jax.tree_util as jtu
 
@@ -38,7 +38,7 @@ _AGAIN = 10
 
 
 def restore(
-    saves: Saves, near: NearSteps, step: int | None, request: LoadRequest
+    saves: Saves, near: NearSteps, step: SupportsIndex | None, request: LoadRequest
 ) -> Restored:
     """Loads a step at the root that is named, or the newest of all."""
     steps = saves.steps

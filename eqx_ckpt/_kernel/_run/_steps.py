@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from .. import _rooms
 from .._format import _files, _index, _json, _schema, _text
@@ -104,7 +104,7 @@ class Steps:
         still being saved."""
         return isinstance(self.root, LocalDirectory)
 
-    def path(self, step: int) -> str | os.PathLike[str]:
+    def path(self, step: SupportsIndex) -> str | os.PathLike[str]:
         step = check_step(step)
         if self.is_local:
             self.signature(step)
@@ -415,7 +415,7 @@ class Steps:
         if rows:
             self.history.append(rows)
 
-    def add_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def add_metrics(self, step: SupportsIndex, metrics: Mapping[str, Any]) -> None:
         """Adds metrics to a step that is saved.
 
         **Raises:** `FileNotFoundError` if it is not there, or is deleted meanwhile;
@@ -500,7 +500,7 @@ class Steps:
             return Skip(why, False, is_unread=True)
         return None
 
-    def pin(self, step: int) -> None:
+    def pin(self, step: SupportsIndex) -> None:
         """**Raises:** `FileNotFoundError` if there is no such step."""
         step = check_step(step)
         find = lambda: self.signature(step)
@@ -535,7 +535,7 @@ class Steps:
             time.sleep(0.05)
         return False
 
-    def unpin(self, step: int) -> None:
+    def unpin(self, step: SupportsIndex) -> None:
         _numbered.delete(self.root, PINS, check_step(step))
 
     def pinned(self) -> set[int]:
@@ -567,7 +567,7 @@ class Steps:
         """Whether a save that goes on reads lazy leaves of it."""
         return _background.is_read(self._at(step))
 
-    def delete(self, step: int) -> None:
+    def delete(self, step: SupportsIndex) -> None:
         step = check_step(step)
         if self.is_read(step):
             raise ValueError(
@@ -798,7 +798,7 @@ def metrics(steps: Steps, of_all: bool = True) -> dict[int, dict[str, Any]]:
     return {}
 
 
-def check_step(step: Any) -> int:
+def check_step(step: SupportsIndex) -> int:
     try:
         number = operator.index(step)
     except TypeError:
