@@ -3,6 +3,7 @@
 import signal
 import sys
 
+import jax
 import numpy as np
 import pytest
 from support import interrupts
@@ -25,6 +26,8 @@ CALLS = {
     "save": lambda path: ec.tree_serialise_leaves(path, _tree(), durable=False),
     "load": lambda path: ec.tree_deserialise_leaves(path, _tree()),
     "open": lambda path: ec.open(path)["a"][:2].read(),
+    "tree": lambda path: ec.open(path).tree.b[0].read(),
+    "nodes": lambda path: jax.tree.leaves(ec.open(path).tree),
     "exists": ec.exists,
     "verify": ec.verify,
     "clean": lambda path: ec.clean(path.parent),
@@ -74,7 +77,7 @@ def test_what_a_handler_raises_at_any_line(tmp_path, name, error):
     try:
         ec.tree_serialise_leaves(path, _tree(), durable=False)
         lines = _call_with_a_signal(lambda: call(path), None)
-        step = max(1, lines // 12)
+        step = max(1, lines // 40)
         for at in range(1 + len(raised), lines, step):
             ec.tree_serialise_leaves(path, _tree(), durable=False)
             raised.clear()

@@ -100,10 +100,12 @@ class Checkpoint(_Base):
         return self._source.index.leaves.nbytes
 
     @ft.cached_property
+    @_handlers.pass_through
     def tree(self) -> Any:
         return _nodes.forest(self._source)
 
     @ft.cached_property
+    @_handlers.pass_through
     def functions(self) -> Mapping[str, Any]:
         """The stored functions by name: a mapping to [`Function`][]s."""
         return _rooms.open_functions(self._source)

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 from .._errors import DamagedError
 from .._format import _names, _record
 from .._format._record import Label
+from .._runtime import _handlers
 from .._storage._backend import Backend
 from .._tree import _node
 from .._tree._node import Body, Node, Spec
@@ -46,6 +47,7 @@ class StoredBody(Body):
         return f"`{self.name}`" if self.name else "The checkpoint"
 
     @ft.cached_property
+    @_handlers.pass_through
     def _fields(self) -> str:
         return self.source.index.leaves.fields_text(self.name)
 
@@ -72,6 +74,7 @@ class StoredBody(Body):
     def components(self) -> list[str]:
         return list(self._groups)
 
+    @_handlers.pass_through
     def child_at(self, component: str) -> Any:
         if component not in self._made:
             if component not in self._groups and not self.name:
@@ -148,6 +151,7 @@ class StoredBody(Body):
         return self._kinds(self.members)
 
     @ft.cached_property
+    @_handlers.pass_through
     def _rows(self) -> list[tuple[tuple[str, str | int], str]]:
         """The key and the component of each child, in their order."""
         rows = [(self._key(component), component) for component in self._groups]
@@ -184,6 +188,7 @@ class StoredBody(Body):
         return self._spec
 
     @ft.cached_property
+    @_handlers.pass_through
     def _children(self) -> list[Any]:
         return [self.child_at(component) for _, component in self._rows]
 
