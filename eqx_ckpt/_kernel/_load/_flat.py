@@ -15,7 +15,6 @@ from .._format._template import Template
 from .._format._view import IndexArray, Picks, Places, View
 from .._storage import _arrays
 from .._storage._backend import Backend
-from .._tree import _leaf
 from . import _reader
 from ._reader import Job, Reader, ReadResult, StoredRead
 from ._source import Range
@@ -234,12 +233,7 @@ class RowLeaf:
                 self.lost.append(e)
 
     def result(self) -> ReadResult:
-        arrays = [
-            view.arrange(array.reshape(view.picked_shape))
-            for view, array in zip(self.views, self.arrays)
-        ]
-        lost = _leaf.told(self.lost, sum(array.size for array in arrays))
-        return ReadResult(arrays, True, lost)
+        return _reader.arranged(self.views, self.arrays, self.lost)
 
 
 def flat_leaf(reader: Reader, read: StoredRead) -> RowLeaf | None:

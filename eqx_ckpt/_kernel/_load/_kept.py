@@ -16,8 +16,7 @@ from .._format._template import Template
 from .._format._view import View
 from .._runtime import _cleanup, _threads
 from .._storage import _arrays
-from .._tree import _leaf
-from . import _source
+from . import _reader, _source
 from ._leaf_body import StoredLeaf
 from ._reader import Reader, ReadResult, Results, StoredRead
 from ._source import Source
@@ -146,9 +145,8 @@ def _assembled(
                 array[_view.mesh(to, array.shape)] = kept
             except ValueError as e:
                 errors.append(e)
-        arrays.append(view.arrange(array.reshape(view.picked_shape)))
-    lost = _leaf.told(errors, sum(array.size for array in arrays))
-    return ReadResult(arrays, True, lost)
+        arrays.append(array)
+    return _reader.arranged(read.all_views, arrays, errors)
 
 
 # Reads from files, and gives what has no problems.

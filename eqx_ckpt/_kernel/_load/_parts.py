@@ -11,7 +11,6 @@ from .._format import _digests, _grid, _template, _view
 from .._format._view import Places
 from .._runtime._threads import Crew
 from .._storage import _arrays, _codecs
-from .._tree import _leaf
 from . import _flat, _kept, _reader, _source
 from ._flat import RowLeaf
 from ._reader import Job, Reader, ReadResult, Results, StoredRead
@@ -197,12 +196,7 @@ class _LargeLeaf:
         return b"".join(found)
 
     def result(self) -> ReadResult:
-        arrays = [
-            view.arrange(array.reshape(view.picked_shape))
-            for view, array in zip(self.views, self.arrays)
-        ]
-        lost = _leaf.told(self.lost, sum(array.size for array in arrays))
-        return ReadResult(arrays, True, lost)
+        return _reader.arranged(self.views, self.arrays, self.lost)
 
 
 def read_parts(reader: Reader, crew: Crew, reads: list[StoredRead]) -> Results:

@@ -137,6 +137,16 @@ def in_order(
         yield crew.result(waiting.popleft()[1])
 
 
+def arranged(
+    views: Iterable[View], picked: Iterable[np.ndarray], errors: list[ValueError]
+) -> ReadResult:
+    """The result of a read from what was picked for each of its views, and from the
+    errors of conversions."""
+    arrays = [v.arrange(x.reshape(v.picked_shape)) for v, x in zip(views, picked)]
+    lost = _leaf.told(errors, sum(array.size for array in arrays))
+    return ReadResult(arrays, True, lost)
+
+
 def converted(
     conversion: Conversion, arrays: list[np.ndarray]
 ) -> tuple[list[np.ndarray], bool, str]:
