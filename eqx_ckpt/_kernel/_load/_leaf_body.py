@@ -1,5 +1,6 @@
 """Bodies of lazy arrays: which array one is, what part of it, and read as what."""
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ class LeafRead(NamedTuple):
     move: Any = None
 
 
-class LeafBody:
+class LeafBody(abc.ABC):
     """The content of a `LazyArray`: all that a room may ask of one, by
     `_lazy.body_of`. It is immutable.
 
@@ -41,14 +42,14 @@ class LeafBody:
     target: Target
 
     @property
+    @abc.abstractmethod
     def name(self) -> str:
         """The dotted name of the leaf."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def template(self) -> Template:
         """The template of the whole array, without the view."""
-        raise NotImplementedError
 
     @property
     def unreadable(self) -> str | None:
@@ -60,9 +61,9 @@ class LeafBody:
         read."""
 
     @property
+    @abc.abstractmethod
     def chunk(self) -> tuple[int, ...]:
         """The shape of the chunks, or blocks, that are read whole; () for none."""
-        raise NotImplementedError
 
     @property
     def chunk_size(self) -> int:
@@ -70,22 +71,22 @@ class LeafBody:
         return math.prod(self.chunk)
 
     @property
+    @abc.abstractmethod
     def stored(self) -> "Sequence[StoredLeaf]":
         """The leaves of checkpoints that it is, or is computed of."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def identity(self) -> Any:
         """Equal for bodies that are one array when they are read, and for no others."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def store(self) -> Any:
         """As `LazyArray.store`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def url(self) -> str:
         """As `LazyArray.url`."""
-        raise NotImplementedError
 
     @staticmethod
     def read_all(
