@@ -1,8 +1,8 @@
 """What other libraries have under other names, for the errors about unknown names.
 
-One table for attributes and one for arguments. Each row says what a thing is here, and
-what Orbax, PyTorch, safetensors, Lightning, flax, Hugging Face and earlier releases
-call it.
+One table for attributes and one for arguments. Each row has the name of a thing here,
+and the names that Orbax, PyTorch, safetensors, Lightning, flax and Hugging Face have
+for it.
 """
 
 import difflib
