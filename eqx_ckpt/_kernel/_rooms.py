@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ._load._leaf_body import LeafRead
     from ._load._load_options import LoadOptions
     from ._load._source import Source
-    from ._run._hooks import NearSteps
     from ._run._manager import CheckpointManager
+    from ._run._near_interface import NearSteps
     from ._run._saves import Saves
     from ._runtime._progress import Advance
     from ._save._options import Functions

@@ -25,7 +25,7 @@ from .._kernel._load._partial import Apart
 from .._kernel._load._reader import ReadResult, Results, StoredRead
 from .._kernel._load._source import Source
 from .._kernel._run import _own
-from .._kernel._run._hooks import LoadRequest
+from .._kernel._run._near_interface import LoadRequest
 from .._kernel._runtime import _progress
 from .._kernel._runtime._batching import batched
 from .._kernel._tree import _from_host, _leaf, _sharding

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .._kernel._format import _text
 from .._kernel._format._schema import COUNT, DIGEST, ID, optional
 from .._kernel._run import _attempts, _own
-from .._kernel._run._hooks import LoadRequest, NearSearch, Restored
+from .._kernel._run._near_interface import LoadRequest, NearSearch, Restored
 from .._kernel._run._words import said_by_all
 from .._kernel._runtime import _log, _processes
 from .._kernel._runtime._processes import Processes

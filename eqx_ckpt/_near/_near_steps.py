@@ -23,7 +23,7 @@ from .._kernel._errors import DamagedError
 from .._kernel._format._schema import COUNT, DIGEST
 from .._kernel._run import _own
 from .._kernel._run._attempts import Attempt
-from .._kernel._run._hooks import NearSteps
+from .._kernel._run._near_interface import NearSteps
 from .._kernel._run._pending import PendingState
 from .._kernel._run._saves import Saves
 from .._kernel._run._words import said_by_all

@@ -17,7 +17,7 @@ from .._save import _options
 from .._save._options import Functions, RunKeywords, SaveOptions
 from .._tree import _leaf
 from . import _records, _restore, _steps
-from ._hooks import LoadRequest, NearSteps
+from ._near_interface import LoadRequest, NearSteps
 from ._pending import PendingState
 from ._policy import Policy
 from ._saves import Saves

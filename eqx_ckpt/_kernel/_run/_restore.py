@@ -16,7 +16,7 @@ from .._load._partial import Apart
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
 from . import _own, _start, _steps
-from ._hooks import LoadRequest, NearSearch, NearSteps, Restored
+from ._near_interface import LoadRequest, NearSearch, NearSteps, Restored
 from ._saves import Saves
 from ._steps import Signature, Skip, Steps
 from ._words import said_by_all

@@ -246,10 +246,10 @@ def _save_together(
     if not word:
         _agree.explain(plan, processes)
     if txn is not None:
-        work, own = txn.work, txn.data_key
+        work, data_key = txn.work, txn.data_key
     else:
-        work, own = _publish.await_location(root, word, processes)
-    into = _write_leaves.destination(plan, work, own, held)
+        work, data_key = _publish.await_location(root, word, processes)
+    into = _write_leaves.destination(plan, work, data_key, held)
     writer = _write_leaves.prepare_writer(plan, into, advance, processes)
     with errors_before_commit(root, nbytes):
         files = layout.write(writer, into)

@@ -28,7 +28,7 @@ class RootFiles(NamedTuple):
 
 
 def destination(
-    plan: Plan, work: Backend, own: str, held: contextlib.ExitStack
+    plan: Plan, work: Backend, data_key: str, held: contextlib.ExitStack
 ) -> Destination[Backend]:
     """Where this process writes, until the end of `held`."""
     outbox = sync_all = None
@@ -39,7 +39,7 @@ def destination(
     if durable and is_zarr and isinstance(work, LocalDirectory):
         if _to_zarr.has_many(plan.spec):
             sync_all = held.enter_context(work.synced_together())
-    return Destination(work, own, durable and sync_all is None, sync_all, outbox)
+    return Destination(work, data_key, durable and sync_all is None, sync_all, outbox)
 
 
 def write_leaves(
