@@ -54,9 +54,9 @@ BREAKS = {
     ),
     "a floor": (
         "eqx_ckpt/_kernel/_format/_text.py",
-        add("from .._cli import _main as _main\n"),
+        add("from ..._cli import _main as _main\n"),
         "floors",
-        r"eqx_ckpt\._format\._text -> eqx_ckpt\._cli\._main",
+        r"_kernel\._format\._text -> eqx_ckpt\._cli\._main",
     ),
     "a room that the kernel needs": (
         "eqx_ckpt/_kernel/_load/_open.py",
