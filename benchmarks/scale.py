@@ -143,7 +143,7 @@ class Plan(NamedTuple):
 def plan(model: Model, hosts: int) -> Plan:
     mesh = {"hosts": hosts, "local": DEVICES}
     loads = [0] * hosts
-    works, templates, chunks, total = [], [], 0, 0
+    jobs, templates, chunks, total = [], [], 0, 0
     read = resharded = shared = moved = 0.0
     known: dict[Leaf, tuple] = {}
     alike: _assign.Known = {}
@@ -171,7 +171,7 @@ def plan(model: Model, hosts: int) -> Plan:
         size = math.prod(chunk) * itemsize
         count = math.prod(_grid.grid(shape, chunk))
         owners = _assign.owners(found, shape, chunk, size, loads, alike)
-        works.append((count, size, owners))
+        jobs.append(_assign.WriteJob(count, size, owners))
         chunks += count
         total += math.prod(shape) * itemsize
         read += same
@@ -179,10 +179,10 @@ def plan(model: Model, hosts: int) -> Plan:
         shared += share
         moved += move
         templates.append(_template_of(leaf, chunk))
-    deal = _assign.deal(works, hosts)
+    deal = _assign.deal(jobs, hosts)
     index = len(index_of(templates, deal))
     reads = read, resharded, shared, moved
-    return Plan(len(works), total, chunks, len(deal), loads, *reads, index)
+    return Plan(len(jobs), total, chunks, len(deal), loads, *reads, index)
 
 
 def _template_of(leaf: Leaf, chunk: tuple[int, ...]) -> Template:

@@ -15,8 +15,6 @@ import click
 from ._complete import LEAF, NODE, PATH, STEP
 
 
-Declared = Callable[..., None]
-
 # All commands, in the order of the help.
 COMMANDS: list[click.Command] = []
 
@@ -28,13 +26,13 @@ _json = click.option(
 
 def _command(
     module: str, prints: bool = False, is_light: bool = False
-) -> Callable[[Declared], click.Command]:
+) -> Callable[[Callable[..., None]], click.Command]:
     """Declares a command: the function of its name in a module, which returns a
     `CommandResult`, or `prints` what there is to say. If it `is_light`, its module
     needs no JAX."""
     find = _function if is_light else with_jax
 
-    def decorate(declared: Declared) -> click.Command:
+    def decorate(declared: Callable[..., None]) -> click.Command:
         @ft.wraps(declared)
         def run(as_json: bool = False, **given: Any) -> Any:
             result = find(module, declared.__name__)(**given)
@@ -129,12 +127,12 @@ _weights = click.option(
 _static = _several("--static", "PATTERN", "Static fields that may differ.")
 
 
-def _writes(declared: Declared) -> Declared:
+def _writes(declared: Callable[..., None]) -> Callable[..., None]:
     """The options of commands that write a checkpoint."""
     return _overwrite(_progress(declared))
 
 
-def _merges(declared: Declared) -> Declared:
+def _merges(declared: Callable[..., None]) -> Callable[..., None]:
     """The options of commands that write one of several."""
     return _static(_metadata(_drop_functions(_writes(declared))))
 

@@ -3,7 +3,7 @@
 import collections
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._load_options import LoadOptions
 from .._kernel._runtime import _arguments, _gc
 from .._kernel._tree import _compare, _identity, _leaf, _states
-from .._kernel._tree._compare import Comparison, Passes
+from .._kernel._tree._compare import Comparison
 from . import _elements, _numbers
 from ._difference import Change, Diff
 from ._elements import Leaf, Side
@@ -135,7 +135,9 @@ def moved(one: Side, two: Side) -> dict[str, str]:
     return {names[i]: name for i, name in found.items() if name is not None}
 
 
-def static(one: Side, two: Side, passes: Passes) -> dict[str, tuple[str, str]]:
+def static(
+    one: Side, two: Side, passes: Callable[[str], bool]
+) -> dict[str, tuple[str, str]]:
     """The static values that differ, of nodes that both have, without those that
     `passes` lets differ. Where there are very many, how many each node has."""
     out: dict[str, tuple[str, str]] = {}

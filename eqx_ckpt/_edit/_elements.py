@@ -84,7 +84,8 @@ def look(x: object) -> Side:
     names, chosen = flat.names(), list(map(_filters.by_default, flat.leaves))
     leaves: dict[str, Leaf] = {}
     texts: dict[str, Leaf] = {}
-    alike: Templates = {}
+    # By the ids of what a lazy leaf is stored as and read as, which are kept here.
+    alike: dict[tuple[int, int], tuple[Template, Template, Target]] = {}
     for name, value, is_stored in zip(names, flat.leaves, chosen):
         if not is_stored and not isinstance(value, (str, bytes)):
             continue
@@ -97,11 +98,11 @@ def look(x: object) -> Side:
     return Side(shown, flat, leaves, texts, states, record, metadata)
 
 
-# By what a lazy leaf is stored as and read as, which are here so that they live on.
-Templates = dict[tuple[int, int], tuple[Template, Template, Target]]
-
-
-def _leaf_of(name: str, value: object, alike: Templates) -> Leaf:
+def _leaf_of(
+    name: str,
+    value: object,
+    alike: dict[tuple[int, int], tuple[Template, Template, Target]],
+) -> Leaf:
     if isinstance(value, LazyArray):
         plain = _without(value, "registered", "python")
         body = _lazy.body_of(plain)
@@ -229,7 +230,9 @@ def _grain(leaf: Leaf) -> tuple[int, ...]:
     return t.chunk if is_chunked else (1,) * len(t.shape)
 
 
-def blocks(shape: tuple[int, ...], grain: tuple[int, ...], count: int) -> _grid.Shape:
+def blocks(
+    shape: tuple[int, ...], grain: tuple[int, ...], count: int
+) -> tuple[int, ...]:
     """The shape of blocks of about so many elements, each of whole grains."""
     block = list(grain)
     for axis in reversed(range(len(shape))):

@@ -36,13 +36,6 @@ _ROOM = 256 * 2**20
 Part = LazyArray | np.ndarray
 
 
-# Makes a block from those of the parts there, which may be read only, from what
-# `Prepare` has given, and from where it begins; of whole parts without blocks.
-Make = Callable[[Sequence[np.ndarray], Any, tuple[int, ...]], np.ndarray]
-# A pass over the blocks of all parts before any is made.
-Prepare = Callable[[Iterator[Sequence[np.ndarray]]], Any]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Formula:
     """The computation of an array, of which a lazy array is all or a part.
@@ -53,12 +46,12 @@ class Formula:
 
     name: str
     parts: tuple[Part, ...]
-    make: Make
+    make: Callable[[Sequence[np.ndarray], Any, tuple[int, ...]], np.ndarray]
     shape: tuple[int, ...]
     dtype: np.dtype
     weak: bool = False
     blockwise: bool = False
-    prepare: Prepare | None = None
+    prepare: Callable[[Iterator[Sequence[np.ndarray]]], Any] | None = None
     # Results of one function of the same arrays are one array.
     key: Any = None
 

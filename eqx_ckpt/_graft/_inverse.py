@@ -10,7 +10,7 @@ from .._rename._rename import Rename
 from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested
-from ._pairs import PairSteps
+from ._pairs import PairStep
 from ._sides import StoredSide
 
 
@@ -72,7 +72,7 @@ def _undone(adapter: Adapter) -> Adapter:
     return adapter.undo()
 
 
-def _back(how: Rename, steps: PairSteps, source: object) -> Rename:
+def _back(how: Rename, steps: tuple[PairStep, ...], source: object) -> Rename:
     """From the names that a rename gives to those of the source, and the adapters of
     its rules undone. Other names stay: another pair may have them."""
     lists = sum(isinstance(x, Adapter) and x.many == "saved" for x in steps)

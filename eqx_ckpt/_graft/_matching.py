@@ -15,7 +15,7 @@ from .._kernel._tree._folding import Problems
 from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested
-from ._pairs import NestedPair, NodePair, PairSteps
+from ._pairs import NestedPair, NodePair, PairStep
 from ._sides import Model, place_of, SideNode, StoredSide, target_of
 
 
@@ -27,7 +27,7 @@ class Job(NamedTuple):
     label: str
     numbers: Nested
     saved: Nested
-    steps: PairSteps = ()
+    steps: tuple[PairStep, ...] = ()
     of_rules: Sequence[tuple[Adapter, ...]] = ()
 
     @property

@@ -35,13 +35,12 @@ class NestedPair(NamedTuple):
 # What is done to the leaves of a pair, in this order. At the place of a rename the
 # adapters of its rules come, which are those that each `SideNode` has.
 PairStep = Adapter | Rename
-PairSteps = tuple[PairStep, ...]
 
 
 class NodePair(NamedTuple):
     label: str
     groups: list[NestedPair]
-    steps: PairSteps
+    steps: tuple[PairStep, ...]
     unused: list[str]  # Rules of the rename that find nothing.
     renamed: bool
 
@@ -126,7 +125,7 @@ def parse(given: object, label: str, model: Model, stored: StoredSide) -> NodePa
     return NodePair(label, groups, steps, unused, how is not None)
 
 
-def steps_of(given: Sequence[Any], label: str) -> PairSteps:
+def steps_of(given: Sequence[Any], label: str) -> tuple[PairStep, ...]:
     """The steps after the two sides of a pair: a rename, adapters, or lists of such.
 
     **Raises:** `TypeError` for anything else, and for two renames.
@@ -161,7 +160,7 @@ def _fits_swapped(
 
 
 def _groups(
-    label: str, left: Nested, right: Nested, steps: PairSteps
+    label: str, left: Nested, right: Nested, steps: tuple[PairStep, ...]
 ) -> list[NestedPair]:
     adapters = [x for x in steps if isinstance(x, Adapter)]
     listed = [x for x in adapters if x.many is not None]

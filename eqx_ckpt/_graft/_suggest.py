@@ -10,7 +10,6 @@ from typing import NamedTuple
 import jax.tree_util as jtu
 
 from .._kernel._format import _names, _template
-from .._kernel._format._grid import Shape
 from .._kernel._format._leaves import Record
 from .._kernel._tree import _folding, _leaf, _nearest, _target
 from . import _alike, _rules
@@ -126,8 +125,8 @@ class _Twins:
                     groups.setdefault(key, {})[int(parts[i])] = record
         # By the name of a sequence, and the name of leaves below each of its items: the
         # shape of the stack, and their places. And those names by the shape.
-        self._stacks: dict[tuple[str, str], tuple[Shape, list[int]]] = {}
-        self._of_shape: dict[Shape, list[tuple[str, str]]] = {}
+        self._stacks: dict[tuple[str, str], tuple[tuple[int, ...], list[int]]] = {}
+        self._of_shape: dict[tuple[int, ...], list[tuple[str, str]]] = {}
         for key, items in groups.items():
             shapes = {record.template.logical_shape for record in items.values()}
             if len(shapes) == 1 and set(items) == set(range(len(items))):
@@ -337,13 +336,13 @@ def _alike_by_shape(
     """Leaves of both sides that could stand for each other: of the same shape, or of
     one that an adapter makes of the other."""
     copies = _copies(stored, old)
-    theirs: dict[tuple[Shape, str], list[int]] = {}
+    theirs: dict[tuple[tuple[int, ...], str], list[int]] = {}
     for place in sorted(old - copies):
         t = stored.saved.record(place, known=True).template
         if t.logical_shape and t.kind not in ("key", "str", "bytes"):
             key = t.logical_shape, _template.number_type(_template.dtype_of(t.dtype))
             theirs.setdefault(key, []).append(place)
-    ours: dict[tuple[Shape, str], list[int]] = {}
+    ours: dict[tuple[tuple[int, ...], str], list[int]] = {}
     for number in sorted(new):
         target = target_of(model, number)
         if target.shape and target.dtype is not None:

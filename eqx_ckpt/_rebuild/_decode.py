@@ -14,6 +14,7 @@ import numpy as np
 from .._kernel._format import _names, _template, _values
 from .._kernel._format._values import Name, name_of
 from .._kernel._tree import _codec, _opening
+from .._kernel._tree._codec import Recurse
 
 
 class Malformed(ValueError):
@@ -133,25 +134,22 @@ _TEXTS: dict[str, Callable[[str], Any]] = {
 }
 
 
-Below = Callable[[Any], Any]
-
-
-def _pairs(x: list[Any], below: Below, resolver: Resolver) -> dict[Any, Any]:
+def _pairs(x: list[Any], below: Recurse, resolver: Resolver) -> dict[Any, Any]:
     return dict(zip(_keys([key for key, _ in x], below), (below(y) for _, y in x)))
 
 
-def _keys(x: list[Any], below: Below) -> list[Any]:
+def _keys(x: list[Any], below: Recurse) -> list[Any]:
     keys = list(map(below, x))
     _names.check_hashes(keys)
     return keys
 
 
-def _scalar(x: list[Any], below: Below, resolver: Resolver) -> Any:
+def _scalar(x: list[Any], below: Recurse, resolver: Resolver) -> Any:
     name, data = x
     return np.frombuffer(bytes.fromhex(data), _dtype(name), 1)[0]
 
 
-def _name(x: list[Any], below: Below, resolver: Resolver) -> Any:
+def _name(x: list[Any], below: Recurse, resolver: Resolver) -> Any:
     return resolver.find_object(_parsed(x))
 
 
@@ -162,7 +160,7 @@ def _parsed(x: list[Any]) -> Name:
     return name
 
 
-def _partial(x: list[Any], below: Below, resolver: Resolver) -> Any:
+def _partial(x: list[Any], below: Recurse, resolver: Resolver) -> Any:
     function, arguments, keywords = x
     function = below(function)
     arguments = list(map(below, arguments))
@@ -170,7 +168,7 @@ def _partial(x: list[Any], below: Below, resolver: Resolver) -> Any:
     return ft.partial(function, *arguments, **keywords) if callable(function) else None
 
 
-def _enum(x: list[Any], below: Below, resolver: Resolver) -> Any:
+def _enum(x: list[Any], below: Recurse, resolver: Resolver) -> Any:
     module, qualified, member, _ = x
     cls = resolver.find_object(_parsed([module, qualified]))
     if not isinstance(cls, type):
@@ -181,7 +179,7 @@ def _enum(x: list[Any], below: Below, resolver: Resolver) -> Any:
     return cls.__members__[member]
 
 
-def _namedtuple(x: list[Any], below: Below, resolver: Resolver) -> Any:
+def _namedtuple(x: list[Any], below: Recurse, resolver: Resolver) -> Any:
     module, qualified, items = x
     cls, values = resolver.find_object(_parsed([module, qualified])), below(items)
     if not isinstance(cls, type):
@@ -191,7 +189,7 @@ def _namedtuple(x: list[Any], below: Below, resolver: Resolver) -> Any:
     return tuple.__new__(cls, values)
 
 
-def _object(x: list[Any], below: Below, resolver: Resolver) -> Any:
+def _object(x: list[Any], below: Recurse, resolver: Resolver) -> Any:
     module, qualified, items = x[:3]
     cls = resolver.find_object(_parsed([module, qualified]))
     values = {name: below(item) for name, item in items}
@@ -213,7 +211,7 @@ def made(cls: type, values: dict[str, Any]) -> Any:
     return out
 
 
-_LISTS: dict[str, Callable[[list[Any], Below, Resolver], Any]] = {
+_LISTS: dict[str, Callable[[list[Any], Recurse, Resolver], Any]] = {
     "tuple": lambda x, below, resolver: tuple(map(below, x)),
     "set": lambda x, below, resolver: set(_keys(x, below)),
     "frozenset": lambda x, below, resolver: frozenset(_keys(x, below)),

@@ -18,7 +18,7 @@ from .._kernel._format import _template
 from .._kernel._tree import _from_host, _sharding
 from .._kernel._tree._sharding import Region
 from . import _routes
-from ._routes import Axes, Layout, Route
+from ._routes import Layout, Route
 
 
 class ArrayMove(NamedTuple):
@@ -110,7 +110,7 @@ def is_default_memory(sharding: NamedSharding) -> bool:
     return sharding.memory_kind in (None, device.default_memory().kind)
 
 
-def _names(axes: Axes) -> tuple[str, ...]:
+def _names(axes: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"digit{digit}" for digit in axes)
 
 

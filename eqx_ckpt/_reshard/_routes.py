@@ -17,8 +17,7 @@ from typing import NamedTuple
 # Where processes would read more than this many times the array, it may be padded.
 _MORE = 1.1
 
-Axes = tuple[int, ...]
-Layout = tuple[Axes, ...]
+Layout = tuple[tuple[int, ...], ...]
 
 
 class Digits(NamedTuple):
@@ -27,9 +26,9 @@ class Digits(NamedTuple):
 
     sizes: tuple[int, ...]
     apart: tuple[bool, ...]
-    axes: tuple[Axes, ...]
+    axes: tuple[tuple[int, ...], ...]
 
-    def count(self, axes: Axes) -> int:
+    def count(self, axes: tuple[int, ...]) -> int:
         """Into how many parts these digits cut."""
         return math.prod(self.sizes[digit] for digit in axes)
 
@@ -96,7 +95,7 @@ def _primes(number: int) -> list[int]:
 class Exchange(NamedTuple):
     """The minor digits of one dimension become those of another."""
 
-    digits: Axes
+    digits: tuple[int, ...]
     from_dim: int
     to_dim: int
 
@@ -104,7 +103,7 @@ class Exchange(NamedTuple):
 class Gather(NamedTuple):
     """The minor digits of a dimension no longer cut it."""
 
-    digits: Axes
+    digits: tuple[int, ...]
     dim: int
 
 
@@ -360,7 +359,7 @@ def _in_order(
     return tuple(out)
 
 
-def handed_on(route: Route) -> tuple[Axes, list[tuple[int, int]]]:
+def handed_on(route: Route) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
     """Pairs of devices. One sends its part to the other, so that `first` becomes
     `second`. Devices are counted by the digits that cut anything."""
     used = tuple(sorted(digit for axes in route.first for digit in axes))
@@ -376,7 +375,7 @@ def handed_on(route: Route) -> tuple[Axes, list[tuple[int, int]]]:
     return used, [(i, to[parts(at, route.first)]) for i, at in enumerate(every)]
 
 
-def _number(digits: Digits, axes: Axes, at: dict[int, int]) -> int:
+def _number(digits: Digits, axes: tuple[int, ...], at: dict[int, int]) -> int:
     number = 0
     for digit in axes:
         number = number * digits.sizes[digit] + at[digit]

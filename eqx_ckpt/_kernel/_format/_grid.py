@@ -21,10 +21,8 @@ BLOCK = 4 * 2**20
 # Of the chunks of one array: 2 for each axis that they do not divide.
 _MAX_SIZES = 256
 
-Shape = tuple[int, ...]
 
-
-def choose(shape: Sequence[int], itemsize: int, target: int) -> Shape:
+def choose(shape: Sequence[int], itemsize: int, target: int) -> tuple[int, ...]:
     """The shape of the slabs that cut `shape` into chunks of about `target` bytes.
 
     Axes are cut from the first one on, each into parts as equal as can be, so that the
@@ -46,7 +44,7 @@ LEAST = 256 * 2**10
 
 def choose_sharded(
     shape: Sequence[int], shard: Sequence[int], itemsize: int, target: int
-) -> Shape:
+) -> tuple[int, ...]:
     """The same for an array that is cut into equal shards: no chunk is in two of them.
 
     Where the chunks stay large enough, every axis is also cut into as many parts as
@@ -78,12 +76,12 @@ def _parts(length: int, wanted: int) -> int:
     return next(n for n in (*above, *below) if length % n == 0)
 
 
-def grid(shape: Sequence[int], chunk: Sequence[int]) -> Shape:
+def grid(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
     """Number of chunks along each axis."""
     return tuple([-(-n // c) for n, c in zip(shape, chunk)])
 
 
-def indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
+def indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """The index of every chunk in row-major order."""
     return it.product(*map(range, grid(shape, chunk)))
 
@@ -112,7 +110,9 @@ def block_counts(shape: Sequence[int], chunk: Sequence[int], itemsize: int) -> i
     return sum(count * -(-size // BLOCK) for size, count in sizes.items())
 
 
-def block_starts(shape: Shape, chunk: Shape, itemsize: int) -> np.ndarray:
+def block_starts(
+    shape: tuple[int, ...], chunk: tuple[int, ...], itemsize: int
+) -> np.ndarray:
     """The number of the first digest of each chunk of an array, and of all of them."""
     sizes = np.asarray(itemsize, np.int64)
     for n, c in zip(shape, chunk):
@@ -130,7 +130,7 @@ class Grid(NamedTuple):
 
 
 @ft.lru_cache(maxsize=256)
-def lay(shape: Shape, chunk: Shape, itemsize: int) -> Grid:
+def lay(shape: tuple[int, ...], chunk: tuple[int, ...], itemsize: int) -> Grid:
     """The chunks of an array, with their keys, digest blocks and sizes."""
     every = list(indices(shape, chunk))
     regions = [region(shape, chunk, i) for i in every]
@@ -150,7 +150,9 @@ def within(region: Sequence[slice], outer: Sequence[slice]) -> tuple[slice, ...]
     )
 
 
-def touched(shape: Shape, chunk: Shape, picks: Sequence[Picks | int]) -> Iterator[int]:
+def touched(
+    shape: tuple[int, ...], chunk: tuple[int, ...], picks: Sequence[Picks | int]
+) -> Iterator[int]:
     """The numbers of the chunks that hold the elements at `picks`, in order."""
     found = [touched_along(c, pick) for c, pick in zip(chunk, picks)]
     axes = [x if isinstance(x, range) else x.tolist() for x in found]
@@ -175,7 +177,7 @@ def touched_along(length: int, pick: Picks | int) -> range | np.ndarray:
 
 
 def runs(
-    numbers: Iterable[int], shape: Shape, chunk: Shape, most: int
+    numbers: Iterable[int], shape: tuple[int, ...], chunk: tuple[int, ...], most: int
 ) -> Iterator[range]:
     """Chunks that follow each other, at most so many, which together are a region."""
     counts = [n for n in grid(shape, chunk) if n > 1]

@@ -158,8 +158,14 @@ def parse(value: dict[str, Any], files: int) -> Placement:
 
 # ---- As a table.
 
-# Rows in the order of the leaves: the leaf, the first chunk, and the lane.
-_Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+class _Runs(NamedTuple):
+    """Runs of chunks in the order of the leaves: per run its leaf, the number of its
+    first chunk, and its lane."""
+
+    leaf: np.ndarray
+    first: np.ndarray
+    lane: np.ndarray
 
 
 def lay(placement: Placement, files: int, leaves: Leaves) -> Extents:
@@ -231,7 +237,7 @@ def _lay_plain(placement: Placement, files: int, leaves: Leaves) -> Extents:
     return Extents(leaves, files, base, first, file, offset, none, none)
 
 
-def _expand(placement: Placement, leaves: Leaves, chunks: np.ndarray) -> _Rows:
+def _expand(placement: Placement, leaves: Leaves, chunks: np.ndarray) -> _Runs:
     """The runs that the patterns say, but for those of aliases."""
     length, lane = placement.patterns.astype(np.int64).T
     lasts = np.flatnonzero(length == 0)
@@ -254,16 +260,16 @@ def _expand(placement: Placement, leaves: Leaves, chunks: np.ndarray) -> _Rows:
     leaf = np.repeat(np.arange(count), own)
     row = np.arange(total) - np.repeat(np.cumsum(own) - own - starts[pattern], own)
     first = (sums - np.repeat(sums[starts], lasts - starts + 1))[row]
-    return leaf.astype(np.int32), first.astype(np.int32), lane[row].astype(np.int32)
+    return _Runs(*(x.astype(np.int32) for x in (leaf, first, lane[row])))
 
 
 def _key(leaf: np.ndarray, chunk: np.ndarray) -> np.ndarray:
     return leaf.astype(np.int64) << _BITS | chunk
 
 
-def _split(rows: _Rows, begins: np.ndarray, chunks: np.ndarray) -> _Rows:
+def _split(runs: _Runs, begins: np.ndarray, chunks: np.ndarray) -> _Runs:
     """The runs as they are cut where a lane goes on elsewhere."""
-    leaf, first, lane = rows
+    leaf, first, lane = runs
     lanes, leaves, cuts = begins[:, 0], begins[:, 1], begins[:, 2]
     malformed = ValueError("the index has a malformed row")
     if (leaves >= len(chunks)).any() or ((cuts > 0) & (cuts >= chunks[leaves])).any():
@@ -275,11 +281,10 @@ def _split(rows: _Rows, begins: np.ndarray, chunks: np.ndarray) -> _Rows:
         raise malformed
     cut = np.flatnonzero(first[at] < cuts)
     if not len(cut):
-        return rows
+        return runs
     cut = cut[np.argsort(wanted[cut])]
     new = leaves[cut], cuts[cut], lanes[cut]
-    leaf, first, lane = (np.insert(old, at[cut] + 1, x) for old, x in zip(rows, new))
-    return leaf, first, lane
+    return _Runs(*(np.insert(old, at[cut] + 1, x) for old, x in zip(runs, new)))
 
 
 def _in_files(

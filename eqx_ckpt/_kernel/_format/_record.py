@@ -373,7 +373,7 @@ def parse(value: object, leaves: int) -> TreeRecord:
         raise ValueError("the tree has no rows")
     raw = list(map(_checked_kind, kinds))
     counts = [1 + len(kind[4]) for kind in raw]
-    found: list[tuple[int, list[int], Runs]] = []
+    found: list[tuple[int, list[int], list[tuple[int, int]]]] = []
     total = 0
     for number, row in enumerate(rows):
         if not row or not 0 <= row[0] < len(raw):
@@ -399,13 +399,10 @@ def parse(value: object, leaves: int) -> TreeRecord:
     return record
 
 
-# The rows of children, and how often each follows itself.
-Runs = list[tuple[int, int]]
-
-
-def _unpacked(children: Sequence[int]) -> Runs:
-    """The inverse of `packed`, as runs."""
-    out: Runs = []
+def _unpacked(children: Sequence[int]) -> list[tuple[int, int]]:
+    """The inverse of `packed`: the rows of children, and how often each follows
+    itself."""
+    out: list[tuple[int, int]] = []
     for child in children:
         if child >= 0:
             out.append((child, 1))
@@ -414,11 +411,11 @@ def _unpacked(children: Sequence[int]) -> Runs:
     return out
 
 
-def _width(runs: Runs) -> int:
+def _width(runs: list[tuple[int, int]]) -> int:
     return sum(map(operator.itemgetter(1), runs))
 
 
-def _laid(runs: Runs) -> tuple[int, ...]:
+def _laid(runs: list[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(it.chain.from_iterable(it.starmap(it.repeat, runs)))
 
 
@@ -483,14 +480,14 @@ def check(record: TreeRecord) -> None:
     _check_costs(record.kinds, record.values, rows, record.counts[-1])
 
 
-def _runs(children: Sequence[int]) -> Runs:
+def _runs(children: Sequence[int]) -> list[tuple[int, int]]:
     return [(child, sum(1 for _ in some)) for child, some in it.groupby(children)]
 
 
 def _check_costs(
     kinds: Sequence[Sequence[Any]],
     encoded: Sequence[Any],
-    rows: Iterable[tuple[int, Sequence[int], Runs]],
+    rows: Iterable[tuple[int, Sequence[int], list[tuple[int, int]]]],
     most: int,
 ) -> int:
     """Bounds a tree of `most` leaves by what it would take to walk it, in time that

@@ -17,7 +17,6 @@ from .._storage import _arrays
 from .._storage._backend import Backend
 from . import _reader
 from ._reader import Job, Reader, ReadResult, StoredRead
-from ._source import Range
 
 
 # Runs that have fewer bytes between them are read as one: on a disk, and in a store,
@@ -35,9 +34,6 @@ _MAPPED = 2**20
 # Rows along several axes are numbered, if they are not more.
 _NUMBERED = 2**20
 
-# From one unit to another.
-Run = tuple[int, int]
-
 
 class _Wanted(NamedTuple):
     """The rows of a view, the part that it has of each, and the array of them, whose
@@ -54,7 +50,7 @@ class _Part(NamedTuple):
     places there, and the rows after the first one; and the memory that they are read
     into, if that is of an array."""
 
-    runs: list[Run]
+    runs: list[tuple[int, int]]
     keeps: list[tuple[_Wanted, Places, Places]]
     into: np.ndarray | None
     is_last: bool
@@ -121,7 +117,7 @@ class RowLeaf:
             held = sum(self._bytes(run)[1] - self._bytes(run)[0] for run in part.runs)
             yield held, ft.partial(self._start, part)
 
-    def _bytes(self, run: Run) -> Run:
+    def _bytes(self, run: tuple[int, int]) -> tuple[int, int]:
         """The bytes of a run, from one to another."""
         size, stop = self.row * self.step, self.row * self.count
         return run[0] * size, min(run[1] * size, stop)
@@ -132,7 +128,7 @@ class RowLeaf:
         )
         size = PART if is_direct and len(self.runs) <= len(self.wanted) else _PICKED
         most = min(size, self.reader.budget // 4) // (self.row * self.step)
-        some: list[Run] = []
+        some: list[tuple[int, int]] = []
         room = most = max(1, most)
         for start, last in self.runs:
             while start < last:
@@ -146,7 +142,7 @@ class RowLeaf:
         if some:
             yield self._part(some, True)
 
-    def _part(self, runs: list[Run], is_last: bool) -> _Part:
+    def _part(self, runs: list[tuple[int, int]], is_last: bool) -> _Part:
         first = runs[0][0] * self.step
         stop = min(runs[-1][1] * self.step, self.count)
         found = [(x, _view.overlap(x.rows, first, stop)) for x in self.wanted]
@@ -194,7 +190,7 @@ class RowLeaf:
             yield view[at : at + stop - start]
             at += stop - start
 
-    def _is_good(self, run: Run, digests: bytes, data: memoryview) -> bool:
+    def _is_good(self, run: tuple[int, int], digests: bytes, data: memoryview) -> bool:
         """Whether the chunks of a run that are touched are as they were saved."""
         full, size = self.template.full, _digests.SIZE
         if self.touched is None:
@@ -338,7 +334,7 @@ def _rows_of(picks: Sequence[Picks], shape: Sequence[int]) -> Picks | None:
     return IndexArray(numbers)
 
 
-def _runs(rows: Picks, step: int, gap: int) -> list[Run]:
+def _runs(rows: Picks, step: int, gap: int) -> list[tuple[int, int]]:
     """Runs of units, of so many rows each, that hold some rows: between two there are
     more units than the `gap`."""
     if isinstance(rows, range) and abs(rows.step) <= step * (gap + 1):
@@ -351,9 +347,9 @@ def _runs(rows: Picks, step: int, gap: int) -> list[Run]:
     return list(zip(starts.tolist(), stops.tolist()))
 
 
-def _joined(runs: list[Run]) -> list[Run]:
+def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The same units in runs of which none touches another, the first one first."""
-    out: list[Run] = []
+    out: list[tuple[int, int]] = []
     for start, stop in sorted(runs):
         if out and start <= out[-1][1]:
             out[-1] = out[-1][0], max(stop, out[-1][1])
@@ -362,7 +358,9 @@ def _joined(runs: list[Run]) -> list[Run]:
     return out
 
 
-def _start_into(root: Backend, ranges: Sequence[Range]) -> Callable[[np.ndarray], None]:
+def _start_into(
+    root: Backend, ranges: Sequence[tuple[str, int, int]]
+) -> Callable[[np.ndarray], None]:
     """Starts to read ranges of files: requests to a store are sent now. What it returns
     waits until all is in some memory, one after the other."""
     values = _reader.start_ranges(root, ranges) if root.is_remote else None

@@ -223,8 +223,11 @@ def _read_job(
     return out
 
 
-# The memory of a leaf: a part of that of a run, or its own.
-_Piece = tuple[np.ndarray, bool]
+class _Piece(NamedTuple):
+    """The bytes of a leaf, in memory of a run or, if it `is_owned`, in its own."""
+
+    data: np.ndarray
+    is_owned: bool
 
 
 def _read_run(source: Source, run: _Run, coming: Any) -> tuple[list[_Piece], int]:
@@ -252,7 +255,7 @@ def _memory(run: _Run) -> tuple[list[_Piece], list[np.ndarray]]:
                 into.append(np.empty(offset - at, np.uint8))
                 pieces += _parts_of(into[-1], at, members[first:i])
             into.append(_arrays.aligned_bytes(size))
-            pieces.append((into[-1], True))
+            pieces.append(_Piece(into[-1], True))
             at, first = offset + size, i + 1
     if at < run.stop:
         into.append(np.empty(run.stop - at, np.uint8))
@@ -264,7 +267,7 @@ def _parts_of(
     whole: np.ndarray, start: int, members: list[tuple[StoredRead, int, int]]
 ) -> list[_Piece]:
     return [
-        (whole[offset - start : offset - start + size], False)
+        _Piece(whole[offset - start : offset - start + size], False)
         for _, offset, size in members
     ]
 

@@ -24,13 +24,6 @@ from . import _published, _wording
 
 _DAMAGED = "its file of digests is damaged"
 
-# A range of the bytes of a file: its key, from, to.
-Range = tuple[str, int, int]
-# The number of a file, and an offset in it.
-Place = tuple[int, int]
-# A leaf, and the numbers of some of its chunks.
-WantedChunks = tuple[Record, Sequence[int]]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source(abc.ABC):
@@ -150,11 +143,13 @@ class Source(abc.ABC):
         """TensorStore's spec of a directory of the save."""
         return self.directory.unpinned().spec(key)
 
-    def open(self, wanted: Sequence[WantedChunks]) -> list[Any]:
+    def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
         """The stores that some chunks of these leaves are read from."""
         return self._open_in(self.directory, wanted)
 
-    def _open_in(self, directory: Backend, wanted: Sequence[WantedChunks]) -> list[Any]:
+    def _open_in(
+        self, directory: Backend, wanted: Sequence[tuple[Record, Sequence[int]]]
+    ) -> list[Any]:
         places = []
         for record, numbers in wanted:
             keys = grid_of(record.template).keys
@@ -169,7 +164,9 @@ class Source(abc.ABC):
 
     # ---- Where bytes are.
 
-    def starts(self, records: Sequence[Record]) -> tuple[Sequence[str], list[Place]]:
+    def starts(
+        self, records: Sequence[Record]
+    ) -> tuple[Sequence[str], list[tuple[int, int]]]:
         """The keys of files, and where in them the first chunk of each leaf is."""
         places = map(operator.attrgetter("place"), records)
         return self.files, self.index.extents.starts(places)
@@ -179,10 +176,12 @@ class Source(abc.ABC):
         file, start, length = self.index.extents.locate(record, number)
         return self.files[file], start, start + length
 
-    def ranges(self, record: Record, runs: Iterable[tuple[int, int]]) -> list[Range]:
+    def ranges(
+        self, record: Record, runs: Iterable[tuple[int, int]]
+    ) -> list[tuple[str, int, int]]:
         """Where runs of the bytes of a leaf lie, from one to another, whose chunks are
         its bytes one after the other."""
-        out: list[Range] = []
+        out: list[tuple[str, int, int]] = []
         full, key, low, high, at = record.template.full, "", 0, 0, 0
         for start, stop in runs:
             while start < stop:
@@ -331,11 +330,15 @@ class ZarrSource(Source):
     def is_in(self, directory: Backend) -> bool:
         return _has_index(directory, self.index)
 
-    def _open_in(self, directory: Backend, wanted: Sequence[WantedChunks]) -> list[Any]:
+    def _open_in(
+        self, directory: Backend, wanted: Sequence[tuple[Record, Sequence[int]]]
+    ) -> list[Any]:
         places = [(record.template, self.key(record)) for record, _ in wanted]
         return _arrays.open_arrays(directory, None, places)
 
-    def starts(self, records: Sequence[Record]) -> tuple[Sequence[str], list[Place]]:
+    def starts(
+        self, records: Sequence[Record]
+    ) -> tuple[Sequence[str], list[tuple[int, int]]]:
         templates = {id(record.template): record.template for record in records}
         first = {x: _grid.key((0,) * len(t.shape)) for x, t in templates.items()}
         files = [f"{self.key(r)}/{first[id(r.template)]}" for r in records]

@@ -7,6 +7,7 @@ import collections
 import itertools as it
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,35 +24,37 @@ Owners = list[tuple[range, int]]
 Runs = list[tuple[int, range]]
 
 
-# A leaf to be written: the number of its chunks, the bytes of each, and its owners.
-WriteJob = tuple[int, int, Owners]
-# The files of a save: the process that writes each, and the runs of chunks that it has.
-Assignment = list[tuple[int, Runs]]
+class WriteJob(NamedTuple):
+    """A leaf to be written: the number of its chunks, and the bytes of each."""
+
+    chunks: int
+    chunk_bytes: int
+    owners: Owners
 
 
 def deal(
-    works: Sequence[WriteJob],
+    jobs: Sequence[WriteJob],
     processes: int,
     most: int = MAX_FILE,
     apart: frozenset[int] = frozenset(),
-) -> Assignment:
+) -> list[tuple[int, Runs]]:
     """Deals runs of chunks out to files of about one size, in the order of the tree,
-    which is at most `most` bytes unless a chunk has more.
+    each at most `most` bytes unless a chunk has more.
 
     Some leaves are dealt to files of their own, `apart` from the others.
     """
-    target = _target(sum(count * size for count, size, _ in works), most)
+    target = _target(sum(count * size for count, size, _ in jobs), most)
     # Those of each process that are apart, and the others.
     dealt: list[tuple[Runs, Runs]] = [([], []) for _ in range(processes)]
-    for place, (_, _, owners) in enumerate(works):
+    for place, job in enumerate(jobs):
         which = 0 if place in apart else 1
-        for run, process in owners:
+        for run, process in job.owners:
             dealt[process][which].append((place, run))
-    files: Assignment = []
+    files: list[tuple[int, Runs]] = []
     for process in range(processes):
         both, dealt[process] = dealt[process], ([], [])
         for runs in both:
-            files += zip(it.repeat(process), _pack(works, runs, target))
+            files += zip(it.repeat(process), _pack(jobs, runs, target))
     return files
 
 
@@ -64,13 +67,13 @@ def most_files(total: int, processes: int, most: int) -> int:
     return 2 * total // _target(total, most) + 2 * processes
 
 
-def _pack(works: Sequence[WriteJob], runs: Runs, target: int) -> list[Runs]:
-    if sum(len(run) * works[place][1] for place, run in runs) <= target:
+def _pack(jobs: Sequence[WriteJob], runs: Runs, target: int) -> list[Runs]:
+    if sum(len(run) * jobs[place].chunk_bytes for place, run in runs) <= target:
         return [runs] if runs else []
     files: list[Runs] = []
     end = 0
     for place, run in runs:
-        size = works[place][1]
+        size = jobs[place].chunk_bytes
         while True:
             room = (target - end) // size if size else len(run)
             if not files or (room < 1 and run and files[-1]):
@@ -88,25 +91,21 @@ def _pack(works: Sequence[WriteJob], runs: Runs, target: int) -> list[Runs]:
     return files
 
 
-# Owners of leaves that are alike, and how many chunks each process has: by the id of
-# the holders (which are kept, so that no others get it), the shape and the chunks.
-Known = dict[tuple[int, tuple, tuple], tuple[Holders, Owners, dict[int, int]]]
-
-
 def owners(
     holders: Holders,
     shape: Sequence[int],
     chunk: Sequence[int],
     size: int,
     loads: list[int],
-    known: Known | None = None,
+    known: dict[tuple[Any, ...], tuple[Holders, Owners, dict[int, int]]] | None = None,
 ) -> Owners:
     """Shares the chunks of a leaf, of `size` bytes, out to the processes that hold
     them, each to one.
 
     `loads` is how many bytes each process has to write so far, and is added to. Leaves
     that are alike share one list if they are given the same `known`, unless it depends
-    on the loads.
+    on the loads. It has the chunks of each process, by the id of the holders (which it
+    keeps, so that no others get it), the shape and the chunks.
     **Raises:** `ValueError` if there is a chunk that no one process holds.
     """
     if 0 in shape:

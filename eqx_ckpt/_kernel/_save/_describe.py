@@ -61,7 +61,7 @@ def _are_zero_copy(
 ) -> list[bool]:
     """Per-leaf whether its memory is what is stored of it."""
     # Leaves of one template may lie elsewhere.
-    both = list(zip(spec.template_of, alike[1]))
+    both = list(zip(spec.template_of, alike.numbers))
     known = {
         (number, kind): kind >= 0
         and _host_copy.is_zero_copy(value, spec.templates[number])
@@ -87,7 +87,7 @@ def _key(
     """Equal for leaves of one form. It has all that this follows from, and nothing of
     the caller's that lives or changes: no arrays, nodes or functions. None where that
     cannot be."""
-    if type(options.chunks) not in (type(None), int) or -1 in alike[1]:
+    if type(options.chunks) not in (type(None), int) or -1 in alike.numbers:
         return None
     if options.processes == "own" and any(map(_local_parts.is_spread, values)):
         return None
@@ -136,7 +136,7 @@ def _make_spec(
     values, parts = [*given], dict[int, Part]()
     # Of some leaves only parts may be stored.
     has_parts = options.processes == "own" and any(map(_local_parts.is_spread, given))
-    count, kinds = len(names), alike[1]
+    count, kinds = len(names), alike.numbers
     # Leaves of a kind have one template.
     firsts: dict[int, int] = {}
     todo: Sequence[int] = range(count)

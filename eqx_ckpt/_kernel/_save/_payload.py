@@ -146,9 +146,13 @@ def prepare(leaf: PlannedLeaf) -> PlannedLeaf:
     return leaf._replace(value=StagedBytes((whole(leaf),)))
 
 
-# Small leaves that lie one after the other in a file: their places, where each is, from
-# the first on, and the padding that follows it.
-SmallBatch = tuple[Sequence[int], list[slice], list[bytes]]
+class SmallBatch(NamedTuple):
+    """Small leaves that lie one after the other in a file: their places, where each is,
+    from the first on, and the padding that follows it."""
+
+    places: Sequence[int]
+    slices: list[slice]
+    gaps: list[bytes]
 
 
 def small_batch(
@@ -159,7 +163,7 @@ def small_batch(
     stops = [a + sizes[spec.template_of[place]] for a, place in zip(starts, places)]
     own = [slice(a - starts[0], b - starts[0]) for a, b in zip(starts, stops)]
     gaps = [bytes(b - a) for a, b in zip(stops, [*starts[1:], stops[-1]])]
-    return places, own, gaps
+    return SmallBatch(places, own, gaps)
 
 
 @ft.cache

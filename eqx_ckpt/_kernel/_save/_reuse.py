@@ -223,12 +223,9 @@ def _largest(sizes: dict[int, int]) -> list[int]:
     return sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST]
 
 
-_Rows = dict[tuple[int, range], bytes]
-
-
 def _compare(
     source: Source, leaves: Sequence[PlannedLeaf], known: Set[int]
-) -> tuple[dict[int, list[ChunkRun]], _Rows, set[int]]:
+) -> tuple[dict[int, list[ChunkRun]], dict[tuple[int, range], bytes], set[int]]:
     """The files in which nothing has changed, with the runs in each; the digests of all
     runs that have not changed; and the leaves that have not."""
     saved, extents = source.index.leaves, source.index.extents

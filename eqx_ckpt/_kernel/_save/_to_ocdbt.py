@@ -7,7 +7,7 @@ import dataclasses
 import functools as ft
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,8 +57,11 @@ def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
     )
 
 
-# Stretches that follow each other in a file: small ones together, or another.
-_Batch = tuple[list[ChunkRun], SmallBatch | None]
+class _Batch(NamedTuple):
+    """Runs that follow each other in a file: those of small leaves, or one other."""
+
+    runs: list[ChunkRun]
+    small: SmallBatch | None = None
 
 
 @_tree_spec.remembered
@@ -81,7 +84,7 @@ def _batches(spec: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
 
     def together() -> _Batch:
         places, _, starts, _ = zip(*batch)
-        return batch, _payload.small_batch(places, starts, spec)
+        return _Batch(batch, _payload.small_batch(places, starts, spec))
 
     for run_ in lay(spec, runs):
         size = small[spec.template_of[run_.place]]
@@ -92,12 +95,12 @@ def _batches(spec: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
         if size:
             batch.append(run_)
         else:
-            yield [run_], None
+            yield _Batch([run_])
     if batch:
         yield together()
 
 
-# The stretches that begin with a part of a file, and its chunks, each in pieces.
+# The runs that begin with a part of a file, and its chunks, each in pieces.
 _Part = tuple[list[ChunkRun], Iterable[Iterable[Any]]]
 
 
@@ -107,9 +110,9 @@ def _parts(
     """Calls that give the parts of a file in order: a batch each, or less where threads
     read ahead."""
     for batch in batches:
-        place, numbers, *_ = batch[0][0]
+        place, numbers, *_ = batch.runs[0]
         size = len(numbers) or 1
-        if requests > 1 and batch[1] is None:
+        if requests > 1 and batch.small is None:
             size = max(1, _lazies.PART // max(1, data.grids[place].full))
         for first in range(numbers.start, max(numbers.stop, numbers.start + 1), size):
             own = range(first, min(first + size, numbers.stop))
@@ -117,11 +120,11 @@ def _parts(
 
 
 def _part(data: LeafBytes, batch: _Batch, numbers: range, is_ahead: bool) -> _Part:
-    stretches, small = batch
+    runs, small = batch
     if small is not None:
-        return stretches, [[data.together(small)]]
-    chunks = data.chunks(stretches[0].place, numbers)
-    begins = stretches if numbers.start == stretches[0].numbers.start else []
+        return runs, [[data.together(small)]]
+    chunks = data.chunks(runs[0].place, numbers)
+    begins = runs if numbers.start == runs[0].numbers.start else []
     return begins, list(map(list, chunks)) if is_ahead else chunks
 
 
@@ -249,11 +252,13 @@ def finish(writer: LeafWriter, files: Files, into: Destination[Sink]) -> Written
     return Written(placed, "".join(map(_index.digest, digests)), own, manifest)
 
 
-# The zarr.json files and the nodes of a database, and its root.
-_Database = tuple[bytes, _ocdbt.Subtree] | None
-# Where the leaves lie, which digests are in the page of each file, and the database
-# that says the first.
-_Placed = tuple[DataFiles, list[list[slice]], _Database]
+class _Placed(NamedTuple):
+    """Where the leaves lie; the digests that are in the page of each file; and the
+    database, if there is one: its zarr.json files and nodes, and its root."""
+
+    files: DataFiles
+    pages: list[list[slice]]
+    database: tuple[bytes, _ocdbt.Subtree] | None
 
 
 def _place(spec: TreeSpec, files: Files) -> _Placed:
@@ -261,10 +266,10 @@ def _place(spec: TreeSpec, files: Files) -> _Placed:
     placed = DataFiles(names, place(spec, files))
     pages = [_page(spec, stretches) for stretches in files]
     if not spec.has_database:
-        return placed, pages, None
+        return _Placed(placed, pages, None)
     entries, blobs = _entries(spec, files)
     nodes, top = _ocdbt.tree(entries, [*names, "tree"], "tree", len(blobs))
-    return placed, pages, (blobs + nodes, top)
+    return _Placed(placed, pages, (blobs + nodes, top))
 
 
 @_tree_spec.remembered

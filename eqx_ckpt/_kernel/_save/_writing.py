@@ -151,10 +151,8 @@ class LeafWriter:
             grid = self.data.grids[place]
             data.advance(len(run) * grid.full, run.stop == len(grid.keys))
         if there or linked.same or processes.count > 1:
-            works = _works(self.spec, [leaf.owners for leaf in data.leaves], there)
-            self.deal = _assign.deal(
-                works, processes.count, max_file_bytes, linked.same
-            )
+            jobs = _jobs(self.spec, [leaf.owners for leaf in data.leaves], there)
+            self.deal = _assign.deal(jobs, processes.count, max_file_bytes, linked.same)
             self.is_fixed_by_spec = False
         else:
             self.deal = deal_alone(self.spec, max_file_bytes)
@@ -197,12 +195,12 @@ class LeafWriter:
 
 
 @_tree_spec.remembered
-def deal_alone(spec: TreeSpec, max_file_bytes: int) -> _assign.Assignment:
+def deal_alone(spec: TreeSpec, max_file_bytes: int) -> list[tuple[int, _assign.Runs]]:
     """The files of a process that saves all leaves alone."""
-    return _assign.deal(_works(spec, (), {}), 1, max_file_bytes)
+    return _assign.deal(_jobs(spec, (), {}), 1, max_file_bytes)
 
 
-def _works(
+def _jobs(
     spec: TreeSpec,
     owners: Iterable[_assign.Owners | None],
     there: Mapping[int, list[range]],
@@ -210,17 +208,17 @@ def _works(
     """The leaves to be written, but for the runs of chunks that are `there`."""
     # Those of most leaves are of their template.
     kinds = [
-        (len(grid.keys), grid.full, [(range(len(grid.keys)), 0)])
+        _assign.WriteJob(len(grid.keys), grid.full, [(range(len(grid.keys)), 0)])
         for grid in spec.template_grids
     ]
-    works = list(map(kinds.__getitem__, spec.template_of))
+    jobs = list(map(kinds.__getitem__, spec.template_of))
     rest: dict[int, _assign.Owners] = {p: own for p, own in enumerate(owners) if own}
     for place, runs in there.items():
-        rest[place] = [(run, 0) for run in _between(runs, works[place][0])]
+        rest[place] = [(run, 0) for run in _between(runs, jobs[place].chunks)]
     rest |= dict.fromkeys(dict(spec.aliases), [])
     for place, own in rest.items():
-        works[place] = (*works[place][:2], own)
-    return works
+        jobs[place] = jobs[place]._replace(owners=own)
+    return jobs
 
 
 def _between(runs: list[range], count: int) -> list[range]:

@@ -52,8 +52,8 @@ _BY_REPR: tuple[Any, ...] = (
     *(type(typing.List[int]), type(typing.Union[int, str])),  # noqa: UP006, UP007
 )
 
-# Encodes a part of a value.
-_Below = Callable[[Any], Any]
+# Encodes, or decodes, a part of a value.
+Recurse = Callable[[Any], Any]
 
 
 def encode(value: object, owner: type | None = None) -> Any:
@@ -103,7 +103,7 @@ class _Encoder:
             return _unknown(x)
 
 
-def _encode(x: Any, below: _Below) -> Any:
+def _encode(x: Any, below: Recurse) -> Any:
     cls = type(x)
     if x is None or cls is bool:
         return x
@@ -219,13 +219,13 @@ def _class(x: type) -> Any:
     return _function(x)
 
 
-def _fields(x: object, items: Iterable[tuple[str, Any]], below: _Below) -> Any:
+def _fields(x: object, items: Iterable[tuple[str, Any]], below: Recurse) -> Any:
     """The parts of an object that cannot be made again of them."""
     pairs = [[name, below(part)] for name, part in items]
     return {"fields": [*_named.class_name(type(x)), pairs]}
 
 
-def _dataclass(x: Any, below: _Below) -> Any:
+def _dataclass(x: Any, below: Recurse) -> Any:
     fields = dataclasses.fields(x)
     pairs = [[f.name, below(getattr(x, f.name))] for f in fields if hasattr(x, f.name)]
     skipped = [field.name for field in fields if not field.compare]
@@ -265,7 +265,7 @@ def _array(x: Any) -> Any:
     return {"array": [x.dtype.name, list(x.shape), digest]}
 
 
-def _dict(x: Any, below: _Below) -> Any:
+def _dict(x: Any, below: Recurse) -> Any:
     return {"dict": [[below(key), below(item)] for key, item in x.items()]}
 
 
@@ -273,29 +273,29 @@ def _sorted(items: Iterable[Any]) -> list[Any]:
     return sorted(items, key=json.dumps)
 
 
-def _partial(x: ft.partial, below: _Below) -> Any:
+def _partial(x: ft.partial, below: Recurse) -> Any:
     keywords = [[name, below(part)] for name, part in x.keywords.items()]
     return {"partial": [below(x.func), list(map(below, x.args)), keywords]}
 
 
-def _float(x: float, below: _Below) -> Any:
+def _float(x: float, below: Recurse) -> Any:
     if math.isfinite(x):
         return x
     bits = struct.pack("<d", x).hex()
     return {"float": _values.RARE.get(bits, bits)}
 
 
-def _int(x: int, below: _Below) -> Any:
+def _int(x: int, below: Recurse) -> Any:
     return {"int": hex(x)} if x.bit_length() > _json.MAX_BITS else x
 
 
-def _str(x: str, below: _Below) -> Any:
+def _str(x: str, below: Recurse) -> Any:
     if _json.is_unicode(x):
         return x
     return {"str": x.encode("utf-8", "surrogatepass").hex()}
 
 
-def _steps(kind: str) -> Callable[[Any, _Below], Any]:
+def _steps(kind: str) -> Callable[[Any, Recurse], Any]:
     return lambda x, below: {kind: list(map(below, (x.start, x.stop, x.step)))}
 
 
@@ -312,7 +312,7 @@ def shared_node() -> type:
     return type(shared.pytree[0])
 
 
-_EXACT: dict[type, Callable[[Any, _Below], Any]] = {
+_EXACT: dict[type, Callable[[Any, Recurse], Any]] = {
     int: _int,
     float: _float,
     str: _str,

@@ -11,7 +11,6 @@ from . import _nearest
 
 
 Static = str | Sequence[str]
-Passes = Callable[[str], bool]
 
 
 class Difference(NamedTuple):
@@ -39,7 +38,7 @@ class Comparison:
         self._known: dict[tuple[int, int], list[tuple[str, str, int, int]]] = {}
 
     def differences(
-        self, pairs: Iterable[tuple[str, str]], passes: Passes
+        self, pairs: Iterable[tuple[str, str]], passes: Callable[[str], bool]
     ) -> Iterator[Difference]:
         """The differences of nodes that stand for each other, as saved and here, and of
         all below them. Of a leaf that is not stored, only the value is compared."""
@@ -56,7 +55,9 @@ class Comparison:
                 continue
             yield from self._below(a, b, stored, name, passes)
 
-    def of_nodes(self, stored: str, name: str, passes: Passes) -> Iterator[Difference]:
+    def of_nodes(
+        self, stored: str, name: str, passes: Callable[[str], bool]
+    ) -> Iterator[Difference]:
         """The differences of two nodes themselves, without those of nodes in them."""
         a, b = self._saved.row_at(stored), self._row_here(name)
         if a is not None and b is not None:
@@ -70,7 +71,7 @@ class Comparison:
         )
 
     def _below(
-        self, a: int, b: int, stored: str, name: str, passes: Passes
+        self, a: int, b: int, stored: str, name: str, passes: Callable[[str], bool]
     ) -> Iterator[Difference]:
         stack = [(a, b, stored, name)]
         while stack:
@@ -131,7 +132,13 @@ class Comparison:
                 yield part, x, y
 
     def _own(
-        self, a: int, b: int, stored: str, name: str, passes: Passes, only: str = ""
+        self,
+        a: int,
+        b: int,
+        stored: str,
+        name: str,
+        passes: Callable[[str], bool],
+        only: str = "",
     ) -> Iterator[Difference]:
         for part, x, y in self._changed(a, b):
             if only and part != only:
@@ -146,7 +153,7 @@ class Comparison:
                 yield Difference(here, *shown, good, there)
 
 
-def _passes_any(passes: Passes, names: Iterable[str], rest: str) -> bool:
+def _passes_any(passes: Callable[[str], bool], names: Iterable[str], rest: str) -> bool:
     """Whether a part of a value may differ, or a part that it is in."""
     count = len(_names.parts(rest))
     for name in names:
@@ -276,7 +283,7 @@ def how_to_pass(names: Sequence[str]) -> str:
 
 def passing(
     static: Static, records: Sequence[tuple[TreeRecord | None, str]], what: str
-) -> Passes:
+) -> Callable[[str], bool]:
     """A function that says whether the static value of a name may differ. `records`:
     both sides, each with the name of its tree.
 

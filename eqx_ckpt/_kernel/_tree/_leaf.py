@@ -5,7 +5,7 @@ import itertools as it
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core as jax_core
@@ -147,12 +147,16 @@ def check_plain(array: object) -> None:
         )
 
 
-LeafKinds = tuple[tuple[Any, ...], tuple[int, ...]]
+class LeafKinds(NamedTuple):
+    """The kinds of leaves that there are, and the number of that of each leaf, -1 where
+    nothing is known. Leaves of a kind have one template and one sharding."""
+
+    kinds: tuple[Any, ...]
+    numbers: tuple[int, ...]
 
 
 def alike(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
-    """The few kinds of leaves that there are, and the number of that of each leaf, -1
-    where nothing is known. Leaves of a kind have one template and one sharding.
+    """The few kinds of these leaves.
 
     `kept` is for the result of an earlier call: a training loop has other arrays, whose
     types are the same objects.
@@ -168,7 +172,7 @@ def alike(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
         others = it.filterfalse(lambda x: is_jax[type(x)], leaves)
         rest = [tuple([trait(x) for trait in traits[type(x)]]) for x in others]
     if any(map(operator.methodcaller("is_deleted"), arrays)):
-        return (), (-1,) * len(leaves)
+        return LeafKinds((), (-1,) * len(leaves))
     avals, shardings = list(map(_OF_JAX[0], arrays)), list(map(_OF_JAX[1], arrays))
     found = types, avals, shardings
     for known, kinds in kept:
@@ -203,7 +207,7 @@ def _kinds_of(
         kind = types[place], *both[place]
         known = id(_UNKNOWN) not in i
         numbers[i] = kinds.setdefault(kind, len(kinds)) if known else -1
-    return tuple(kinds), tuple(map(numbers.__getitem__, ids))
+    return LeafKinds(tuple(kinds), tuple(map(numbers.__getitem__, ids)))
 
 
 def _unified(shardings: Sequence[Any]) -> list[Any]:

@@ -35,8 +35,6 @@ class Opened(NamedTuple):
     data: list[list[Any]]
 
 
-Way = Callable[[type, Sequence[Any]], list[Opened]]
-
 _registry = jtu.default_registry
 open_one_level = _registry.flatten_one_level
 # Equinox has this where a Module lacks a field.
@@ -44,7 +42,9 @@ MISSING = next(iter(open_one_level(object.__new__(eqx.nn.Dropout))[0]))
 _Missing = type(MISSING)
 
 
-def way(cls: type, example: object) -> Way | None:
+def way(
+    cls: type, example: object
+) -> Callable[[type, Sequence[Any]], list[Opened]] | None:
     """The way in which nodes of a type are opened; None for leaves."""
     if cls is list or cls is tuple:
         return _open_sequences
