@@ -5,6 +5,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from .._kernel._format import _names
+from .._kernel._format._names import NodeKey
 from .._kernel._load import _nodes
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._tree import _node
@@ -107,8 +108,8 @@ def _origin(node: dict[str, Any], name: str) -> str | None:
     return leaf[: -len(below) - 1] if is_moved else None
 
 
-def _key(kind: str, part: str, node: str) -> tuple[str, str | int]:
+def _key(kind: str, part: str, node: str) -> NodeKey:
     try:
-        return kind, _names.key_of(kind, part, not node)
+        return NodeKey(kind, _names.key_of(kind, part, not node))
     except ValueError as e:
         raise ValueError(f"`{_below(node, part)}` is no name of a leaf: {e}.") from e

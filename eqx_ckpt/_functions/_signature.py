@@ -60,7 +60,7 @@ def nest(tree: PyTree, where: str) -> Any:
     for path, child in children:
         if not is_array(child) and jtu.all_leaves([child]):
             continue
-        name = _names.name_of(path)[0]
+        name = _names.name_of(path).name
         out[name] = nest(child, f"{where}.{name}")
     return out
 

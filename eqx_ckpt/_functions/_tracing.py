@@ -34,7 +34,7 @@ class SavedTree(NamedTuple):
     arrays: list[int]
 
     def name(self, i: int) -> str:
-        return _names.name_of(self.flat.paths[i])[0]
+        return _names.name_of(self.flat.paths[i]).name
 
     def stored_dtype(self, i: int) -> Any:
         """The dtype that an array is saved as; None if it is not saved."""

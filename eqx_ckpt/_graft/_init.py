@@ -102,7 +102,7 @@ def initialise(
         for number in numbers:
             have, want = made.leaves[number], flat.leaves[number]
             if (jnp.shape(have), jnp.result_type(have)) != (want.shape, want.dtype):
-                name = _names.name_of(flat.paths[number])[0]
+                name = _names.name_of(flat.paths[number]).name
                 raise ValueError(
                     f"`init` makes `{name}` of another shape or dtype than the model's."
                 )
@@ -131,7 +131,7 @@ def unloaded(tree: PyTree) -> list[str]:
     """
     flat = _flatten.flatten(tree, None)
     return [
-        _names.name_of(path)[0]
+        _names.name_of(path).name
         for path, leaf in zip(flat.paths, flat.leaves)
         if isinstance(leaf, jax.ShapeDtypeStruct)
     ]

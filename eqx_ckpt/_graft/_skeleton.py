@@ -83,7 +83,7 @@ def _with_shardings(tree: PyTree, sharding: object) -> PyTree:
     specs = [part for part, sub in zip(parts, subtrees) for _ in jtu.tree_leaves(sub)]
     for path, leaf, spec in zip(flat.paths, flat.leaves, specs):
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            name = _names.name_of(path)[0]
+            name = _names.name_of(path).name
             chosen = _sharding.of_leaf(spec, name, leaf)
             if chosen is not None:
                 leaf = leaf.update(sharding=chosen)

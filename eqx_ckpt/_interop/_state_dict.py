@@ -69,7 +69,7 @@ def to_state_dict(
     for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
         if not chosen[number]:
             continue
-        name = _names.name_of(path)[0]
+        name = _names.name_of(path).name
         if number in entries and any(entries[number].label):
             name = _labelled(name, entries[number])
         *parents, last = name.split(".")

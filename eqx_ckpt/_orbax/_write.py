@@ -89,10 +89,10 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
     _check_writable(source)
     files = _files_of(ckpt)
     with root.lock(wait=True), contextlib.ExitStack() as undo:
-        got = _published.read_index(root)
-        if got is None or got[0].save != ckpt.save_id:
+        published = _published.read_index(root)
+        if published is None or published.content.save != ckpt.save_id:
             raise source.error_for("")
-        index, found = got
+        index, found = published
         others = index.others | dict(zip(files, map(_index.digest, files.values())))
         added = _store.tops_of(files).keys() - _store.tops_of(index.others)
         for key in sorted(added, key=_metadata.LAST.__eq__):  # Which goes first then.

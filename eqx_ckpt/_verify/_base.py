@@ -69,7 +69,7 @@ def digest(source: Source) -> str:
     others = _spread([r for r in some if not source.is_contiguous(r)], _CHUNKED)
 
     def first(directory: Backend, record: Record) -> bytes:
-        key, start, _ = source.where(record, 0)
+        key, start, _ = source.chunk_range(record, 0)
         stop = start + min(_BYTES, record.template.nbytes)
         return _store.read_bytes(directory, key, start, stop)
 

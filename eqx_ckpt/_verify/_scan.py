@@ -288,9 +288,9 @@ def _digest_decoded(source: Source, chunk: _Chunk) -> bytes:
     """The digests of the blocks of a compressed chunk, which is decoded whole."""
     region, t = chunk.grid.regions[chunk.number], chunk.record.template
     source.check(chunk.record, [chunk.number])
-    where = source.where(chunk.record, chunk.number)
+    where = source.chunk_range(chunk.record, chunk.number)
     reading = source.directory.start_read(*where)
-    data = _store.read_answer(source.directory, where[0], reading).value
+    data = _store.read_answer(source.directory, where.key, reading).value
     into = np.empty([s.stop - s.start for s in region], _template.dtype_of(t.stored))
     _codecs.decoder(t)(data, into)
     return b"".join(_digests.block_digests(_digests.as_bytes(into)))

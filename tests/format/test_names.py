@@ -100,7 +100,7 @@ def test_two_key_paths_of_one_name_differ_in_their_kinds_alone(a, b):
 
 @given(st.lists(text, min_size=1, max_size=3), st.lists(text, min_size=1, max_size=3))
 def test_string_keys_never_share_a_name(a, b):
-    names = [_names.name_of(tuple(map(jtu.DictKey, keys)))[0] for keys in (a, b)]
+    names = [_names.name_of(tuple(map(jtu.DictKey, keys))).name for keys in (a, b)]
     assert (names[0] == names[1]) == (a == b)
 
 
@@ -119,16 +119,16 @@ def test_no_component_is_a_path(path):
 @given(path, path)
 def test_a_source_is_a_prefix(source, path):
     if source and path:
-        top = _names.name_of(source)[0]
-        name = _names.name_of(source + path)[0]
-        assert _names.name_of(path, top)[0] == name
+        top = _names.name_of(source).name
+        name = _names.name_of(source + path).name
+        assert _names.name_of(path, top).name == name
         assert _names.is_under(name, top) and _names.is_under(name, "")
         assert not _names.is_under(name + "x", name)
 
 
 @given(path, st.sampled_from(["", "a", "a.0", "zarr"]))
 def test_what_is_below_a_node_is_the_same_below_another(path, prefix):
-    name = _names.name_of(path, prefix)[0]
+    name = _names.name_of(path, prefix).name
     assert _names.below(name, prefix) == ".".join(
         _names.component(key)[1] for key in path
     )

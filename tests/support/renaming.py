@@ -105,7 +105,7 @@ def value_at(tree: Any, name: str, here: str = "") -> Any:
         return tree
     children = jtu.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)[0]
     for path, child in children:
-        below = _names.name_of(path, here)[0]
+        below = _names.name_of(path, here).name
         if path and _names.is_under(name, below):
             return value_at(child, name, below)
     return getattr(tree, name[len(here) + 1 :] if here else name)

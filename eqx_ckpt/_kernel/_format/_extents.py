@@ -5,11 +5,45 @@
 import dataclasses
 import functools as ft
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from . import _grid, _template
 from ._leaves import Leaves, Record
+
+
+class Segment(NamedTuple):
+    """The chunks `[first, stop)` of a leaf, which lie side by side in a file from the
+    byte `offset` on."""
+
+    first: int
+    stop: int
+    file: int
+    offset: int
+
+
+class ChunkExtent(NamedTuple):
+    """The bytes of one chunk in a file."""
+
+    file: int
+    offset: int
+    length: int
+
+
+class ChunkSizes(NamedTuple):
+    """Per leaf its number of chunks, and the bytes of one. An alias has no chunks."""
+
+    counts: np.ndarray
+    full: np.ndarray
+
+
+class _DigestRows(NamedTuple):
+    """The number of the first digest of each row, and of each page; and how many there
+    are, as the last of the `pages`."""
+
+    first: np.ndarray
+    pages: list[int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,7 +68,7 @@ class Extents:
     ends: np.ndarray
 
     def shifted(self, by: Sequence[int]) -> "Extents":
-        """The same where what is in a file lies so far further on."""
+        """A copy with the offsets in each file shifted."""
         offset = self.offset + np.asarray(by, np.int64)[self.file]
         return dataclasses.replace(self, offset=offset)
 
@@ -60,21 +94,21 @@ class Extents:
             leaves = [aliases.get(leaf, leaf) for leaf in leaves]
         return self.base[np.fromiter(leaves, np.intp)]
 
-    def segments(self, record: Record) -> list[tuple[int, int, int, int]]:
-        """The runs of a leaf: chunks `[first, stop)` from an offset of a file on, as
-        `(first, stop, file, offset)`."""
+    def segments(self, record: Record) -> list[Segment]:
+        """All of a leaf, in the order of its chunks."""
         rows = self._rows(record.place)
         first = self.first[rows].tolist()
         stops = [*first[1:], record.template.chunk_count]
         file, offset = self.file[rows].tolist(), self.offset[rows].tolist()
-        return list(zip(first, stops, file, offset))
+        return list(map(Segment, first, stops, file, offset))
 
-    def segment(self, record: Record, chunk: int) -> tuple[int, int, int, int]:
-        """The run of a leaf that a chunk is in."""
+    def segment(self, record: Record, chunk: int) -> Segment:
+        """The one that a chunk is in."""
         row, rows = self._row(record.place, chunk), self._rows(record.place)
         is_last = row + 1 == rows.stop
         stop = record.template.chunk_count if is_last else self.first.item(row + 1)
-        return self.first.item(row), stop, self.file.item(row), self.offset.item(row)
+        file, offset = self.file.item(row), self.offset.item(row)
+        return Segment(self.first.item(row), stop, file, offset)
 
     def extent(self, record: Record, first: int, stop: int) -> int:
         """The bytes of chunks `[first, stop)` of a leaf, which are in one run."""
@@ -83,17 +117,15 @@ class Extents:
         at = self.coded.item(self._row(record.place, first))
         return self.ends.item(at + stop) - self.ends.item(at + first)
 
-    def locate(self, record: Record, chunk: int) -> tuple[int, int, int]:
-        """Where a chunk lies: its file, offset and length."""
+    def locate(self, record: Record, chunk: int) -> ChunkExtent:
         first, _, file, offset = self.segment(record, chunk)
         start = offset + self.extent(record, first, chunk)
-        return file, start, self.extent(record, chunk, chunk + 1)
+        return ChunkExtent(file, start, self.extent(record, chunk, chunk + 1))
 
     # ---- The file of digests.
 
     @ft.cached_property
-    def _digests(self) -> tuple[np.ndarray, list[int]]:
-        """The number of the first digest of each row, and `pages`."""
+    def _digests(self) -> _DigestRows:
         file, offset = self.file, self.offset
         self.leaves.check_templates()
         blocks = self._blocks()
@@ -108,7 +140,7 @@ class Extents:
         pages = np.searchsorted(file[order], np.arange(self.files + 1))
         numbers = np.empty_like(blocks)
         numbers[order] = sums[:-1]
-        return numbers, sums[pages].tolist()
+        return _DigestRows(numbers, sums[pages].tolist())
 
     def _blocks(self) -> np.ndarray:
         """Per-row number of digests: one for each chunk, unless these are large. A row
@@ -139,17 +171,17 @@ class Extents:
     def pages(self) -> list[int]:
         """The number of the first digest of each page of the file of digests, and how
         many there are."""
-        return self._digests[1]
+        return self._digests.pages
 
     def first_digests(self, leaves: Iterable[int]) -> list[int]:
         """The number of the first digest of each of some leaves."""
-        return self._digests[0][self._first_rows(leaves)].tolist()
+        return self._digests.first[self._first_rows(leaves)].tolist()
 
     def digest_of(self, record: Record, chunk: int) -> int:
         """The number of the first digest of a chunk."""
         row, block_of = self._row(record.place, chunk), record.template.block_of
         before = block_of(self.first.item(row))
-        return self._digests[0].item(row) + block_of(chunk) - before
+        return self._digests.first.item(row) + block_of(chunk) - before
 
 
 def check_total(size: float) -> None:
@@ -157,13 +189,12 @@ def check_total(size: float) -> None:
         raise ValueError("the leaves are of an impossible size")
 
 
-def sizes_of(leaves: Leaves) -> tuple[np.ndarray, np.ndarray]:
-    """Per-leaf number of chunks and bytes of a chunk. An alias has no chunks."""
+def sizes_of(leaves: Leaves) -> ChunkSizes:
     number = np.asarray(leaves.template, np.intp)
     sizes = np.asarray(leaves.template_sizes, np.int64)
     chunks, full = sizes.take(number, axis=1, mode="clip")
     chunks[list(leaves.aliases)] = 0
-    return chunks, full
+    return ChunkSizes(chunks, full)
 
 
 def is_compressed(leaves: Leaves) -> np.ndarray:

@@ -71,6 +71,23 @@ class StoredFunction(NamedTuple):
     versions: dict[str, str]
 
 
+class Outline(NamedTuple):
+    """The layout of a save, and the names of leaves that have directories of their
+    own."""
+
+    layout: str
+    names: Sequence[str]
+
+
+class IndexParts(NamedTuple):
+    """The bytes of an index in three: those before and after the columns change with
+    each save, the columns with the structure of the tree alone."""
+
+    head: bytes
+    columns: bytes
+    tail: bytes
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index:
     """A parsed index: what the tree is, and where it lies. `digests` has that of each
@@ -160,9 +177,7 @@ def encode(index: Index) -> bytes:
     return sealed(b",".join(encode_parts(index)))
 
 
-def encode_parts(index: Index) -> tuple[bytes, bytes, bytes]:
-    """The bytes of an index in three: what is before its columns and after them changes
-    with each save, the columns with the structure of the tree alone."""
+def encode_parts(index: Index) -> IndexParts:
     leaves, files, placement = index.leaves, index.files, index.placement
     version = max(READERS)
     head = {
@@ -184,7 +199,7 @@ def encode_parts(index: Index) -> tuple[bytes, bytes, bytes]:
     tail |= filter(operator.itemgetter(1), optional.items())
     tail["others"] = index.others  # The last, so that all before them has a `seal`.
     columns = index.columns or encode_columns(leaves, files, placement)
-    return b"{" + _fields_of(head), columns, _fields_of(tail)
+    return IndexParts(b"{" + _fields_of(head), columns, _fields_of(tail))
 
 
 # What is between the rest of an index and its last field but the digest.
@@ -273,9 +288,9 @@ def decode(data: bytes) -> Index:
     return _typed(value, digest(data.rpartition(_OTHERS)[0]))
 
 
-def check(parts: tuple[bytes, bytes, bytes], data: bytes) -> None:
-    """Decodes what is about to be published, `data`, and looks at all of it. Columns
-    that have been decoded before are not decoded again.
+def check(parts: IndexParts, data: bytes) -> None:
+    """Decodes an index that is about to be published: `data`, which has these `parts`.
+    Columns that have been decoded before are not decoded again.
 
     **Raises:** `ValueError` if it cannot be read.
     """
@@ -300,18 +315,18 @@ def _checked(columns: bytes, layout: str) -> Index:
     return index
 
 
-def outline(data: bytes) -> tuple[str, Sequence[str]]:
-    """The layout of what `decode` gives, and the names of leaves that have directories
-    of their own. Where none have, nothing of an index is parsed that is not damaged.
+def outline(data: bytes) -> Outline:
+    """The outline of what `decode` gives. Where no leaf has a directory of its own, an
+    index that is not damaged is not parsed.
 
     **Raises:** as `decode`.
     """
     head = match_head(data)
     if head is None or not head[4]:
         index = decode(data)
-        return index.layout, index.leaves.names
+        return Outline(index.layout, index.leaves.names)
     check_digest(data)
-    return "ocdbt", ()
+    return Outline("ocdbt", ())
 
 
 def check_digest(data: bytes) -> None:

@@ -4,7 +4,7 @@ import collections
 import functools as ft
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._errors import DamagedError
 from . import _files
@@ -53,34 +53,55 @@ def unquote(component: str) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
-def component(key: Any) -> tuple[str, str]:
-    """One entry of a key path as `(kind, component)`.
+class Component(NamedTuple):
+    """One entry of a key path, as a name has it: the kind of the key, and its text.
 
     The kinds are `a`: attribute, `s`: index in a sequence, `f`: index in a node
     without keys, `k`: str key, `i`: int key, `o`: any other hashable.
     """
+
+    kind: str
+    text: str
+
+
+class NodeKey(NamedTuple):
+    """The key of a child of a node, and its kind: what a `Component` was made of."""
+
+    kind: str
+    key: str | int
+
+
+class LeafName(NamedTuple):
+    """The dotted name of a leaf, and the kinds of the keys that lead to it."""
+
+    name: str
+    kinds: str
+
+
+def component(key: Any) -> Component:
+    """The component of a name that stands for an entry of a key path."""
     cls, jtu = type(key), _jtu()
     if cls is jtu.GetAttrKey:
-        return "a", quote(key.name)
+        return Component("a", quote(key.name))
     if cls is jtu.SequenceKey:
-        return "s", str(key.idx)
+        return Component("s", str(key.idx))
     if cls is jtu.FlattenedIndexKey and type(key.key) is int:
-        return "f", str(key.key)
+        return Component("f", str(key.key))
     if cls is jtu.DictKey or cls is jtu.FlattenedIndexKey:
         return key_component(key.key)
     return _odd_component(key)
 
 
-def key_component(key: object) -> tuple[str, str]:
-    """The same of the key of a dictionary."""
+def key_component(key: object) -> Component:
+    """The component that stands for a key of a dictionary."""
     if type(key) is str:
-        return "k", quote(key)
+        return Component("k", quote(key))
     if type(key) is int:
-        return "i", str(key)
+        return Component("i", str(key))
     return _odd_component(key)
 
 
-def _odd_component(key: object) -> tuple[str, str]:
+def _odd_component(key: object) -> Component:
     text = repr(key)
     if ADDRESS.search(text):
         raise ValueError(
@@ -88,7 +109,7 @@ def _odd_component(key: object) -> tuple[str, str]:
             "is an address. Use a string or an integer as the key, or give its type a "
             "`__repr__`."
         )
-    return "o", "%=" + ("" if text == "" else quote(text))
+    return Component("o", "%=" + ("" if text == "" else quote(text)))
 
 
 def is_component(text: str) -> bool:
@@ -116,15 +137,15 @@ def join(components: Iterable[str]) -> str:
     return ".".join([child("", first), *rest])
 
 
-def name_of(path: tuple, source: str = "") -> tuple[str, str]:
-    """A key path as `(dotted name, kinds of its keys)`."""
-    name, kinds = source, ""
+def name_of(path: tuple, above: str = "") -> LeafName:
+    """The name of the leaf at a key path below the node `above` ("": the top)."""
+    name, kinds = above, ""
     for key in path:
         kind, text = component(key)
         name, kinds = child(name, text), kinds + kind
     name = name or ROOT
     check_size(name, len(kinds))
-    return name, kinds
+    return LeafName(name, kinds)
 
 
 def check_size(name: str, depth: int) -> None:
@@ -177,8 +198,8 @@ def shorten(text: str) -> str:
     return repr(text) if len(text) <= 60 else repr(text[:60]) + "..."
 
 
-def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
-    """The inverse of `name_of`: `(kind, key)` for each entry of the key path.
+def keys_of(name: str, kinds: str) -> list[NodeKey]:
+    """The inverse of `name_of`: a key for each entry of the key path.
 
     **Raises:** `ValueError` when `name` is not what `name_of` writes for such a path.
     """
@@ -190,7 +211,9 @@ def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
     if len(components) != len(kinds):
         raise ValueError(f"the name does not have {len(kinds)} components")
     places = enumerate(zip(kinds, components))
-    return [(kind, key_of(kind, text, place == 0)) for place, (kind, text) in places]
+    return [
+        NodeKey(kind, key_of(kind, text, place == 0)) for place, (kind, text) in places
+    ]
 
 
 def key_of(kind: str, text: str, first: bool) -> str | int:

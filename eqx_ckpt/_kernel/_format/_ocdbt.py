@@ -49,6 +49,13 @@ class Subtree(NamedTuple):
     height: int
 
 
+class EncodedTree(NamedTuple):
+    """The bytes of nodes of the B+tree, and the uppermost of them."""
+
+    data: bytes
+    root: Subtree
+
+
 # So many numbers are encoded one by one, which takes less time than an array of them.
 _FEW = 16
 
@@ -95,18 +102,17 @@ def _key_lengths(keys: Sequence[bytes]) -> bytes:
     return _varints([len(keys), *bytes(len(keys) - 1), *map(len, keys)])
 
 
-def _leaf(entries: Entries, table: bytes, offset: int) -> tuple[bytes, Subtree]:
+def _leaf(entries: Entries, table: bytes, offset: int) -> EncodedTree:
     """A node that has keys, to stand at `offset`."""
     keys, files, offsets, lengths = entries
     head = b"\0", table, _key_lengths(keys)
     values = _varints(lengths), b"\1" * len(keys), _varints(files), _varints(offsets)
     data, size = _frame(NODE, b"".join([*head, *keys, *values])), sum(lengths)
-    return data, Subtree(keys[0], offset, len(data), len(keys), len(data), size, 0)
+    node = Subtree(keys[0], offset, len(data), len(keys), len(data), size, 0)
+    return EncodedTree(data, node)
 
 
-def _inner(
-    below: Sequence[Subtree], table: bytes, offset: int
-) -> tuple[bytes, Subtree]:
+def _inner(below: Sequence[Subtree], table: bytes, offset: int) -> EncodedTree:
     """A node that has other nodes, to stand at `offset`."""
     keys, *numbers, heights = zip(*below)
     none = bytes(len(below))
@@ -114,16 +120,13 @@ def _inner(
     data = _frame(NODE, b"".join([*head, *keys, none, *map(_varints, numbers)]))
     count, tree_bytes, value_bytes = map(sum, numbers[2:])
     sizes = len(data), count, tree_bytes + len(data), value_bytes
-    return data, Subtree(keys[0], offset, *sizes, 1 + heights[0])
+    return EncodedTree(data, Subtree(keys[0], offset, *sizes, 1 + heights[0]))
 
 
-def tree(
-    entries: Entries, files: Sequence[str], name: str, offset: int
-) -> tuple[bytes, Subtree]:
+def tree(entries: Entries, files: Sequence[str], name: str, offset: int) -> EncodedTree:
     """The nodes of the B+tree of `entries`, to stand at `offset` in the file `name`.
 
-    `files` are the paths that the numbers in `entries.files` mean. Returns the bytes
-    and the root, for `manifest`.
+    `files` are the paths that the numbers in `entries.files` mean.
     """
     table = _file_table([path.encode() for path in files])
     out: list[bytes] = []
@@ -144,7 +147,7 @@ def tree(
             nodes.append(node)
             offset += len(data)
     root = nodes[0] if nodes else Subtree(b"", MISSING, MISSING, 0, 0, 0, 0)
-    return b"".join(out), root
+    return EncodedTree(b"".join(out), root)
 
 
 def manifest(root: Subtree, name: str) -> bytes:

@@ -249,15 +249,29 @@ def run(picks: Sequence[Picks | int], shape: Sequence[int]) -> range | None:
 Places = slice | np.ndarray
 
 
-def overlap(pick: Picks, start: int, stop: int) -> tuple[Places, Places] | None:
-    """The part of `pick` in `[start, stop)`: its places in `pick`, and the indices from
-    `start` on. None if there is none."""
+class Overlap(NamedTuple):
+    """Elements that a pick and a range of indices share, along an axis: their places
+    `to` which they go in the array of all that is picked, and `fro` in the range."""
+
+    to: Places
+    fro: Places
+
+
+class RegionOverlap(NamedTuple):
+    """An `Overlap` along each axis."""
+
+    to: tuple[Places, ...]
+    fro: tuple[Places, ...]
+
+
+def overlap(pick: Picks, start: int, stop: int) -> Overlap | None:
+    """The part of `pick` in `[start, stop)`. None if there is none."""
     if isinstance(pick, IndexArray):
         first, last = pick.ascending.searchsorted([start, stop]).tolist()
         if first >= last:
             return None
         places = slice(first, last) if pick.order is None else pick.order[first:last]
-        return places, pick.ascending[first:last] - start
+        return Overlap(places, pick.ascending[first:last] - start)
     step = pick.step
     if step > 0:
         first = max(0, -(-(start - pick.start) // step))
@@ -269,18 +283,16 @@ def overlap(pick: Picks, start: int, stop: int) -> tuple[Places, Places] | None:
         return None
     inside = pick[first:last]
     inside = range(inside.start - start, inside.stop - start, step)
-    return slice(first, last), _slice(inside)
+    return Overlap(slice(first, last), _slice(inside))
 
 
-def overlaps(
-    picks: Sequence[Picks], region: Sequence[slice]
-) -> tuple[tuple[Places, ...], tuple[Places, ...]] | None:
-    """The same along each axis of a region."""
+def overlaps(picks: Sequence[Picks], region: Sequence[slice]) -> RegionOverlap | None:
+    """The part of a view in a region. None if there is none."""
     found = [overlap(pick, s.start, s.stop) for pick, s in zip(picks, region)]
     some = [x for x in found if x is not None]
     if len(some) < len(found):
         return None
-    return tuple(to for to, _ in some), tuple(fro for _, fro in some)
+    return RegionOverlap(tuple(x.to for x in some), tuple(x.fro for x in some))
 
 
 def places(pick: Picks) -> Places:

@@ -146,7 +146,7 @@ class RowLeaf:
         first = runs[0][0] * self.step
         stop = min(runs[-1][1] * self.step, self.count)
         found = [(x, _view.overlap(x.rows, first, stop)) for x in self.wanted]
-        keeps = [(x, *places) for x, places in found if places is not None]
+        keeps = [(x, both.to, both.fro) for x, both in found if both is not None]
         if len(keeps) == len(runs) == 1 and self.read.conversion is None:
             x, to, fro = keeps[0]
             every = slice(0, stop - first, 1)

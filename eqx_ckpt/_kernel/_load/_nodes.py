@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from .._errors import DamagedError
 from .._format import _names, _record
+from .._format._names import NodeKey
 from .._format._record import Label
 from .._runtime import _handlers
 from .._storage._backend import Backend
@@ -40,7 +41,7 @@ class StoredBody(Body):
         self._gaps = gaps
         self._depth = name.count(".") + 1 if name else 0
         self._made: dict[str, Any] = {}
-        self._keys: dict[str, tuple[str, str | int]] = {}
+        self._keys: dict[str, NodeKey] = {}
         self._is_checked = False
 
     def called(self) -> str:
@@ -120,12 +121,12 @@ class StoredBody(Body):
 
         return kind_of
 
-    def _key(self, component: str) -> tuple[str, str | int]:
+    def _key(self, component: str) -> NodeKey:
         if component not in self._keys:
             self._keys[component] = self._read_key(component)
         return self._keys[component]
 
-    def _read_key(self, component: str) -> tuple[str, str | int]:
+    def _read_key(self, component: str) -> NodeKey:
         kinds = self._kinds(self._groups[component])
         if len(kinds) > 1:
             name = f"{self.name}.{component}"
@@ -134,16 +135,16 @@ class StoredBody(Body):
             return self._likely_key(component)
         kind = kinds.pop()
         try:
-            return kind, _names.key_of(kind, component, self._depth == 0)
+            return NodeKey(kind, _names.key_of(kind, component, self._depth == 0))
         except ValueError as e:
             raise DamagedError(f"The index has a name that is never saved: {e}.") from e
 
-    def _likely_key(self, component: str) -> tuple[str, str | int]:
+    def _likely_key(self, component: str) -> NodeKey:
         """The key of a Module without leaves, which the index does not have: as those
         beside it, if it can be one."""
         for kind in [*(kind for kind in "sfiak" if kind in self._all_kinds), *"sioa"]:
             with contextlib.suppress(ValueError):
-                return kind, _names.key_of(kind, component, self._depth == 0)
+                return NodeKey(kind, _names.key_of(kind, component, self._depth == 0))
         raise DamagedError("The index has static fields of what is never saved.")
 
     @ft.cached_property
@@ -152,13 +153,13 @@ class StoredBody(Body):
 
     @ft.cached_property
     @_handlers.pass_through
-    def _rows(self) -> list[tuple[tuple[str, str | int], str]]:
+    def _rows(self) -> list[tuple[NodeKey, str]]:
         """The key and the component of each child, in their order."""
         rows = [(self._key(component), component) for component in self._groups]
         if all(kind in "sf" for (kind, _), _ in rows):
-            rows.sort(key=lambda row: row[0][1])
+            rows.sort(key=lambda row: row[0].key)
             if rows:
-                self._gaps[0] -= int(rows[-1][0][1]) + 1 - len(rows)
+                self._gaps[0] -= int(rows[-1][0].key) + 1 - len(rows)
         if self._gaps[0] < 0:
             raise DamagedError("The index has sequences that are mostly gaps.")
         return rows

@@ -90,7 +90,7 @@ class _LargeLeaf:
             region = _grid.box(regions[run.start : run.stop])
             found = [_view.overlaps(pick, region) for pick in picks]
             wanted = [
-                (array, *overlap)
+                (array, overlap.to, overlap.fro)
                 for array, overlap in zip(self.arrays, found)
                 if overlap is not None
             ]
@@ -154,7 +154,9 @@ class _LargeLeaf:
 
     def _start_chunks(self, part: _DecodedPart) -> Callable[[], None]:
         source, t = self.reader.source, self.read.record.template
-        ranges = [source.where(self.read.record, number) for number in part.chunks]
+        ranges = [
+            source.chunk_range(self.read.record, number) for number in part.chunks
+        ]
         if source.root.is_remote:
             values = _reader.start_ranges(source.directory, ranges)
         else:

@@ -2,12 +2,12 @@
 
 import functools as ft
 import itertools as it
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text
-from .._format._index import Index, is_save_id
+from .._format._index import Index, is_save_id, Outline
 from .._storage import _store
 from .._storage._backend import Backend, Value
 
@@ -15,8 +15,15 @@ from .._storage._backend import Backend, Value
 T = TypeVar("T")
 
 
-def read_index(root: Backend) -> tuple[Index, Value] | None:
-    """The index at a root and the file it is in; None where there is none.
+class Published(NamedTuple, Generic[T]):
+    """What was made of the index at a root, and the file that it was read from."""
+
+    content: T
+    file: Value
+
+
+def read_index(root: Backend) -> Published[Index] | None:
+    """The index at a root; None where there is none.
 
     **Raises:** `DamagedError` when it is not one that can be read, `Newer` when a later
     release can.
@@ -24,15 +31,15 @@ def read_index(root: Backend) -> tuple[Index, Value] | None:
     return _read(root, _index.decode)
 
 
-def read_outline(root: Backend) -> tuple[tuple[str, Sequence[str]], Value] | None:
-    """Reads the outline of an index (`_index.outline`), and raises as `read_index`."""
+def read_outline(root: Backend) -> Published[Outline] | None:
+    """The outline of the index at a root. **Raises:** as `read_index`."""
     return _read(root, _index.outline)
 
 
-def _read(root: Backend, decode: Callable[[bytes], T]) -> tuple[T, Value] | None:
-    def look() -> tuple[T, Value] | None:
-        value = root.read(_files.INDEX, limit=_json.MAX_INDEX)
-        return None if value is None else (decode(value.data), value)
+def _read(root: Backend, decode: Callable[[bytes], T]) -> Published[T] | None:
+    def look() -> Published[T] | None:
+        file = root.read(_files.INDEX, limit=_json.MAX_INDEX)
+        return None if file is None else Published(decode(file.data), file)
 
     try:
         return _store.look_twice(root, look)

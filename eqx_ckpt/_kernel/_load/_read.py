@@ -147,11 +147,11 @@ def _runs(source: Source, reads: list[StoredRead], most: int) -> list[_Run]:
     records = [one.record for one in reads]
     templates = {id(record.template): record.template for record in records}
     sizes = {x: template.nbytes for x, template in templates.items()}
-    files, places = source.starts(records)
+    files, starts = source.starts(records)
     runs: list[_Run] = []
     last, start, stop, members = -1, 0, 0, []
-    for i in sorted(range(len(reads)), key=places.__getitem__):
-        file, offset = places[i]
+    for i in sorted(range(len(reads)), key=starts.__getitem__):
+        file, offset = starts[i]
         size = sizes[id(records[i].template)]
         end = offset + size
         if file == last and stop <= offset <= stop + _GAP and end - start <= most:

@@ -7,7 +7,7 @@ import functools as ft
 import operator
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _digests, _files, _grid, _index, _template, _text
@@ -23,6 +23,31 @@ from . import _published, _wording
 
 
 _DAMAGED = "its file of digests is damaged"
+
+
+class FirstChunks(NamedTuple):
+    """Where the first chunk of each of some leaves is: the number of a file among the
+    `keys`, and the offset there."""
+
+    keys: Sequence[str]
+    starts: list[tuple[int, int]]
+
+
+class FileRange(NamedTuple):
+    """Bytes of the file of a key; to its end if `stop` is None."""
+
+    key: str
+    start: int
+    stop: int | None
+
+
+class _KeyedSegment(NamedTuple):
+    """A `Segment` of a leaf, with the key of its file."""
+
+    first: int
+    stop: int
+    key: str
+    offset: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,17 +189,14 @@ class Source(abc.ABC):
 
     # ---- Where bytes are.
 
-    def starts(
-        self, records: Sequence[Record]
-    ) -> tuple[Sequence[str], list[tuple[int, int]]]:
-        """The keys of files, and where in them the first chunk of each leaf is."""
+    def starts(self, records: Sequence[Record]) -> FirstChunks:
         places = map(operator.attrgetter("place"), records)
-        return self.files, self.index.extents.starts(places)
+        return FirstChunks(self.files, self.index.extents.starts(places))
 
-    def where(self, record: Record, number: int) -> tuple[str, int, int | None]:
-        """The bytes of a chunk: the key of their file, from, to (None: its end)."""
+    def chunk_range(self, record: Record, number: int) -> FileRange:
+        """Where the bytes of a chunk are."""
         file, start, length = self.index.extents.locate(record, number)
-        return self.files[file], start, start + length
+        return FileRange(self.files[file], start, start + length)
 
     def ranges(
         self, record: Record, runs: Iterable[tuple[int, int]]
@@ -193,11 +215,10 @@ class Source(abc.ABC):
                 start = end
         return out
 
-    def _segment(self, record: Record, number: int) -> tuple[int, int, str, int]:
-        """The run of chunks `[first, stop)` that a chunk is in, the key of its file,
-        and from which byte on it lies there."""
+    def _segment(self, record: Record, number: int) -> _KeyedSegment:
+        """The run of chunks that a chunk is in."""
         first, stop, file, offset = self.index.extents.segment(record, number)
-        return first, stop, self.files[file], offset
+        return _KeyedSegment(first, stop, self.files[file], offset)
 
     def check(self, record: Record, numbers: Sequence[int]) -> None:
         """**Raises:** `ValueError` unless the files hold all that the index says.
@@ -234,7 +255,7 @@ class Source(abc.ABC):
         while chunks:
             # What is one run of chunks is in one page.
             start = chunks.start
-            stop = min(chunks.stop, extents.segment(record, start)[1])
+            stop = min(chunks.stop, extents.segment(record, start).stop)
             first = extents.digest_of(record, start)
             count = t.block_of(stop) - t.block_of(start)
             out += self.digests.rows(first, first + count)
@@ -336,20 +357,19 @@ class ZarrSource(Source):
         places = [(record.template, self.key(record)) for record, _ in wanted]
         return _arrays.open_arrays(directory, None, places)
 
-    def starts(
-        self, records: Sequence[Record]
-    ) -> tuple[Sequence[str], list[tuple[int, int]]]:
+    def starts(self, records: Sequence[Record]) -> FirstChunks:
         templates = {id(record.template): record.template for record in records}
         first = {x: _grid.key((0,) * len(t.shape)) for x, t in templates.items()}
         files = [f"{self.key(r)}/{first[id(r.template)]}" for r in records]
-        return files, [(number, 0) for number in range(len(records))]
+        return FirstChunks(files, [(number, 0) for number in range(len(records))])
 
-    def where(self, record: Record, number: int) -> tuple[str, int, int | None]:
+    def chunk_range(self, record: Record, number: int) -> FileRange:
         t, key = record.template, self._chunk_key(record, number)
-        return key, 0, t.full if t.codec is None else self.directory.size(key)
+        size = t.full if t.codec is None else self.directory.size(key)
+        return FileRange(key, 0, size)
 
-    def _segment(self, record: Record, number: int) -> tuple[int, int, str, int]:
-        return number, number + 1, self._chunk_key(record, number), 0
+    def _segment(self, record: Record, number: int) -> _KeyedSegment:
+        return _KeyedSegment(number, number + 1, self._chunk_key(record, number), 0)
 
     def _chunk_key(self, record: Record, number: int) -> str:
         return f"{self.key(record)}/{grid_of(record.template).keys[number]}"
@@ -370,10 +390,10 @@ class ZarrSource(Source):
 
 def ours_at(root: Backend) -> Source | None:
     """The save of ours that a directory holds. **Raises:** as `read_index`."""
-    got = _published.read_index(root)
-    if got is None:
+    published = _published.read_index(root)
+    if published is None:
         return None
-    index, _ = got
+    index = published.content
     if index.layout == "zarr":
         return ZarrSource(root, index, root, [])
     files = [f"d/{index.save}/{file}" for file in index.files]

@@ -171,11 +171,11 @@ def _may_hold_saves(root: Backend) -> bool:
 def _must_stay(root: Backend, save: str) -> bool:
     """Whether a save is the checkpoint, or not ours, or that cannot be told."""
     try:
-        got = _published.read_index(root)
+        published = _published.read_index(root)
     except (OSError, ValueError):
         return True
-    if got is None and _files.INDEX in (root.list_top() or {}):
+    if published is None and _files.INDEX in (root.list_top() or {}):
         return True  # A store has erred.
-    current = got is not None and got[0].save == save
+    current = published is not None and published.content.save == save
     inside = root.below("d").below(save).list_top() or {}
     return current or not all(map(_files.DATA.fullmatch, inside))

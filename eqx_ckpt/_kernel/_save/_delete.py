@@ -160,14 +160,14 @@ def _names(root: Backend) -> Sequence[str] | None:
     **Raises:** `FileNotFoundError` if there is no checkpoint.
     """
     try:
-        got = _published.read_outline(root)
+        published = _published.read_outline(root)
     except _index.Newer:
         raise
     except DamagedError:
         return None
-    if got is None:
+    if published is None:
         raise _nothing(root)
-    return got[0][1]
+    return published.content.names
 
 
 def _rename_and_delete(root: LocalDirectory, entries: Iterable[str]) -> None:

@@ -49,15 +49,16 @@ def delete_outdated(root: LocalDirectory) -> None:
     files that were to be put in place at its root. What cannot be done now may be
     later."""
     with contextlib.suppress(OSError, ValueError), root.lock() as held:
-        got = _published.read_index(root) if held else None
-        if got is not None:
-            tops = {*_store.tops_of(got[0].others), _files.DIGESTS}
+        published = _published.read_index(root) if held else None
+        if published is not None:
+            index = published.content
+            tops = {*_store.tops_of(index.others), _files.DIGESTS}
             _delete_side(root, (root.list_top() or {}).keys() - tops)
-            own = root.below(f"d/{got[0].save}")
+            own = root.below(f"d/{index.save}")
             for name in filter(_files.is_staged, own.list_top() or ()):
                 discard(own, name)
-            if got[0].layout == "zarr":
-                root.drop_directory(f"d/{got[0].save}")
+            if index.layout == "zarr":
+                root.drop_directory(f"d/{index.save}")
                 root.drop_directory("d")
 
 

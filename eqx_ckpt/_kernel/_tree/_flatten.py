@@ -112,4 +112,4 @@ def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
 
 def module_name(path: tuple, source: str) -> str:
     """The dotted name of the node that a key path leads to."""
-    return _names.name_of(path, source)[0] if path else source
+    return _names.name_of(path, source).name if path else source

@@ -33,7 +33,7 @@ def check_no_tracers(flat: Flat, record: TreeRecord) -> None:
     for path, value in _not_arrays(flat.tree):
         tracer = _find_tracer(value, seen)
         if tracer is not None:
-            name = _names.name_of(path)[0]
+            name = _names.name_of(path).name
             shape = _folding.short_array(str(tracer.dtype), tracer.shape)
             what = "a function" if callable(value) else f"a `{type(value).__name__}`"
             raise ValueError(

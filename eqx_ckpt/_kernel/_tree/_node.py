@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from .. import _rooms
 from .._format import _names, _text, _values
+from .._format._names import NodeKey
 from . import _folding
 
 
@@ -18,8 +19,8 @@ from . import _folding
 class Spec:
     """All of a node but its children: what `jax.tree_util` compares."""
 
-    # `(kind, key)` for each child, as in `_names.component`.
-    keys: tuple[tuple[str, str | int], ...]
+    # One for each child.
+    keys: tuple[NodeKey, ...]
     # The static values of a node, encoded, as JSON: `Leaves.fields_text`.
     fields: str
     # The label of each entry of an eqx.nn.State, as `label_text` gives it. Else none.
@@ -158,7 +159,7 @@ class Node:
 
     def __len__(self) -> int:
         spec = body_of(self).spec()
-        return 1 + int(spec.keys[-1][1]) if spec.is_sequence else len(spec.keys)
+        return 1 + int(spec.keys[-1].key) if spec.is_sequence else len(spec.keys)
 
     def __dir__(self) -> list[str]:
         keys = [str(key) for _, key in body_of(self).spec().keys]
@@ -201,11 +202,11 @@ def _missing(node: Node, what: str) -> str:
 
 def _child_of(body: Body, key: object) -> Any:
     """**Raises:** `KeyError` if there is no such child, `ValueError` for no key."""
-    names = [_names.key_component(key)[1]]
+    names = [_names.key_component(key).text]
     if isinstance(key, str) and key.startswith("%="):
         names.append(key)  # As `keys` has those that are neither strings nor integers.
     # A node may have given JAX the key itself, in none of JAX's classes of keys.
-    names.append(_names.component(key)[1])
+    names.append(_names.component(key).text)
     for name in names:
         with contextlib.suppress(KeyError):
             return body.child_at(name)
@@ -231,7 +232,7 @@ class _Odd(NamedTuple):
 
 
 def _key(kind: str, key: Any) -> Any:
-    """The entry of a key path that `_names.component` gave `(kind, key)` for."""
+    """The entry of a key path that leads to the child of this key."""
     if kind == "a":
         return jtu.GetAttrKey(key)
     if kind == "s":

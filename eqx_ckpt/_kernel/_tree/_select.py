@@ -27,7 +27,7 @@ class _Tag:
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         self._tagged.refusal = TypeError(
             f"`{self._tagged.called}` uses the value of the leaf "
-            f"`{_names.name_of(self._path)[0]}`. It may only pick nodes: use static "
+            f"`{_names.name_of(self._path).name}`. It may only pick nodes: use static "
             "fields, indices and attributes to choose."
         )
         raise self._tagged.refusal
@@ -35,12 +35,12 @@ class _Tag:
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
             f"`{self._tagged.called}` takes `.{name}` of the leaf "
-            f"`{_names.name_of(self._path)[0]}`, and leaves have no values and no "
+            f"`{_names.name_of(self._path).name}`, and leaves have no values and no "
             "attributes there. It may only pick nodes."
         )
 
     def __repr__(self) -> str:
-        return f"<leaf {_names.name_of(self._path)[0]}>"
+        return f"<leaf {_names.name_of(self._path).name}>"
 
     __hash__ = object.__hash__
 
