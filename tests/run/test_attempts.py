@@ -249,7 +249,8 @@ def _no_space(*_):
     raise OSError(28, "No space left on device")
 
 
-_seeds = [*range(3), *long(*range(3, 300))]
+# In a store, the last replaces steps that an earlier attempt has left.
+_seeds = [0, 1, 116, *long(*range(2, 116), *range(117, 300))]
 
 
 @pytest.mark.parametrize("seed", _seeds)

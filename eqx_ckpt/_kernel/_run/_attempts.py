@@ -81,6 +81,10 @@ class Lineage:
         after = None if self.attempt is None else self.attempt.after
         return (after is None or step > after) and not self.is_left(step)
 
+    def note_saved(self, step: int) -> None:
+        """Is told that a step was saved since, which no earlier attempt has left."""
+        self._saves.pop(step, None)
+
     def left(self, steps: Iterable[int]) -> set[int]:
         return {step for step in steps if self.is_left(step)}
 

@@ -105,6 +105,8 @@ class Retention:
         if self._steps.is_local or not before:
             listing = self._steps.listing()
             self._lineage = self._steps.lineage(listing)
+        else:
+            self._lineage.note_saved(new)
         listed = listing.steps if listing else dict.fromkeys([*before, new])
         if self._policy.has_rank:
             self._steps.refresh(listing)
