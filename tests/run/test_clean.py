@@ -10,6 +10,7 @@ import pytest
 from support import inside
 from support.command import main
 from support.helpers import files_of, locked, run_python
+from support.stores import StoredFiles
 
 import eqx_ckpt as ec
 
@@ -262,6 +263,23 @@ def test_what_a_commit_leaves_behind_is_deleted(tmp_path, monkeypatch, orbax, by
     assert ec.verify(path) == [] and _value(path) == 2
     assert {x.name for x in path.iterdir()} == {"eqx_ckpt.json", "d"}
     assert len(os.listdir(path / "d")) == 1
+
+
+def test_files_for_orbax_of_a_save_before_in_a_store():
+    """A process was killed as it added them, and another had saved meanwhile."""
+    path = "memory://killed-for-orbax"
+    ec.tree_serialise_leaves(path, _tree(1))
+    ec.write_orbax(path)
+    files = StoredFiles(path)
+    left = {key: files[key] for key in files if key[:2] != "d/" and key[0] != "e"}
+    ec.clean(path, idle=True)
+    assert left.keys() <= {*files}
+    ec.tree_serialise_leaves(path, _tree(2))
+    for key, data in left.items():
+        files[key] = data
+    assert len(ec.verify(path)) == len(left) == 3
+    ec.clean(path, idle=True)
+    assert ec.verify(path) == [] and not left.keys() & {*files}
 
 
 def test_the_mark_of_a_step_that_is_gone(tmp_path):

@@ -76,6 +76,11 @@ def _save_and_pin(root: pathlib.Path) -> None:
     manager.pin(4)
 
 
+def _add_files_for_orbax(root: pathlib.Path) -> None:
+    for step in (2, 3):
+        ec.write_orbax(root / f"{step}/default")
+
+
 CALLS: dict[str, Callable[[pathlib.Path], Any]] = {
     "save": _save(4, keep=1),
     "save another": _save(5, keep=1),
@@ -91,6 +96,11 @@ CALLS: dict[str, Callable[[pathlib.Path], Any]] = {
     "delete the run": lambda root: _delete_run(root),
     "save and pin": lambda root: _save_and_pin(root),
     "pin": lambda root: CheckpointManager(root).pin(2),
+    "for Orbax": _add_files_for_orbax,
+    "for Orbax, too": _add_files_for_orbax,
+    "replace by zarr": lambda root: ec.tree_serialise_leaves(
+        root / "3/default", tree(3), metadata={"step": 3}, layout="zarr"
+    ),
     "delete": lambda root: CheckpointManager(root).delete(2),
     "latest": lambda root: CheckpointManager(root).latest(),
     "steps": lambda root: CheckpointManager(root).steps(),

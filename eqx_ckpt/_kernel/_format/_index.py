@@ -218,6 +218,13 @@ def with_others(data: bytes, others: dict[str, str]) -> bytes:
     return data
 
 
+def others_in(data: bytes) -> list[str]:
+    """The files for other readers at the root that are of the save of an index, which
+    is not parsed."""
+    rest = data.rpartition(_OTHERS)[2]
+    return [key for key in _files.OTHERS if f'"{key}":'.encode() in rest]
+
+
 def encode_functions(functions: dict[str, StoredFunction]) -> dict[str, Any]:
     return {name: function._asdict() for name, function in functions.items()}
 
@@ -262,6 +269,13 @@ _head = re.compile(
 def head_of(save: str) -> bytes:
     """The first bytes of the index of a save, which no other save has."""
     return f'{{"format":"{FORMAT}","save":"{save}"'.encode()
+
+
+def is_of_same_save(one: bytes, other: bytes) -> bool:
+    """Whether two indices are of one save: `write_orbax` adds files to it."""
+    head = match_head(one)
+    save = head and head[1]
+    return bool(save) and other.startswith(head_of(save.decode()))
 
 
 def match_head(data: bytes) -> re.Match[bytes] | None:

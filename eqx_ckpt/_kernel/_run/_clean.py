@@ -144,7 +144,7 @@ def _clean_saves(place: Backend, remove: bool) -> set[str]:
     # What lies beside a path has the lock of its writer, and was looked at.
     if is_local and _files.is_beside(place.name) or not _may_hold_saves(place):
         return set()
-    if is_local and remove:
+    if remove:
         _inplace.delete_outdated(place)
     at, saves = place.path if is_local else str(place), _published.saves(place)
     return {f"{at}/d/{save}" for save in saves if _is_stale(place, save, remove)}

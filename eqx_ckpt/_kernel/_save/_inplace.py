@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from .._format import _files
 from .._load import _published
 from .._storage import _store
+from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from . import _leftovers
 from ._transaction import DirectoryTransaction, discard, errors_before_commit
@@ -33,23 +34,29 @@ class InPlace(DirectoryTransaction):
             self.lock(held)
             # A save that begins after the commit is not among these.
             others = {*_published.saves(root)} - {self.save_id}
-            what = _files.INDEX, index, self.found.index, staged
-            self.commit(ft.partial(root.replace, *what), index)
+            self.commit(ft.partial(self._replace, index, staged), index)
             with self.errors_after_commit():
                 if sync:
                     root.sync_directories([""])
-                _delete_side(root, self.found.entries)
+                # `write_orbax` may have added some since.
+                _delete_side(root, root.list_top() or {})
                 for other in others:
                     # Unless it is being written.
                     _leftovers.delete_abandoned(root.below(f"d/{other}"))
 
+    def _replace(self, index: bytes, staged: str) -> bool:
+        replace = lambda: self.root.replace(
+            _files.INDEX, index, self.found.index, staged
+        )
+        return replace() or (self.accept() and replace())
 
-def delete_outdated(root: LocalDirectory) -> None:
+
+def delete_outdated(root: Backend) -> None:
     """Deletes files for other readers that the save which is there does not have, and
     files that were to be put in place at its root. What cannot be done now may be
-    later."""
+    later. Where there are no locks, the caller knows that nobody saves there."""
     with contextlib.suppress(OSError, ValueError), root.lock() as held:
-        published = _published.read_index(root) if held else None
+        published = _published.read_index(root) if held or root.is_remote else None
         if published is not None:
             index = published.content
             tops = {*_store.tops_of(index.others), _files.DIGESTS}
@@ -62,7 +69,7 @@ def delete_outdated(root: LocalDirectory) -> None:
                 root.drop_directory("d")
 
 
-def _delete_side(root: LocalDirectory, entries: Iterable[str]) -> None:
+def _delete_side(root: Backend, entries: Iterable[str]) -> None:
     """Deletes what is at the root of another save than the one that is there."""
     for key in _files.SIDE.intersection(entries):
         discard(root, key)

@@ -25,12 +25,17 @@ class InStore(Transaction):
 
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         root: ObjectStore = self.root
-        before = self.found.index
         _store.gather(root, [ft.partial(root.write, key, [side[key]]) for key in side])
-        self.commit(lambda: root.replace(_files.INDEX, index, before), index)
+        self.commit(ft.partial(self._replace, index), index)
         with self.errors_after_commit():
             with contextlib.suppress(OSError, ValueError):
                 root.delete_files(self._outdated(side))
+
+    def _replace(self, index: bytes) -> bool:
+        while not self.root.replace(_files.INDEX, index, self.found.index):
+            if not self.accept():
+                return False
+        return True
 
     def _outdated(self, side: Mapping[str, bytes]) -> list[str]:
         """The files that were there before, and that nothing refers to any more. A save
@@ -38,7 +43,10 @@ class InStore(Transaction):
         tops = {key.partition("/")[0] for key in side}
         gone = {*_files.SIDE, _files.CLAIM} - tops
         out = []
-        for key in self.found.keys:
+        found = self.found.index
+        # `write_orbax` may have added some since they were listed.
+        added = _index.others_in(found.data) if found else ()
+        for key in dict.fromkeys([*self.found.keys, *added]):
             top, _, inside = key.partition("/")
             other, slash, _ = inside.partition("/")
             is_data = top == "d" and slash and _index.is_save_id(other)

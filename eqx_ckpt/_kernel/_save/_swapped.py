@@ -49,7 +49,8 @@ class Swapped(BesideTransaction):
         with contextlib.ExitStack() as held:
             if replaces:
                 self.lock(held)
-                if not _store.is_still(root, _files.INDEX, self.found.index):
+                is_still = _store.is_still(root, _files.INDEX, self.found.index)
+                if not (is_still or self.accept()):
                     raise replaced(root, self.found)
                 check(root, self.found)
                 step = ft.partial(work.exchange, root)

@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .._format import _files, _text
+from .._format import _files, _index, _text
+from .._format._json import MAX_INDEX
 from .._storage import _store
 from .._storage._backend import Backend, Value
 from .._storage._local import LocalDirectory
@@ -71,6 +72,15 @@ class Transaction(abc.ABC):
         if is_ours is False:
             undo.close()
             raise replaced(self.root, self.found)
+
+    def accept(self) -> bool:
+        """Takes the index that is there now for the one that was found, if it is of the
+        same save: `write_orbax` has added files to that. Returns whether it is."""
+        before, now = self.found.index, self.root.read(_files.INDEX, limit=MAX_INDEX)
+        if not (before and now and _index.is_of_same_save(before.data, now.data)):
+            return False
+        self.found = self.found._replace(index=now)
+        return True
 
     def is_saved(self, index: bytes) -> bool | None:
         """Whether the save is what is at the root. None: nobody knows."""
