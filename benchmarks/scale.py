@@ -146,7 +146,7 @@ def plan(model: Model, hosts: int) -> Plan:
     jobs, templates, chunks, total = [], [], 0, 0
     read = resharded = shared = moved = 0.0
     known: dict[Leaf, tuple] = {}
-    alike: _assign.Known = {}
+    alike: dict[tuple[Any, ...], tuple[Any, _assign.Owners, dict[int, int]]] = {}
     for leaf in leaves(model):
         shape, spec, itemsize = leaf
         if leaf not in known:
@@ -190,7 +190,7 @@ def _template_of(leaf: Leaf, chunk: tuple[int, ...]) -> Template:
     return Template("kkak", "jax", dtype, leaf.shape, dtype, chunk)
 
 
-def index_of(templates: list[Template], deal: _assign.Assignment) -> bytes:
+def index_of(templates: list[Template], deal: list[tuple[int, _assign.Runs]]) -> bytes:
     """The index of a save of leaves with these templates, as the library writes it."""
     parts = it.cycle(("params", "mu", "nu"))
     names = [
@@ -198,15 +198,15 @@ def index_of(templates: list[Template], deal: _assign.Assignment) -> bytes:
     ]
     distinct = {t: number for number, t in enumerate(dict.fromkeys(templates))}
     numbers = [distinct[t] for t in templates]
-    form = _tree_spec.TreeSpec(tuple(names), tuple(numbers), tuple(distinct), ())
-    files = [_to_ocdbt.PlainStretches(form, runs) for _, runs in deal]
+    spec = _tree_spec.TreeSpec(tuple(names), tuple(numbers), tuple(distinct), ())
+    files = [_to_ocdbt.PlainRuns(spec, runs) for _, runs in deal]
     digests = "0" * 32 * len(files)
     # The record of a tree of dicts and lists, as these names have it.
     flat = _flatten.flatten(ec.nest(dict.fromkeys(names, 0)), None)
     record = _recorder.record(flat.walk, flat.leaves, [True] * len(names))
     leaves = Leaves(names, list(distinct), numbers, recorded=record)
-    names, placement = list(map(str, range(len(files)))), _to_ocdbt.place(form, files)
-    index = Index("0" * 16, "ocdbt", None, leaves, names, placement, digests)
+    placement, names = _to_ocdbt.placement_of(spec, files), map(str, range(len(files)))
+    index = Index("0" * 16, "ocdbt", None, leaves, [*names], placement, digests)
     return _index.encode(index)
 
 

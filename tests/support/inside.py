@@ -33,12 +33,12 @@ CALLS = {
     "write a save": "_kernel._save._serialise.write",
     "publish": "_kernel._save._publish.publish",
     "find where others write": "_kernel._save._publish.await_location",
-    "tell what was written": "_kernel._save._notes.tell",
+    "tell what was written": "_kernel._save._notes.leave_note",
     "plan the functions of a save": "_kernel._rooms.plan_functions",
     "delete files at the root of another save": "_kernel._save._inplace._delete_side",
     "delete what is left": "_kernel._save._leftovers.delete_abandoned",
     "delete files of a store": "_kernel._storage._objects.ObjectStore.delete_files",
-    "keep files of the last save": "_kernel._save._reuse.keep",
+    "keep files of the last save": "_kernel._save._reuse.link_unchanged",
     "files of Orbax": "_orbax._write._files_of",
     "start in the background": "_kernel._save._background.start",
     "run in the background": "_kernel._save._background._run",
@@ -307,7 +307,7 @@ def made() -> dict[str, int]:
     names = {
         "deal_alone": "deal",
         "files": "files for Orbax",
-        "_plain": "database",
+        "_place_by_spec": "database",
     }
     out = dict.fromkeys(names.values(), 0)
     for walk in _walks()._last:

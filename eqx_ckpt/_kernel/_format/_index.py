@@ -51,6 +51,13 @@ class BaseFacts(NamedTuple):
     digest: str
 
 
+class OwnState(NamedTuple):
+    """The size and the digest of the file of a process's own state."""
+
+    nbytes: int
+    digest: str
+
+
 class StoredFunction(NamedTuple):
     """One function: its `file`, by number; the leaves that it takes, by their places,
     and by the `names` that it has for them; the nests of its arguments, a tuple, and of
@@ -92,11 +99,9 @@ class IndexParts(NamedTuple):
 class Index:
     """A parsed index: what the tree is, and where it lies. `digests` has that of each
     page of the file of digests; `others` those of the files that other readers use;
-    `own` those of the processes' own states, in their order, after the number of their
-    bytes. What is in a data file is `shift` further on, if these are members of a zip.
-    `seal` is the digest of all but `others`, and `columns` their JSON, if these are
-    known.
-    """
+    `own` the own states of the processes, in their order. What is in a data file is
+    `shift` further on, if these are members of a zip. `seal` is the digest of all but
+    `others`, and `columns` their JSON, if these are known."""
 
     save: str
     layout: str
@@ -109,7 +114,7 @@ class Index:
     writer: dict[str, str] = dataclasses.field(default_factory=dict)
     saved: SaveFacts | None = None
     functions: dict[str, StoredFunction] = dataclasses.field(default_factory=dict)
-    own: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+    own: list[OwnState] = dataclasses.field(default_factory=list)
     shift: Sequence[int] = ()
     base: BaseFacts | None = None
     seal: str = ""
@@ -424,7 +429,7 @@ _SAVED = {"time": _TIME, "processes": _TIME, "shardings": {...: NUMBER}}
 # number of leaves.
 OPTIONAL: dict[str, tuple[Any, Callable[[Any, int], Any]]] = {
     "saved": (dict, lambda facts, _: SaveFacts(*fields(facts, _SAVED))),
-    "own": ([(NUMBER, DIGEST)], lambda rows, _: list(map(tuple, rows))),
+    "own": ([(NUMBER, DIGEST)], lambda rows, _: [OwnState(*row) for row in rows]),
     "base": ((str, ID, DIGEST), lambda row, _: BaseFacts(*row)),
     "functions": ({...: dict}, _rooms.parse_functions),
 }

@@ -32,12 +32,12 @@ def mark(pytree: PyTree, metadata: object) -> str:
         return ""
 
 
-def account(plan: Plan) -> bytes:
+def digest_of_plan(plan: Plan) -> bytes:
     """The digest of all that this process is about to save."""
     return _index.digest(json.dumps(_lines(plan)).encode()).encode()
 
 
-def explain(plan: Plan, processes: Processes) -> None:
+def raise_disagreement(plan: Plan, processes: Processes) -> None:
     """**Raises:** `RuntimeError` that says which process has what else than process 0.
 
     All processes call this when their accounts differ.

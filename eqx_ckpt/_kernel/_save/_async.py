@@ -123,9 +123,9 @@ def begin(
                 _rooms.check_file(root, options.overwrite)
             else:
                 _path_state.examine(root, options.overwrite)
-        reused = _reuse.find(planned, run)
+        reused = _reuse.find_reused(planned, run)
         written = _reuse.SavedArrays(planned.leaves, planned.spec)
-        held = _reuse.hold(reused, planned.leaves, planned.spec)
+        held = _reuse.hold_unchanged(reused, planned.leaves, planned.spec)
         copied = _copied(planned, held)
         _background.make_room(copied)
         planned = stage(planned, held)

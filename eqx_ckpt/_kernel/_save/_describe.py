@@ -9,7 +9,7 @@ import functools as ft
 import itertools as it
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,17 +27,44 @@ from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
 
 
+class DescribedLeaves(NamedTuple):
+    """The leaves of a save, and their spec. `shardings` counts those that are spread
+    over devices, by the text of their sharding; `parts` has the part of those that are
+    not all there."""
+
+    leaves: list[PlannedLeaf]
+    spec: TreeSpec
+    shardings: dict[str, int]
+    parts: dict[int, Part]
+
+
+class _Stored(NamedTuple):
+    """The value that a leaf is written from, its template without the kinds of its
+    keys, and the part of the leaf that it is, if not all."""
+
+    value: Any
+    template: Template
+    part: Part | None
+
+
+class _Specified(NamedTuple):
+    """The spec of a save's leaves, the values that they are written from, and the parts
+    of those that are not all there."""
+
+    values: list[Any]
+    spec: TreeSpec
+    parts: dict[int, Part]
+
+
 def describe(
     flat: Flat, numbers: Sequence[int], options: SaveOptions
-) -> tuple[list[PlannedLeaf], TreeSpec, dict[str, int], dict[int, Part]]:
-    """The leaves of these numbers, their spec, how many of them are spread over
-    devices, by the text of their sharding, and the parts of those that are not all
-    there.
+) -> DescribedLeaves:
+    """Describes the leaves of these numbers.
 
     **Raises:** naming the leaf that cannot be stored.
     """
     values = list(map(flat.leaves.__getitem__, numbers))
-    alike = _kinds_of(flat, values)
+    alike = _leaf_kinds(flat, values)
     key = _key(flat, numbers, values, alike, options)
     kept: list[Any] = [] if key is None else flat.walk.once(key, None, list)
     parts: dict[int, Part] = {}
@@ -46,14 +73,15 @@ def describe(
         kept.append(
             (spec, _shardings(values, alike), _are_zero_copy(spec, values, alike))
         )
-    spec, shardings, bare = kept[0]
+    spec, shardings, are_zero_copy = kept[0]
     owners: Sequence[_assign.Owners | None] = [None] * len(values)
     if options.count > 1:
         owners = _owners(spec, values, options.count)
     templates = map(spec.templates.__getitem__, spec.template_of)
-    rows = spec.names, values, templates, spec.template_of, spec.origins, owners, bare
-    leaves = list(_payload.planned(zip(*rows, strict=True)))
-    return leaves, spec, dict(shardings), parts
+    origins = spec.origins
+    fields = spec.names, values, templates, spec.template_of, origins, owners
+    leaves = _payload.planned(zip(*fields, are_zero_copy, strict=True))
+    return DescribedLeaves(list(leaves), spec, dict(shardings), parts)
 
 
 def _are_zero_copy(
@@ -70,7 +98,7 @@ def _are_zero_copy(
     return list(map(known.__getitem__, both))
 
 
-def _kinds_of(flat: Flat, values: Sequence[Any]) -> LeafKinds:
+def _leaf_kinds(flat: Flat, values: Sequence[Any]) -> LeafKinds:
     """The kinds of leaves, those of the last tree like it where these are the same."""
     if not flat.is_walk_kept:
         return _leaf.alike(values, [])
@@ -124,9 +152,7 @@ def _make_spec(
     given: Sequence[Any],
     alike: LeafKinds,
     options: SaveOptions,
-) -> tuple[list[Any], TreeSpec, dict[int, Part]]:
-    """The values that leaves are written from, their spec, and the part of a leaf, if
-    not all."""
+) -> _Specified:
     flat.walk.check_names(numbers)
     names = list(map(flat.walk.names.__getitem__, numbers))
     letters = list(map(flat.walk.letters.__getitem__, numbers))
@@ -144,6 +170,7 @@ def _make_spec(
         firsts = dict(zip(reversed(kinds), reversed(range(count))))
         odd = it.compress(it.count(), map(operator.lt, kinds, it.repeat(0)))
         todo = sorted({*firsts.values(), *odd})
+    # Each leaf's own template, until they are numbered.
     own: list[Any] = [None] * count
     describe = lambda place: _as_stored(names[place], given[place], options)
     stored = map(describe, todo)
@@ -171,7 +198,8 @@ def _make_spec(
     if not flat.walk.are_names_apart:
         _check_nodes(letters, number_of, flat)
     of, some = tuple(map(number.__getitem__, rows)), tuple(aliases.items())
-    return values, TreeSpec(tuple(names), of, tuple(templates), some), parts
+    spec = TreeSpec(tuple(names), of, tuple(templates), some)
+    return _Specified(values, spec, parts)
 
 
 def _twins(names: Sequence[str], numbers: Sequence[int], flat: Flat) -> ValueError:
@@ -183,20 +211,17 @@ def _twins(names: Sequence[str], numbers: Sequence[int], flat: Flat) -> ValueErr
     raise AssertionError
 
 
-def _as_stored(
-    name: str, value: object, options: SaveOptions
-) -> tuple[Any, Template, Part | None]:
-    """The value that a leaf of a name is written from, its template without the kinds
-    of its keys, and the part of the leaf that it is, if not all."""
-    own = None
+def _as_stored(name: str, value: object, options: SaveOptions) -> _Stored:
+    """A leaf of a name as it is stored."""
+    local = None
     try:
         value, template = _lazies.as_stored(value, options.dtype)
         if options.processes == "own":
-            own = _local_parts.part_of(value, template)
+            local = _local_parts.part_of(value, template)
     except (ValueError, TypeError) as e:
         raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
     whole = value, template, None, _leaf.shard_shape(value, template)
-    value, template, part, shard = own or whole
+    value, template, part, shard = local or whole
     chunk = template.chunk
     if not chunk and isinstance(value, LazySource) and options.layout == "ocdbt":
         chunk = value.grain
@@ -205,7 +230,7 @@ def _as_stored(
         chunk = _chunking.chunk_shape(name, template, options, shard)
         template = template._replace(chunk=chunk)
     codec = _chunking.codec_of(name, template, options)
-    return value, template._replace(codec=codec), part
+    return _Stored(value, template._replace(codec=codec), part)
 
 
 def _check_nodes(letters: Sequence[str], numbers: dict[str, int], flat: Flat) -> None:

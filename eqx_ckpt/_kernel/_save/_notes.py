@@ -2,9 +2,10 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._format import _files, _index, _schema
+from .._format._index import OwnState
 from .._format._schema import COUNT, DIGEST, optional
 from .._storage._backend import Backend
 from ._writing import Destination, Files, LeafWriter, Sink
@@ -14,52 +15,63 @@ from ._writing import Destination, Files, LeafWriter, Sink
 _REPORT = str, optional((COUNT, DIGEST))
 
 
-def tell(writer: LeafWriter, files: Files, into: Destination) -> str:
+class CollectedNotes(NamedTuple):
+    """The data files of all processes of a save, and the own states of those that have
+    some, in their order."""
+
+    files: Files
+    states: list[OwnState]
+
+
+def leave_note(writer: LeafWriter, files: Files, into: Destination) -> str:
     """Leaves a note on the files of this process. Returns its digest."""
     note = writer.account(files)
-    into.work.write(_note(writer.index, into), [note])
+    into.work.write(_note_key(writer.index, into), [note])
     return _index.digest(note)
 
 
-def write_own(
+def write_own_state(
     own: bytes, writer: LeafWriter, into: Destination[Sink]
-) -> tuple[int, str]:
+) -> OwnState:
     """Writes the own state of this process."""
     into.make_directory()
     key = f"{into.data_key}/{_files.own(writer.index)}"
     into.work.write(key, [own], into.syncs)
-    return len(own), _index.digest(own)
+    return OwnState(len(own), _index.digest(own))
 
 
-def see(
+def collect_notes(
     writer: LeafWriter,
     layout: Any,
     files: Files,
-    words: Sequence[bytes],
+    gathered: Sequence[bytes],
     into: Destination[Backend],
-) -> tuple[Files, list[tuple[int, str]]]:
-    """The files and the own states of all processes, once they have been seen: after
-    the `files` of this one those of others, by their `words`."""
-    reports = [_schema.read(word, "what is saved", _REPORT) for word in words]
+) -> CollectedNotes:
+    """Checks that all that the reports `gathered` from the processes name is there.
+    `files` are those of this process, 0.
+
+    **Raises:** `RuntimeError` if it is not.
+    """
+    reports = [_schema.read(report, "what is saved", _REPORT) for report in gathered]
     for process, (digest, _) in enumerate(reports[1:], 1):
-        key = _note(process, into)
+        key = _note_key(process, into)
         note = into.work.read(key)
-        with _seen(process, into):
+        with _errors_of_notes(process, into):
             if note is None or _index.digest(note.data) != digest:
                 raise ValueError(f"`{key}` is not there")
             ends = writer.take(process, note.data)
-            files = files + layout.see(writer, process, ends, into)
+            files = files + layout.files_of_process(writer, process, ends, into)
         into.work.delete(key)
-    states = [tuple(state) for _, state in reports if state is not None]
-    for process, (nbytes, _) in enumerate(states):
-        with _seen(process, into):
+    states = [OwnState(*state) for _, state in reports if state is not None]
+    for process, state in enumerate(states):
+        with _errors_of_notes(process, into):
             key = f"{into.data_key}/{_files.own(process)}"
-            into.work.check_range(key, nbytes)
-    return files, states
+            into.work.check_range(key, state.nbytes)
+    return CollectedNotes(files, states)
 
 
 @contextlib.contextmanager
-def _seen(process: int, into: Destination) -> Iterator[None]:
+def _errors_of_notes(process: int, into: Destination) -> Iterator[None]:
     try:
         yield
     except ValueError as e:
@@ -70,5 +82,5 @@ def _seen(process: int, into: Destination) -> Iterator[None]:
         ) from e
 
 
-def _note(process: int, into: Destination) -> str:
+def _note_key(process: int, into: Destination) -> str:
     return f"{into.data_key}/part-{process}"

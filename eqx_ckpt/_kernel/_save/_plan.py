@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 from .. import _rooms
 from .._format import _files, _index, _json, _record
-from .._format._index import BaseFacts, Index, SaveFacts, StoredFunction
+from .._format._index import BaseFacts, Index, OwnState, SaveFacts, StoredFunction
 from .._format._leaves import Leaves, Part
 from .._format._record import TreeRecord
 from .._load._checkpoint import Checkpoint
@@ -86,25 +86,24 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
         numbers = [number for number in numbers if number in picked.leaves]
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
-    leaves, spec, shardings, parts = _describe.describe(flat, numbers, options)
+    described = _describe.describe(flat, numbers, options)
     if options.layout == "zarr":
-        _to_zarr.check_case(spec.names, root)
+        _to_zarr.check_case(described.spec.names, root)
     facts = _facts(flat, numbers, picked.wholes)
-    values = map(operator.attrgetter("value"), leaves)
+    values = map(operator.attrgetter("value"), described.leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
     functions: dict[str, PlannedFunction] = {}
     # None come along without lazy leaves. Process 0 stores them.
     given, is_wanted = options.functions, options.functions is not None or has_lazies
     if is_wanted and given != "drop" and _processes.leads():
-        stored = dict(zip(numbers, leaves))
+        stored = dict(zip(numbers, described.leaves))
         functions = _rooms.plan_functions(given, flat, stored)
     max_bytes = options.max_bytes
     if max_bytes is None:
         max_bytes = min(_MAX_BYTES, _machine.memory() // _SHARE)
-    own = leaves, spec, shardings, parts
-    made = Plan(root, options, max_bytes, *own, facts, functions, has_lazies)
-    check_index(made)
-    return made
+    planned = Plan(root, options, max_bytes, *described, facts, functions, has_lazies)
+    check_index(planned)
+    return planned
 
 
 def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeFacts:
@@ -181,18 +180,19 @@ def index_of(
     save: str,
     written: Written,
     side: Mapping[str, bytes] = types.MappingProxyType({}),
-    own: Sequence[tuple[int, str]] = (),
+    own: Sequence[OwnState] = (),
 ) -> Index:
     """The index of a save, which has these files for other readers at its root."""
     options, spec, facts = plan.options, plan.spec, plan.facts
     others = dict(zip(side, map(_index.digest, side.values())))
-    table = spec, facts, tuple(plan.parts.items()), written.placed
-    leaves, columns = (_make_table if spec.is_compressed else _table)(*table)
+    # What is compressed lies elsewhere in each save.
+    make_table = _make_table if spec.is_compressed else _kept_table
+    table = make_table(spec, facts, tuple(plan.parts.items()), written.placed)
     return Index(
         save,
         options.layout,
         options.metadata,
-        leaves,
+        table.leaves,
         written.placed.files,
         written.placed.placement,
         written.digests,
@@ -202,8 +202,15 @@ def index_of(
         _stored(plan.functions) if plan.functions else {},
         list(own),
         base=cast(BaseFacts | None, options.base),
-        columns=columns,
+        columns=table.columns,
     )
+
+
+class _Table(NamedTuple):
+    """The leaves of an index, and its columns as JSON."""
+
+    leaves: Leaves
+    columns: bytes
 
 
 def _make_table(
@@ -211,8 +218,7 @@ def _make_table(
     facts: TreeFacts,
     parts: tuple[tuple[int, Part], ...],
     placed: DataFiles,
-) -> tuple[Leaves, bytes]:
-    """The leaves of an index, and its columns as JSON."""
+) -> _Table:
     leaves = Leaves(
         list(spec.names),
         list(spec.templates),
@@ -221,7 +227,8 @@ def _make_table(
         dict(parts),
         facts.record,
     )
-    return leaves, _index.encode_columns(leaves, placed.files, placed.placement)
+    columns = _index.encode_columns(leaves, placed.files, placed.placement)
+    return _Table(leaves, columns)
 
 
-_table = _tree_spec.remembered(_make_table)
+_kept_table = _tree_spec.remembered(_make_table)

@@ -11,6 +11,7 @@ strategy is a class of transactions: `_inplace`, or `_instore` in an object stor
 import contextlib
 import json
 import time
+from typing import NamedTuple
 
 from .._format import _files, _index, _schema
 from .._format._index import Index
@@ -51,40 +52,47 @@ def begin(
 
 
 def announce(txn: Transaction) -> bytes:
-    """A transaction, as process 0 tells the others of it."""
+    """Where a transaction writes, as process 0 tells the others."""
     return json.dumps([txn.save_id, txn.work != txn.root]).encode()
 
 
-_TOLD = _schema.ID, bool
+_LOCATION = _schema.ID, bool
 
 
-def await_location(
-    root: Backend, word: bytes, processes: Processes
-) -> tuple[Backend, str]:
-    """Where the others write, once the place is there: the directory, and that of the
-    save in it.
+class Location(NamedTuple):
+    """Where the processes of a save write: a directory, and the key in it of the
+    directory of the save."""
+
+    work: Backend
+    data_key: str
+
+
+def await_location(root: Backend, location: bytes, processes: Processes) -> Location:
+    """Waits until the place that process 0 has announced is there.
 
     **Raises:** `RuntimeError` if it does not appear, or process 0 has failed.
     """
-    save, is_beside = _schema.read(word, "what process 0 says of a save", _TOLD)
+    save_id, is_beside = _schema.read(
+        location, "what process 0 says of a save", _LOCATION
+    )
     work = root.real()
     if is_beside and isinstance(work, LocalDirectory):
-        work = _leftovers.directory_of(work, save)
-    own = f"d/{save}"
+        work = _leftovers.directory_of(work, save_id)
+    data_key = f"d/{save_id}"
     end = time.monotonic() + limits.directory_seconds
 
     def is_shown() -> bool:
-        is_there = work.is_remote or work.is_directory(own)
+        is_there = work.is_remote or work.is_directory(data_key)
         if not is_there and time.monotonic() > end:
             raise RuntimeError(
-                f"`{work.url}/{own}`, which process 0 has made, is not there. The path "
-                "has to be one that all processes share."
+                f"`{work.url}/{data_key}`, which process 0 has made, is not there. "
+                "The path has to be one that all processes share."
             )
         return is_there
 
     # Process 0 may have failed by now, and have deleted it.
     processes.until(is_shown, collective=False)
-    return work, own
+    return Location(work, data_key)
 
 
 def publish(txn: Transaction, root_files: RootFiles, sync: bool) -> None:

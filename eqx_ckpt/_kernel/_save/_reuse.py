@@ -20,6 +20,7 @@ import functools as ft
 import itertools as it
 import weakref
 from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 import jax
 
@@ -44,8 +45,8 @@ from ._tree_spec import TreeSpec
 from ._writing import ChunkRun, Destination, Files, LinkedFiles
 
 
-# More files than this are not kept: what is in the smallest is written anew.
-_MOST = 128
+# More files than this are not linked: what is in the smallest is written anew.
+_MAX_LINKED_FILES = 128
 
 
 class SavedArrays:
@@ -56,14 +57,14 @@ class SavedArrays:
 
     def __init__(self, leaves: Sequence[PlannedLeaf], spec: TreeSpec):
         self.save = ""
-        self._form = spec
+        self._spec = spec
         values = [leaf.value for leaf in leaves]
         self._are_arrays = list(map(_payload.is_array_type, map(type, values)))
         self._refs = list(map(weakref.ref, it.compress(values, self._are_arrays)))
 
     @ft.cached_property
     def _arrays(self) -> dict[str, weakref.ref]:
-        return dict(zip(it.compress(self._form.names, self._are_arrays), self._refs))
+        return dict(zip(it.compress(self._spec.names, self._are_arrays), self._refs))
 
     def has(self, leaf: PlannedLeaf) -> bool:
         found = self._arrays.get(leaf.name)
@@ -98,7 +99,7 @@ class ReusedSave:
         return self._source
 
 
-def find(plan: Plan, processes: Processes) -> ReusedSave | None:
+def find_reused(plan: Plan, processes: Processes) -> ReusedSave | None:
     """The save that the keyword `reuse` leads to; None: all is written anew."""
     reuse = plan.options.reuse
     if reuse is None or plan.options.layout != "ocdbt" or processes.count > 1:
@@ -117,7 +118,7 @@ def find(plan: Plan, processes: Processes) -> ReusedSave | None:
     return ReusedSave(root, written.save, known, same - known)
 
 
-def hold(
+def hold_unchanged(
     reused: ReusedSave | None, leaves: Sequence[PlannedLeaf], spec: TreeSpec
 ) -> Set[int]:
     """Opens the files of `reused` in which all is the same, as is seen without a copy.
@@ -131,8 +132,8 @@ def hold(
         near = [
             leaf if i in reused.likely else _near(leaf) for i, leaf in enumerate(leaves)
         ]
-        stretches, _, same = _compare(source, near, reused.known)
-        sizes = _sizes(leaves, stretches)
+        runs_of, _, same = _compare(source, near, reused.known)
+        sizes = _sizes(leaves, runs_of)
         for number in _largest(sizes):
             key = f"{source.database}/{source.index.files[number]}"
             assert isinstance(source.root, LocalDirectory)
@@ -142,7 +143,7 @@ def hold(
         return frozenset()
     chunks: dict[int, int] = {}
     for number in reused.held:
-        for place, numbers, *_ in stretches[number]:
+        for place, numbers, *_ in runs_of[number]:
             chunks[place] = chunks.get(place, 0) + len(numbers)
     whole = {i for i, n in chunks.items() if n == leaves[i].template.chunk_count}
     out = whole & (reused.known | reused.likely & same)
@@ -159,24 +160,24 @@ def _near(leaf: PlannedLeaf) -> PlannedLeaf:
     return leaf if is_small else leaf._replace(value=None)
 
 
-# To write less than this part of a save takes less than to link it.
-_WORTH = 64
+# To write less than a 64th of a save takes less than to link it.
+_MIN_SHARE = 64
 
 
 def _is_worth(same: Set[int], leaves: Sequence[PlannedLeaf], spec: TreeSpec) -> bool:
     """Whether it takes less to link the leaves at some places than to write them."""
     sizes = [template.nbytes for template in spec.templates]
     kept = sum(sizes[leaves[place].template_number] for place in same)
-    return bool(same) and kept * _WORTH >= spec.nbytes
+    return bool(same) and kept * _MIN_SHARE >= spec.nbytes
 
 
-def keep(reused: ReusedSave, plan: Plan, into: Destination) -> LinkedFiles:
+def link_unchanged(reused: ReusedSave, plan: Plan, into: Destination) -> LinkedFiles:
     """Links the files of `reused` that go into a save as they are, and says what is in
     them."""
     leaves, spec = plan.leaves, plan.spec
     try:
         source = reused.source()
-        stretches, rows, same = _compare(source, leaves, reused.known)
+        runs_of, digests_of, same = _compare(source, leaves, reused.known)
     except (OSError, ValueError, RuntimeError) as e:
         if reused.held:
             raise
@@ -189,13 +190,17 @@ def keep(reused: ReusedSave, plan: Plan, into: Destination) -> LinkedFiles:
         return _writing.NOTHING
     if not reused.held and not _is_worth(same, leaves, spec):
         return _writing.NOTHING
-    linked = _link(reused, source, _sizes(leaves, stretches), into)
-    files: Files = [stretches[number] for number in linked]
-    digests = [(p.place, p.numbers, rows[p.place, p.numbers]) for f in files for p in f]
+    linked = _link(reused, source, _sizes(leaves, runs_of), into)
+    files: Files = [runs_of[number] for number in linked]
+    digests = [
+        (run.leaf, run.chunks, digests_of[run.leaf, run.chunks])
+        for file in files
+        for run in file
+    ]
     return LinkedFiles(files, digests, frozenset(same))
 
 
-def functions(reused: ReusedSave) -> dict[str, SavedFile]:
+def function_files(reused: ReusedSave) -> dict[str, SavedFile]:
     """The files of the functions of another save, by their digests."""
     try:
         source = reused.source()
@@ -212,22 +217,29 @@ def functions(reused: ReusedSave) -> dict[str, SavedFile]:
 def _sizes(
     leaves: Sequence[PlannedLeaf], files: dict[int, list[ChunkRun]]
 ) -> dict[int, int]:
-    """Lengths of files in which these stretches are, and no more."""
+    """Lengths of files that hold these runs, and no more."""
     return {
-        number: max(s.stop(leaves[s.place].template.full) for s in stretches)
-        for number, stretches in files.items()
+        number: max(run.stop(leaves[run.leaf].template.full) for run in runs)
+        for number, runs in files.items()
     }
 
 
 def _largest(sizes: dict[int, int]) -> list[int]:
-    return sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST]
+    return sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MAX_LINKED_FILES]
+
+
+class _Unchanged(NamedTuple):
+    """What has not changed since another save: its `files` of which nothing has, with
+    the runs in each; the `digests` of all runs that have not; and the `leaves`."""
+
+    files: dict[int, list[ChunkRun]]
+    digests: dict[tuple[int, range], bytes]
+    leaves: set[int]
 
 
 def _compare(
     source: Source, leaves: Sequence[PlannedLeaf], known: Set[int]
-) -> tuple[dict[int, list[ChunkRun]], dict[tuple[int, range], bytes], set[int]]:
-    """The files in which nothing has changed, with the runs in each; the digests of all
-    runs that have not changed; and the leaves that have not."""
+) -> _Unchanged:
     saved, extents = source.index.leaves, source.index.extents
     found = _found(source, leaves)
     changed: set[int] = set()
@@ -277,7 +289,8 @@ def _compare(
     for file, _, run in sorted(kept, key=lambda row: row[2].offset):
         if file not in changed:
             files.setdefault(file, []).append(run)
-    return files, {(run.place, run.numbers): own for _, own, run in kept}, same
+    digests_of = {(run.leaf, run.chunks): own for _, own, run in kept}
+    return _Unchanged(files, digests_of, same)
 
 
 def _is_one(t: Template) -> bool:
@@ -364,7 +377,7 @@ def _link(
     assert isinstance(into.work, LocalDirectory)
     linked: list[int] = []
     most = [n for n in _largest(sizes) if n not in reused.held][
-        : _MOST - len(reused.held)
+        : _MAX_LINKED_FILES - len(reused.held)
     ]
     for number in sorted([*reused.held, *most]):
         key = f"{source.database}/{source.index.files[number]}"

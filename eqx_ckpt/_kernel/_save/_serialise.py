@@ -154,7 +154,7 @@ def tree_serialise_leaves(
             _background.wait_for(root)
         _background.raise_untold()
         planned = _plan.plan(root, pytree, given)
-        reused = None if given.reuse is None else _reuse.find(planned, processes)
+        reused = None if given.reuse is None else _reuse.find_reused(planned, processes)
     write(planned, processes, reused)
 
 
@@ -188,16 +188,16 @@ def write(
         if options.progress:
             bar = _progress.bar("save", spec.nbytes, sum(spec.counts), True)
             count.bar = held.enter_context(bar)
-        save, is_one_file = "", _open_files.is_archive(plan.root)
+        save_id, is_one_file = "", _open_files.is_archive(plan.root)
         if is_one_file and processes.count > 1:
             raise ValueError("Several processes cannot write one file: save to a path.")
         with processes.share_errors(), _payload.errors_of_casts(plan.leaves, spec):
             if is_one_file:
                 _rooms.save_file(plan, count.advance)
             elif processes.count > 1:
-                save = _save_together(plan, processes, count.advance, held)
+                save_id = _save_together(plan, processes, count.advance, held)
             else:
-                save = _save_alone(plan, reused, count.advance, held)
+                save_id = _save_alone(plan, reused, count.advance, held)
     if _log.is_on(_log.INFO):
         metadata = options.metadata
         step = metadata.get("step") if isinstance(metadata, dict) else None
@@ -210,7 +210,7 @@ def write(
             nbytes=spec.nbytes,
             seconds=timer.seconds,
         )
-    return save
+    return save_id
 
 
 def _save_alone(
@@ -231,36 +231,35 @@ def _save_alone(
 def _save_together(
     plan: Plan, processes: Processes, advance: Advance, held: contextlib.ExitStack
 ) -> str:
-    """As `_save_alone`, by many processes, each of which writes its own part of the
-    leaves. Process 0 holds the transaction, collects notes on all parts, and publishes.
-    """
+    """As `_save_alone`, by many processes. Each writes its own part of the leaves.
+    Process 0 holds the transaction, collects notes on all parts, and publishes."""
     root, options, nbytes = plan.root, plan.options, plan.spec.nbytes
     layout = _plan.LAYOUTS[options.layout]
-    accounts = processes.gather(_agree.account(plan), alike=True)
+    plans = processes.gather(_agree.digest_of_plan(plan), alike=True)
     txn = root_files = None
-    if processes.leads and len(set(accounts)) == 1:
+    if processes.leads and len(set(plans)) == 1:
         with errors_before_commit(root, nbytes):
             txn = _publish.begin(root, options, held)
             txn.work.make_directories([txn.data_key])
-    word = processes.broadcast(b"" if txn is None else _publish.announce(txn))
-    if not word:
-        _agree.explain(plan, processes)
+    location = processes.broadcast(b"" if txn is None else _publish.announce(txn))
+    if not location:
+        _agree.raise_disagreement(plan, processes)
     if txn is not None:
         work, data_key = txn.work, txn.data_key
     else:
-        work, data_key = _publish.await_location(root, word, processes)
+        work, data_key = _publish.await_location(root, location, processes)
     into = _write_leaves.destination(plan, work, data_key, held)
     writer = _write_leaves.prepare_writer(plan, into, advance, processes)
     with errors_before_commit(root, nbytes):
         files = layout.write(writer, into)
         into.settle()
-        note = "" if processes.leads else _notes.tell(writer, files, into)
+        note = "" if processes.leads else _notes.leave_note(writer, files, into)
         state = None
         if options.own is not None:
-            state = _notes.write_own(options.own, writer, into)
-        words = processes.gather(json.dumps([note, state]).encode())
+            state = _notes.write_own_state(options.own, writer, into)
+        reports = processes.gather(json.dumps([note, state]).encode())
         if txn is not None:
-            files, states = _notes.see(writer, layout, files, words, into)
+            files, states = _notes.collect_notes(writer, layout, files, reports, into)
             root_files = _write_leaves.finish(plan, writer, files, states, into)
     if txn is not None and root_files is not None:
         _publish.publish(txn, root_files, options.durable)

@@ -32,7 +32,7 @@ from ._writing import (
 
 
 # Small leaves that follow each other are written together, up to so many bytes.
-_TOGETHER = 2**18
+_BATCH_BYTES = 2**18
 
 
 def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
@@ -40,7 +40,7 @@ def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
     spec = writer.spec
     files: list[tuple[int, Iterable[_Batch]]]
     if writer.is_fixed_by_spec:
-        files = list(enumerate(_laid(spec, writer.max_file_bytes)))
+        files = list(enumerate(_batches_of_files(spec, writer.max_file_bytes)))
     else:
         files = [(i, _batches(spec, runs)) for i, runs in writer.files_of(writer.index)]
     # What is sent is held in memory.
@@ -65,16 +65,16 @@ class _Batch(NamedTuple):
 
 
 @_tree_spec.remembered
-def _laid(spec: TreeSpec, most: int) -> list[list[_Batch]]:
-    """The batches of the files of a save that one process writes alone, as it was
-    dealt. Nothing is compressed, so they are known before anything is written."""
+def _batches_of_files(spec: TreeSpec, most: int) -> list[list[_Batch]]:
+    """The batches of each file of a save that one process writes alone. Nothing is
+    compressed, so they are known before anything is written."""
     deal = _writing.deal_alone(spec, most)
     return [list(_batches(spec, runs)) for _, runs in deal]
 
 
 def _batches(spec: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
-    """The runs of a file. A caller that takes a compressed run fills its `ends` before
-    it takes the next batch, which begins where they stop."""
+    """The runs of a file, in batches. A caller that takes a compressed run fills its
+    `ends` before it takes the next batch, which begins where they stop."""
     # Bytes of small leaves, by template.
     small = [
         t.full if t.codec is None and _payload.is_small(t) else 0
@@ -82,22 +82,22 @@ def _batches(spec: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
     ]
     batch: list[ChunkRun] = []
 
-    def together() -> _Batch:
+    def small_batch() -> _Batch:
         places, _, starts, _ = zip(*batch)
         return _Batch(batch, _payload.small_batch(places, starts, spec))
 
-    for run_ in lay(spec, runs):
-        size = small[spec.template_of[run_.place]]
-        is_full = batch and run_.offset + size - batch[0].offset > _TOGETHER
+    for run in lay_runs(spec, runs):
+        size = small[spec.template_of[run.leaf]]
+        is_full = batch and run.offset + size - batch[0].offset > _BATCH_BYTES
         if batch and (is_full or not size):
-            yield together()
+            yield small_batch()
             batch = []
         if size:
-            batch.append(run_)
+            batch.append(run)
         else:
-            yield _Batch([run_])
+            yield _Batch([run])
     if batch:
-        yield together()
+        yield small_batch()
 
 
 # The runs that begin with a part of a file, and its chunks, each in pieces.
@@ -110,12 +110,12 @@ def _parts(
     """Calls that give the parts of a file in order: a batch each, or less where threads
     read ahead."""
     for batch in batches:
-        place, numbers, *_ = batch.runs[0]
-        size = len(numbers) or 1
+        leaf, chunks, *_ = batch.runs[0]
+        size = len(chunks) or 1
         if requests > 1 and batch.small is None:
-            size = max(1, _lazies.PART // max(1, data.grids[place].full))
-        for first in range(numbers.start, max(numbers.stop, numbers.start + 1), size):
-            own = range(first, min(first + size, numbers.stop))
+            size = max(1, _lazies.PART // max(1, data.grids[leaf].full))
+        for first in range(chunks.start, max(chunks.stop, chunks.start + 1), size):
+            own = range(first, min(first + size, chunks.stop))
             yield ft.partial(_part, data, batch, own, requests > 1)
 
 
@@ -123,8 +123,8 @@ def _part(data: LeafBytes, batch: _Batch, numbers: range, is_ahead: bool) -> _Pa
     runs, small = batch
     if small is not None:
         return runs, [[data.together(small)]]
-    chunks = data.chunks(runs[0].place, numbers)
-    begins = runs if numbers.start == runs[0].numbers.start else []
+    chunks = data.chunks(runs[0].leaf, numbers)
+    begins = runs if numbers.start == runs[0].chunks.start else []
     return begins, list(map(list, chunks)) if is_ahead else chunks
 
 
@@ -141,11 +141,11 @@ def _write_file(
     def buffers() -> Iterator[Any]:
         at = 0
         parts = _parts(data, batches, requests)
-        for stretches, chunks in _lazies.in_order(parts, requests):
-            if stretches and stretches[0].offset != at:
-                yield bytes(stretches[0].offset - at)
-            written.extend(stretches)
-            end, ends = 0, stretches[0].ends if stretches else None
+        for runs, chunks in _lazies.in_order(parts, requests):
+            if runs and runs[0].offset != at:
+                yield bytes(runs[0].offset - at)
+            written.extend(runs)
+            end, ends = 0, runs[0].ends if runs else None
             for pieces in chunks:
                 for piece in pieces:
                     end += len(piece)
@@ -153,37 +153,37 @@ def _write_file(
                     del piece  # Before the next chunk takes as much.
                 if ends is not None:
                     ends.append(end)
-            if stretches:
-                at = stretches[-1].stop(data.grids[stretches[-1].place].full)
+            if runs:
+                at = runs[-1].stop(data.grids[runs[-1].leaf].full)
 
     into.write(f"{into.data_key}/{number}", buffers())
     return written
 
 
-def lay(
+def lay_runs(
     spec: TreeSpec, runs: _assign.Runs, ends: Ends | None = None
 ) -> Iterator[ChunkRun]:
     """Where the runs of a file lie in it. A caller that takes a compressed run fills
     its `ends` before it takes the next one, which begins where they stop."""
     templates = [(t.full, t.codec is None) for t in spec.templates]
     at = 0
-    for i, (place, numbers) in enumerate(runs):
-        full, is_alone = templates[spec.template_of[place]]
+    for i, (leaf, chunks) in enumerate(runs):
+        full, is_as_it_is = templates[spec.template_of[leaf]]
         # What has no bytes needs no padding, which nothing might follow.
-        offset = _placement.aligned(at) if numbers else at
-        if is_alone:
-            yield ChunkRun(place, numbers, offset, None)
-            at = offset + len(numbers) * full
+        offset = _placement.aligned(at) if chunks else at
+        if is_as_it_is:
+            yield ChunkRun(leaf, chunks, offset, None)
+            at = offset + len(chunks) * full
         else:
             own = [] if ends is None else ends[i]
-            yield (run_ := ChunkRun(place, numbers, offset, own))
-            at = run_.stop(full)
+            yield (run := ChunkRun(leaf, chunks, offset, own))
+            at = run.stop(full)
 
 
 @dataclasses.dataclass(frozen=True)
-class PlainStretches:
-    """The stretches of a file in which nothing is compressed. There may be millions of
-    them, so they are worked out anew whenever they are looked at."""
+class PlainRuns:
+    """The runs of a file in which nothing is compressed. There may be millions of them,
+    so they are worked out anew whenever they are looked at."""
 
     spec: TreeSpec
     runs: _assign.Runs
@@ -192,13 +192,13 @@ class PlainStretches:
         return len(self.runs)
 
     def __iter__(self) -> Iterator[ChunkRun]:
-        return lay(self.spec, self.runs)
+        return lay_runs(self.spec, self.runs)
 
-    def __contains__(self, run_: object) -> bool:
-        return any(run_ == other for other in self)
+    def __contains__(self, run: object) -> bool:
+        return any(run == other for other in self)
 
 
-def see(
+def files_of_process(
     writer: LeafWriter, process: int, ends: Ends, into: Destination[Backend]
 ) -> Files:
     """The files that another process has written.
@@ -211,14 +211,12 @@ def see(
         own = list(itertools.islice(rest, len(runs)))
         if len(own) < len(runs):
             raise ValueError("it has written something else than was planned")
-        stretches = PlainStretches(writer.spec, runs)
-        files.append(
-            list(lay(writer.spec, runs, own))
-            if writer.spec.is_compressed
-            else stretches
-        )
+        if writer.spec.is_compressed:
+            files.append(list(lay_runs(writer.spec, runs, own)))
+        else:
+            files.append(PlainRuns(writer.spec, runs))
         (last,) = collections.deque(files[-1], maxlen=1)
-        stop = last.stop(writer.data.grids[last.place].full)
+        stop = last.stop(writer.data.grids[last.leaf].full)
         into.work.check_range(f"{into.data_key}/{number}", stop)
     return files
 
@@ -228,9 +226,9 @@ def finish(writer: LeafWriter, files: Files, into: Destination[Sink]) -> Written
     to have one, and the digests."""
     spec = writer.spec
     if writer.is_fixed_by_spec:
-        placed, pages, database = _plain(spec, writer.max_file_bytes)
+        placed, pages, database = _place_by_spec(spec, writer.max_file_bytes)
     else:
-        placed, pages, database = _place(spec, [*writer.linked.files, *files])
+        placed, pages, database = _place_runs(spec, [*writer.linked.files, *files])
     others: dict[str, bytes] = {}
     manifest = b""
     if database is None:
@@ -261,10 +259,10 @@ class _Placed(NamedTuple):
     database: tuple[bytes, _ocdbt.Subtree] | None
 
 
-def _place(spec: TreeSpec, files: Files) -> _Placed:
+def _place_runs(spec: TreeSpec, files: Files) -> _Placed:
     names = list(map(str, range(len(files))))
-    placed = DataFiles(names, place(spec, files))
-    pages = [_page(spec, stretches) for stretches in files]
+    placed = DataFiles(names, placement_of(spec, files))
+    pages = [_page(spec, runs) for runs in files]
     if not spec.has_database:
         return _Placed(placed, pages, None)
     entries, blobs = _entries(spec, files)
@@ -273,51 +271,52 @@ def _place(spec: TreeSpec, files: Files) -> _Placed:
 
 
 @_tree_spec.remembered
-def _plain(spec: TreeSpec, most: int) -> _Placed:
+def _place_by_spec(spec: TreeSpec, most: int) -> _Placed:
     """As `_place`, for a save of which the spec says where each chunk lies. The result
     is kept with the spec."""
     files: Files = [
-        [x for some, _ in batches for x in some] for batches in _laid(spec, most)
+        [run for batch in batches for run in batch.runs]
+        for batches in _batches_of_files(spec, most)
     ]
-    return _place(spec, files)
+    return _place_runs(spec, files)
 
 
-def _page(spec: TreeSpec, stretches: Iterable[ChunkRun]) -> list[slice]:
+def _page(spec: TreeSpec, runs: Iterable[ChunkRun]) -> list[slice]:
     """The bytes of the digests of a file, as they lie in those of all leaves."""
     grids, firsts, out = spec.grids, spec.first_digests, []
     start = stop = 0
-    for place, numbers, _, _ in stretches:
-        first, blocks = firsts[place], grids[place].blocks
-        if first + blocks[numbers.start] != stop:
+    for leaf, chunks, _, _ in runs:
+        first, blocks = firsts[leaf], grids[leaf].blocks
+        if first + blocks[chunks.start] != stop:
             out.append(slice(_digests.SIZE * start, _digests.SIZE * stop))
-            start = first + blocks[numbers.start]
-        stop = first + blocks[numbers.stop]
+            start = first + blocks[chunks.start]
+        stop = first + blocks[chunks.stop]
     return [*out, slice(_digests.SIZE * start, _digests.SIZE * stop)]
 
 
 def _starts(spec: TreeSpec, files: Files) -> list[tuple[int, int]]:
     """The file and the offset of the first chunk of each leaf."""
     starts = [(0, 0)] * len(spec.names)
-    for number, stretches in enumerate(files):
-        for place, numbers, offset, _ in stretches:
-            if numbers.start == 0:
-                starts[place] = number, offset
-    for place, alias in spec.aliases:
-        starts[place] = starts[alias]
+    for file, runs in enumerate(files):
+        for leaf, chunks, offset, _ in runs:
+            if chunks.start == 0:
+                starts[leaf] = file, offset
+    for leaf, origin in spec.aliases:
+        starts[leaf] = starts[origin]
     return starts
 
 
-def place(spec: TreeSpec, files: Files) -> Placement:
-    """Where the chunks lie, by a rule."""
+def placement_of(spec: TreeSpec, files: Files) -> Placement:
+    """The placement of the runs in these files: the rule by which an index says it."""
     # There may be millions of runs: objects are made of those of one file at a time.
     rows, sizes = [np.zeros((5, 0), np.int64)], []
     for runs in map(list, files):
         row = (
-            [x.place for x in runs],
-            [x.numbers.start for x in runs],
-            [x.numbers.stop for x in runs],
+            [x.leaf for x in runs],
+            [x.chunks.start for x in runs],
+            [x.chunks.stop for x in runs],
             [x.offset for x in runs],
-            [x.stop(spec.grids[x.place].full) - x.offset for x in runs],
+            [x.stop(spec.grids[x.leaf].full) - x.offset for x in runs],
         )
         rows.append(np.asarray(row, np.int64))
         ends = [x.ends for x in runs if x.ends]
@@ -349,12 +348,12 @@ def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     places: dict[int, list[int]] = {}
     for place, origin in enumerate(spec.origins) if len(ones) < len(names) else ():
         places.setdefault(place if origin is None else origin, []).append(place)
-    for number, stretches in enumerate(files) if places else ():
-        for run_ in stretches:
-            if is_one[kinds[run_.place]]:
+    for number, runs in enumerate(files) if places else ():
+        for run in runs:
+            if is_one[kinds[run.leaf]]:
                 continue
-            for place, i in itertools.product(places[run_.place], run_.numbers):
-                start, length = run_.find(i, grids[kinds[place]].full)
+            for place, i in itertools.product(places[run.leaf], run.chunks):
+                start, length = run.extent(i, grids[kinds[place]].full)
                 keys.append(names[place] + chunks[kinds[place]][i])
                 numbers.append(number)
                 offsets.append(start)

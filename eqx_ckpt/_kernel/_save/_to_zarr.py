@@ -41,7 +41,7 @@ def write(writer: LeafWriter, into: Destination[Backend]) -> Files:
     return []
 
 
-def see(
+def files_of_process(
     writer: LeafWriter, process: int, ends: Ends, into: Destination[Backend]
 ) -> Files:
     """**Raises:** `ValueError` unless the chunks of another process are there."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .._format import _files
-from .._format._index import Index
+from .._format._index import Index, OwnState
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._storage._backend import Backend
@@ -53,7 +53,7 @@ def write_leaves(
     writer = prepare_writer(plan, into, advance, reused=reused)
     files = _plan.LAYOUTS[plan.options.layout].write(writer, into)
     own = plan.options.own
-    states = [] if own is None else [_notes.write_own(own, writer, into)]
+    states = [] if own is None else [_notes.write_own_state(own, writer, into)]
     return finish(plan, writer, files, states, into, reused)
 
 
@@ -66,7 +66,9 @@ def prepare_writer(
 ) -> LeafWriter:
     """Links files that are reused, reads small lazy leaves, and makes the writer of the
     rest of this process's part of a save."""
-    linked = _writing.NOTHING if reused is None else _reuse.keep(reused, plan, into)
+    linked = _writing.NOTHING
+    if reused is not None:
+        linked = _reuse.link_unchanged(reused, plan, into)
     leaves, max_bytes, requests = plan.leaves, plan.max_bytes, 1
     if plan.has_lazies:
         requests = _lazies.requests(leaves, max_bytes)
@@ -83,7 +85,7 @@ def finish(
     plan: Plan,
     writer: LeafWriter,
     files: Files,
-    states: Sequence[tuple[int, str]],
+    states: Sequence[OwnState],
     into: Destination[Sink],
     reused: _reuse.ReusedSave | None = None,
 ) -> RootFiles:
@@ -92,7 +94,8 @@ def finish(
     side = _plan.side_files(plan, into.save_id, written)
     index = _plan.index_of(plan, into.save_id, written, side, states)
     if plan.functions:
-        _write_functions(plan, into, {} if reused is None else _reuse.functions(reused))
+        links = {} if reused is None else _reuse.function_files(reused)
+        _write_functions(plan, into, links)
     into.settle()
     return RootFiles(index, side)
 

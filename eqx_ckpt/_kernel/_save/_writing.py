@@ -2,7 +2,7 @@
 files, and records say what was written.
 
 A layout is a module, `_to_ocdbt` or `_to_zarr`: each process calls `write` for its own
-chunks. Process 0 calls `see` for the files of each other process, and `finish`.
+chunks. Process 0 calls `files_of_process` for each other process, and `finish`.
 `upper_bound` gives a `Written` that takes as much of an index as the real one will, or
 more.
 """
@@ -77,17 +77,18 @@ class Destination(Generic[S]):
 
 
 class ChunkRun(NamedTuple):
-    """A run of chunks of a leaf, one after the other in a file from `offset` on. Where
-    they are compressed, `ends` are their ends, as offsets from there."""
+    """Chunks of a leaf, by their numbers, which lie one after the other in a file from
+    `offset` on. Where they are compressed, `ends` are their ends, as offsets from
+    there."""
 
-    place: int
-    numbers: range
+    leaf: int
+    chunks: range
     offset: int
     ends: list[int] | None
 
-    def find(self, number: int, full: int) -> tuple[int, int]:
+    def extent(self, number: int, full: int) -> tuple[int, int]:
         """The offset and the length of a chunk, which is of `full` bytes as it is."""
-        i = number - self.numbers.start
+        i = number - self.chunks.start
         if self.ends is None:
             return self.offset + i * full, full
         start = self.ends[i - 1] if i else 0
@@ -96,11 +97,11 @@ class ChunkRun(NamedTuple):
     def stop(self, full: int) -> int:
         """Where it ends in the file."""
         if self.ends is None:
-            return self.offset + len(self.numbers) * full
+            return self.offset + len(self.chunks) * full
         return self.offset + (self.ends[-1] if self.ends else 0)
 
 
-# The stretches of each of some files.
+# The runs of each of some files.
 Files = list[Collection[ChunkRun]]
 # For each run of chunks that a process has written, the ends of compressed ones.
 Ends = list[list[int] | None]
@@ -174,7 +175,7 @@ class LeafWriter:
 
     def account(self, files: Files) -> bytes:
         """An account of what this process has written, for process 0."""
-        ends = [stretch.ends for file in files for stretch in file]
+        ends = [run.ends for file in files for run in file]
         runs = [run for _, file in self.files_of(self.index) for run in file]
         digests = b"".join(self.data.rows(*run) for run in runs)
         return json.dumps([ends, digests.hex()]).encode()
