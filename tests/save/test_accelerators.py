@@ -34,9 +34,9 @@ def sent(request, monkeypatch):
     kinds = []
 
     def make(send):
-        def watched(part):
-            out = send(part)
-            kinds.append(out.sharding.memory_kind)
+        def watched(parts):
+            out = send(parts)
+            kinds.extend(x.sharding.memory_kind for x in out)
             return out
 
         return watched
@@ -214,6 +214,30 @@ def test_many_small_leaves(tmp_path, save):
     tree = [jnp.asarray(rng.normal(size=257).astype(np.float32)) for _ in range(2000)]
     tree += [jnp.asarray(i) for i in range(500)] + list(jr.split(jr.key(0), 200))
     save(tmp_path / "a", tree)
+    assert_alike(ec.tree_deserialise_leaves(tmp_path / "a", tree), tree)
+
+
+@pytest.mark.parametrize("save, where", [(_blocking, "one"), (_asynchronous, "all")])
+def test_small_leaves_are_joined(tmp_path, save, where, sent, monkeypatch):
+    """On their device, once there are many of a shape."""
+    _memory("device")
+    inside.limit(monkeypatch, arrays_made_one_by_one=1)
+    rng, is_cpu = random.Random(0), jax.default_backend() == "cpu"
+    # XLA cannot join the last ones.
+    joined = ["bool", "bfloat16"] if is_cpu else "bool int8 bfloat16 complex64".split()
+    apart = ["int4", "float8_e8m0fnu"] if is_cpu else trees.JAX_DTYPES[1:3]
+    tree = {
+        name: [trees.numbers(rng, trees.dtype_of(name), (3, 5)) for _ in range(35)]
+        for name in joined + apart
+    }
+    tree = jax.tree.map(jnp.asarray, tree)
+    tree["weak"] = [jnp.full((), float(i)) for i in range(35)]
+    tree["keys"] = list(jr.split(jr.key(0), 70))
+    place = jax.devices()[-1] if where == "one" else NamedSharding(_mesh(), P())
+    tree = _put(tree, place)
+    sent.clear()
+    save(tmp_path / "a", tree)
+    assert len(sent) == 4 * (len(joined) + 1) + 8 + 35 * len(apart)
     assert_alike(ec.tree_deserialise_leaves(tmp_path / "a", tree), tree)
 
 

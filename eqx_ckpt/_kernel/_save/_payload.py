@@ -91,22 +91,25 @@ def small_by_template(
             yield alike[start : start + most]
 
 
-def copied_together(
-    leaves: Sequence[PlannedLeaf], but: Set[int]
-) -> dict[int, StagedBytes | None]:
-    """Copies of small leaves that lie in the memory of the host, `but` some, by their
-    places: those of one template in one step, as each alone takes longer than its
+def copied_together(leaves: Sequence[PlannedLeaf], but: Set[int]) -> dict[int, Any]:
+    """Copies of small leaves, `but` some, by their places, or from a device what they
+    will be in: those of one template in one step, as each alone takes longer than its
     bytes."""
     places = [
         place
         for place, leaf in enumerate(leaves)
         if leaf.owners is None and place not in but
     ]
-    out: dict[int, StagedBytes | None] = {}
+    out: dict[int, Any] = {}
     for some in small_by_template(leaves, places):
-        copies = _copies([leaves[place] for place in some])
+        alike = [leaves[place] for place in some]
+        copies = _copies(alike)
         if copies is not None:
             out.update(zip(some, map(StagedBytes, zip(copies))))
+            continue
+        values = [leaf.value for leaf in alike]
+        sent = _host_copy.send_together(values, alike[0].template)
+        out.update(zip(some, sent or ()))
     return out
 
 
@@ -134,8 +137,15 @@ def small_bytes(leaves: Sequence[PlannedLeaf]) -> list[np.ndarray]:
     values = [leaf.value for leaf in leaves]
     if {*map(type, values)} == {StagedBytes}:
         return [value.data for value in values]
-    rows = _host_copy.rows(values, leaves[0].template)
-    return list(map(whole, leaves)) if rows is None else list(rows)
+    template = leaves[0].template
+    rows = _host_copy.rows(values, template)
+    if rows is not None:
+        return list(rows)
+    sent = _host_copy.send_together(values, template)
+    if sent is not None:
+        arrived = map(_host_copy.collect, sent)
+        leaves = [leaf._replace(value=x) for leaf, x in zip(leaves, arrived)]
+    return list(map(whole, leaves))
 
 
 def prepare(leaf: PlannedLeaf) -> PlannedLeaf:

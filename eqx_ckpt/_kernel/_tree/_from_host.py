@@ -193,8 +193,8 @@ def as_key(data: jax.Array, target: Target) -> jax.Array:
 
 # On CPU, JAX takes memory as it is where it begins at a multiple of so many bytes.
 _ALIGNED = 64
-# Leaves of fewer bytes are small. So many of one shape and dtype, over all loads of
-# this process, are worth the compilation of a function.
+# Leaves of fewer bytes are small. So many of one shape and dtype, over all loads and
+# saves of this process, are worth the compilation of a function.
 SMALL_BYTES, _MANY = 1 << 16, 1024
 Kind = tuple[np.dtype, tuple[int, ...]]
 _seen: collections.Counter[Kind] = collections.Counter()
@@ -232,8 +232,8 @@ def numpy_kind(target: Target) -> Kind | None:
 
 
 def is_often(kind: Kind, count: int) -> bool:
-    """Whether `compiled` is to make the leaves of a kind, of which there are `count`
-    more."""
+    """Whether a compiled function is worth its compilation for arrays of a kind, of
+    which there are `count` more."""
     dtype, shape = kind
     if math.prod(shape) * dtype.itemsize >= SMALL_BYTES:
         return False

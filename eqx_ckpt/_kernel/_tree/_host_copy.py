@@ -4,16 +4,17 @@ import collections
 import contextlib
 import functools as ft
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
 from .._format import _template
 from .._format._template import Template
-from . import _guards, _leaf, _sharding
+from . import _from_host, _guards, _leaf, _sharding
 from ._sharding import Shards
 
 
@@ -53,7 +54,7 @@ def is_own(array: np.ndarray) -> bool:
 def _stage_part(part: Any) -> Any:
     if isinstance(part, np.ndarray):
         return owned(part)
-    return owned(part) if _in_host_memory(part) else _send(part)
+    return owned(part) if _in_host_memory(part) else _send([part])[0]
 
 
 # JAX's name of memory of the host that a device reaches by itself. A copy into other
@@ -70,15 +71,17 @@ def _pinned(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding | None:
     return jax.sharding.SingleDeviceSharding(device, memory_kind=_PINNED)
 
 
-def _send(part: jax.Array) -> jax.Array:
-    """A copy of an array of one device, which is on its way to the host."""
-    pinned = _pinned(part.sharding)
+def _send(parts: list[jax.Array]) -> list[jax.Array]:
+    """Copies of arrays of one device, which are on their way to the host."""
+    pinned = _pinned(parts[0].sharding)
     if pinned is not None:
-        return jax.device_put(part, pinned)
-    # The copy on the host would stay with the caller's leaf as long as that lives: this
-    # is another jax.Array of the same memory.
-    own = jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part])
-    own.copy_to_host_async()
+        return jax.device_put(parts, pinned)
+    # The copies on the host would stay with the caller's leaves as long as those live:
+    # these are other jax.Arrays of the same memory.
+    make = jax.make_array_from_single_device_arrays
+    own: list[jax.Array] = [make(x.shape, x.sharding, [x]) for x in parts]
+    for array in own:
+        array.copy_to_host_async()
     return own
 
 
@@ -108,7 +111,57 @@ def on_device(leaf: object) -> bool:
 def is_staged(value: object) -> bool:
     if not isinstance(value, Shards):
         return True
-    return not any(isinstance(part, jax.Array) for part in value.parts)
+    return not any(isinstance(part, (jax.Array, _JoinedPart)) for part in value.parts)
+
+
+class _JoinedPart(NamedTuple):
+    """One of some arrays that were joined on their device: its number there."""
+
+    joined: jax.Array
+    number: int
+
+
+def send_together(leaves: Sequence[Any], template: Template) -> list[Shards] | None:
+    """Small leaves of one template, whose copies to the host have been started: see
+    `collect`. None unless each is one part, and these lie on one accelerator.
+
+    Many of a shape are joined there: a transfer takes longer than its bytes.
+    """
+    if not all(map(on_device, leaves)):
+        return None
+    with _guards.lifted():
+        arrays = map(jr.key_data, leaves) if template.kind == "key" else leaves
+        shards = list(map(_sharding.shards_of, arrays))
+        parts = [part for one in shards for part in one.parts]
+        kinds = {(x.sharding, x.dtype, x.weak_type) for x in parts}
+        if len(parts) != len(shards) or len(kinds) > 1 or _in_host_memory(parts[0]):
+            return None
+        step, sent = _from_host.TOGETHER, []
+        if (
+            len(parts) >= step
+            and _is_joined(parts[0])
+            and _from_host.is_often((parts[0].dtype, parts[0].shape), len(parts))
+        ):
+            starts = range(0, len(parts) - step + 1, step)
+            stack = _stack(parts[0].sharding)
+            joined = _send([stack(parts[start : start + step]) for start in starts])
+            sent = [
+                _JoinedPart(rows, number) for rows in joined for number in range(step)
+            ]
+        if len(sent) < len(parts):
+            sent += _send(parts[len(sent) :])
+    return [one._replace(parts=[part]) for one, part in zip(shards, sent)]
+
+
+def _is_joined(part: jax.Array) -> bool:
+    # XLA ends the process where it is to join arrays of less than a byte a number.
+    is_plain = part.dtype.itemsize > 1 or part.dtype.isbuiltin == 1
+    return is_plain and _pinned(part.sharding) is not None
+
+
+@ft.lru_cache(maxsize=1024)
+def _stack(sharding: jax.sharding.Sharding) -> Callable[[list[jax.Array]], jax.Array]:
+    return jax.jit(jnp.stack, out_shardings=sharding)
 
 
 def collect(value: Shards) -> Shards:
@@ -237,7 +290,7 @@ def _begin(part: Any, region: tuple[slice, ...]) -> Any:
         sizes = [s.stop - s.start for s in region]
         if tuple(sizes) != part.shape:
             part = jax.lax.dynamic_slice(part, starts, sizes)
-        return _send(part)
+        return _send([part])[0]
 
 
 def _join(
@@ -252,6 +305,8 @@ def _join(
 
 
 def as_numpy(array: object) -> np.ndarray:
+    if isinstance(array, _JoinedPart):
+        return as_numpy(array.joined)[array.number, ...]
     if not isinstance(array, jax.Array):
         return np.asarray(array)  # A matrix keeps its axes when it is flattened.
     with _guards.lifted():
