@@ -1,4 +1,5 @@
-"""The example of many hosts starts by the variables that clusters set."""
+"""The example of many hosts starts by the variables that clusters set. The check
+`hosts` of `.ci/run` runs this."""
 
 import contextlib
 import os
@@ -14,6 +15,7 @@ import yaml
 from support.processes import free_port
 
 
+pytestmark = pytest.mark.long
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "multihost"
 
 

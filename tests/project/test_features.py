@@ -14,6 +14,7 @@ _section = readme.split("## Beside others")[1].split("\n## ")[0]
 table = [line for line in _section.splitlines() if line.startswith("|")]
 
 pytestmark = [
+    pytest.mark.long,
     new_orbax,
     pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc"),
 ]

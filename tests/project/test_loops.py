@@ -29,6 +29,7 @@ def _sweep(directory, *arguments):
     return found["count"]
 
 
+@pytest.mark.long
 def test_the_loop_ends_at_a_line(tmp_path):
     assert _sweep(tmp_path) > 15
 

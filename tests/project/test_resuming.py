@@ -144,6 +144,7 @@ $(cat head.py "$@")"
 """
 
 
+@pytest.mark.long
 def test_the_job_of_slurm_is_started_again(tmp_path, whole):
     text = (docs / "with" / "slurm.md").read_text()
     (job,) = re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

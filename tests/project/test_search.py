@@ -1,12 +1,9 @@
-"""The search of the site finds pages by the words of users: asked in a browser."""
+"""The search of the site finds pages by the words of users: asked in a browser. The
+check `site` of `.ci/run` builds the site, and runs this."""
 
 import functools
 import http.server
-import importlib.util
 import os
-import pathlib
-import subprocess
-import sys
 import threading
 import urllib.parse
 
@@ -14,7 +11,6 @@ import pytest
 from view.conftest import chromium as chromium
 
 
-root = pathlib.Path(__file__).parents[2]
 FOUND = {
     "freeze": "freezing",
     "frozen": "freezing",
@@ -72,19 +68,9 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The address of the site, which is built here."""
-    if not all(map(importlib.util.find_spec, ("material", "mkdocstrings"))):
-        pytest.skip("needs mkdocs-material and mkdocstrings")
-    path = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", path],
-        cwd=root,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+def site():
+    """The address of the site that `mkdocs build` has made in the directory `SITE`."""
+    path = os.environ["SITE"]
     handler = functools.partial(_Quiet, directory=path)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -99,6 +85,7 @@ const found = document.querySelector('.md-search-result__link');
 return found && new URL(found.href).pathname"""
 
 
+@pytest.mark.long
 def test_words_of_users_find_their_page(site, chromium):
     wrong = {}
     for words, page in FOUND.items():

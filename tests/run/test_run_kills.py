@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 from support import run_kills
-from support.helpers import files_of
+from support.helpers import files_of, long
 from support.killing import CAN_TRACE
 from support.pauses import stores
 from support.run_kills import JOBS, KEEP, look, Seen
@@ -96,7 +96,12 @@ class _Campaign:
         assert files_of(root) == {}
 
 
-@pytest.mark.parametrize("job", JOBS)
+_some = [*JOBS][::3]
+
+
+@pytest.mark.parametrize(
+    "job", [*_some, *long(*(job for job in JOBS if job not in _some))]
+)
 def test_killed(server, tmp_path, job):
     if job == "near" and server.as_store:
         pytest.skip("a near disk is a directory")

@@ -18,8 +18,12 @@ def _run(tmp_path, most, *names):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_interrupted_at_some_lines(tmp_path):
-    _run(tmp_path, 1, *interrupts.CALLS)
+_SOME = ["save", "save zarr", "save later", "manage", "read zip", "merge"]
+
+
+@pytest.mark.parametrize("names", [_SOME, *long([*interrupts.CALLS])])
+def test_interrupted_at_some_lines(tmp_path, names):
+    _run(tmp_path, 1, *names)
 
 
 @pytest.mark.long
@@ -29,7 +33,7 @@ def test_interrupted_at_every_line(tmp_path, name):
 
 
 # Those that wait for locks, for events and for threads.
-@pytest.mark.parametrize("count", [15, *long(300)])
+@pytest.mark.parametrize("count", [5, *long(300)])
 def test_interrupted_at_any_moment(tmp_path, count):
     names = ["read", "read zip", "save later", "save zarr", "manage", "merge"]
     _run(tmp_path, f"moments:{count}", *names)

@@ -3,11 +3,12 @@ another. `libraries.py` has those of all libraries, and prints a table."""
 
 import libraries
 import pytest
+from support.helpers import long
 
 
-@pytest.mark.parametrize("names", [["optax"], ["equinox", "nnx"]])
+@pytest.mark.parametrize("names", [["equinox"], *long(["optax"], ["nnx"])])
 def test_no_load_of_another_process_is_refused(tmp_path, names):
     found = libraries.outcomes(tmp_path, names, 1)
     wrong = [x for x in found if not x.is_good]
     assert not wrong, libraries.table(found, names)
-    assert len(found) > 35
+    assert len(found) > 5
