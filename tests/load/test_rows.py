@@ -1,7 +1,9 @@
 """Rows by number: index arrays and masks on lazy leaves, as in NumPy, wherever the leaf
 lies; and what reads of rows take, in files that are opened and bytes that are read."""
 
+import gc
 import os
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -172,3 +174,40 @@ def test_what_rows_take(tmp_path, opens):
         assert verified.total >= read.total, name
         assert len(opens) <= 1 + verified.total // 2**21, name
     assert reads["a row"] == row and reads["a part of a row"] == 8
+
+
+def _calls(read):
+    """How many calls of functions of the package a read takes."""
+    calls, package = [], os.path.dirname(ec.__file__)
+
+    def see(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls.append(frame)
+
+    sys.setprofile(see)
+    try:
+        read()
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+def test_what_rows_take_of_python(tmp_path):
+    x = np.zeros((16384, 64), np.float32)
+    ec.tree_serialise_leaves(tmp_path / "x", {"x": x}, chunks=4096)
+    lazy = ec.open(tmp_path / "x")["x"]
+    reads = [lambda i=i: lazy[i].read(verify=False) for i in (77, np.s_[::1024])]
+    one, rows = [_calls(read) for read in (*reads, *reads)][2:]
+    assert one <= 260 and rows - one <= 15 * 8
+
+
+def test_many_chunks_are_verified_without_looks_for_cycles(tmp_path):
+    x = np.arange(16384 * 64, dtype=np.float32).reshape(16384, 64)
+    ec.tree_serialise_leaves(tmp_path / "x", {"x": x}, chunks=1024)
+    lazy = ec.open(tmp_path / "x")["x"]
+    for key in (np.s_[:], np.s_[::7]):
+        lazy[key].read()
+        gc.collect()
+        before = sum(x["collections"] for x in gc.get_stats())
+        assert np.array_equal(lazy[key].read(), x[key])
+        assert sum(x["collections"] for x in gc.get_stats()) - before <= 2

@@ -47,6 +47,8 @@ def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> Re
 
 # Leaves are made into jax arrays together: so many, or of so many bytes.
 _COUNT, _BYTES = 256, 16 * 2**20
+# A function that makes many of them is called for no fewer leaves of a load.
+_FEW = 8
 
 
 def _load_all(
@@ -205,11 +207,13 @@ class LeafBuilder:
     def _find_alike(self) -> None:
         targets = {id(leaf.target): leaf.target for leaf in self._wanted}
         kinds = {x: _from_host.plain_kind(target) for x, target in targets.items()}
-        counts: collections.Counter[Kind] = collections.Counter()
-        for x, n in collections.Counter(id(y.target) for y in self._wanted).items():
-            if (kind := kinds[x]) is not None:
-                counts[kind] += n
-        self._alike = {x: [] for x, n in counts.items() if _from_host.is_often(x, n)}
+        if len(self._wanted) >= _FEW:
+            counts: collections.Counter[Kind] = collections.Counter()
+            for x, n in collections.Counter(id(y.target) for y in self._wanted).items():
+                if (kind := kinds[x]) is not None:
+                    counts[kind] += n
+            often = [x for x, n in counts.items() if _from_host.is_often(x, n)]
+            self._alike = {kind: [] for kind in often}
         for x, kind in kinds.items():
             if kind is not None:
                 self._waiting[x] = kind, self._alike.get(kind, self._plain)
@@ -291,7 +295,7 @@ class LeafBuilder:
         return self._out
 
     def _flush(self) -> None:
-        self._make(jax.device_put, self._plain)
+        self._make(_from_host.put, self._plain)
         for waiting in self._alike.values():
             self._make(_from_host.compiled, waiting)
         self._size = 0

@@ -5,7 +5,7 @@ import functools as ft
 import itertools as it
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ _PICKED, _RUNS = 2 * 2**20, 1024
 _MUCH = 64 * 2**20
 # Chunks of so many bytes are few.
 _MAPPED = 2**20
+_DIGEST = np.dtype((np.void, _digests.SIZE))
 # Rows along several axes are numbered, if they are not more.
 _NUMBERED = 2**20
 
@@ -46,14 +47,19 @@ class _Wanted(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Runs that are read together; the wanted arrays that get elements of them, their
-    places there, and the rows after the first one; and the memory that they are read
-    into, if that is of an array."""
+    """Runs that are read together, and the bytes of each; the wanted arrays that get
+    elements of them, their places there, and the rows after the first one; and the
+    memory that they are read into, if that is of an array."""
 
     runs: list[tuple[int, int]]
+    spans: list[tuple[int, int]]
     keeps: list[tuple[_Wanted, Places, Places]]
     into: np.ndarray | None
     is_last: bool
+
+    @property
+    def nbytes(self) -> int:
+        return sum(stop - start for start, stop in self.spans)
 
 
 class RowLeaf:
@@ -81,20 +87,22 @@ class RowLeaf:
         gap = _FAR_GAP if reader.source.root.is_remote else _GAP
         gap //= self.row * self.step
         rows = [rows for *_, rows, _ in self.found if len(rows)]
-        self.runs = _joined([run for x in rows for run in _runs(x, self.step, gap)])
+        self.runs = _joined([_runs(x, self.step, gap) for x in rows])
         # The chunks that are verified, unless they are all that is read.
         self.touched: np.ndarray | None = None
-        numbers = self._numbers()
         if self.is_verified and gap:
             touched = [_grid.touched_along(self.step, x) for x in rows]
-            if len(touched) > 1 or not isinstance(touched[0], range):
+            if len(touched) > 1:
                 self.touched = np.unique(np.concatenate(touched))
-                numbers = self.touched.tolist()
+            elif isinstance(touched[0], np.ndarray):
+                self.touched = touched[0]
         if self.is_verified or read.nbytes > _MUCH or not reader.source.files:
-            reader.source.check(read.record, numbers)
+            reader.source.check(read.record, self._numbers())
 
     def _numbers(self) -> Sequence[int]:
-        """The chunks that hold the runs."""
+        """The chunks that hold the runs, or those of them that are verified."""
+        if self.touched is not None:
+            return self.touched.tolist()
         size, full = self.row * self.step, self.template.full
         found = [(a * size // full, -(-b * size // full)) for a, b in self.runs]
         if len(found) == 1:
@@ -114,8 +122,7 @@ class RowLeaf:
             for number, index, rows, inner in self.found
         ]
         for part in self._parts():
-            held = sum(self._bytes(run)[1] - self._bytes(run)[0] for run in part.runs)
-            yield held, ft.partial(self._start, part)
+            yield part.nbytes, ft.partial(self._start, part)
 
     def _bytes(self, run: tuple[int, int]) -> tuple[int, int]:
         """The bytes of a run, from one to another."""
@@ -147,16 +154,18 @@ class RowLeaf:
         stop = min(runs[-1][1] * self.step, self.count)
         found = [(x, _view.overlap(x.rows, first, stop)) for x in self.wanted]
         keeps = [(x, both.to, both.fro) for x, both in found if both is not None]
-        if len(keeps) == len(runs) == 1 and self.read.conversion is None:
-            x, to, fro = keeps[0]
-            every = slice(0, stop - first, 1)
-            if x.is_whole and isinstance(fro, slice) and fro == every:
-                return _Part(runs, [], x.array[to], is_last)
-        return _Part(runs, keeps, None, is_last)
+        part = _Part(runs, list(map(self._bytes, runs)), keeps, None, is_last)
+        if len(keeps) == 1 and self.read.conversion is None:
+            x, to, _ = keeps[0]
+            if x.is_whole and isinstance(x.rows, range) and x.rows.step > 0:
+                # No more than what is wanted is read, in its order.
+                if part.nbytes == x.array[to].nbytes:
+                    return part._replace(keeps=[], into=x.array[to])
+        return part
 
     def _start(self, part: _Part) -> Callable[[], "RowLeaf | None"]:
         source = self.reader.source
-        ranges = source.ranges(self.read.record, map(self._bytes, part.runs))
+        ranges = source.ranges(self.read.record, part.spans)
         arrived = _start_into(source.directory, ranges)
         return ft.partial(self._finish, part, arrived)
 
@@ -170,7 +179,7 @@ class RowLeaf:
             digests = [of(record, range(*run)) for run in part.runs]
         try:
             if part.into is None:
-                data = reader.buffer(sum(b - a for a, b in map(self._bytes, part.runs)))
+                data = reader.buffer(part.nbytes)
             else:
                 data = part.into.reshape(-1).view(np.uint8)
             arrived(data)
@@ -186,21 +195,21 @@ class RowLeaf:
     def _cut(self, part: _Part, data: np.ndarray) -> Iterator[memoryview]:
         """The bytes of each run."""
         at, view = 0, data.data
-        for start, stop in map(self._bytes, part.runs):
+        for start, stop in part.spans:
             yield view[at : at + stop - start]
             at += stop - start
 
     def _is_good(self, run: tuple[int, int], digests: bytes, data: memoryview) -> bool:
         """Whether the chunks of a run that are touched are as they were saved."""
-        full, size = self.template.full, _digests.SIZE
-        if self.touched is None:
-            chunks = [data[at : at + full] for at in range(0, len(data), full)]
-        else:
+        full = self.template.full
+        starts: Iterable[int] = range(0, len(data), full)
+        if self.touched is not None:
             # Some are only between others: these have one digest each.
             numbers = self.touched[slice(*self.touched.searchsorted(run))] - run[0]
-            starts = numbers.tolist()
-            chunks = [data[n * full : (n + 1) * full] for n in starts]
-            digests = b"".join([digests[size * n : size * (n + 1)] for n in starts])
+            starts = (numbers * full).tolist()
+            digests = np.frombuffer(digests, _DIGEST)[numbers].tobytes()
+        # A list of many of them would let Python look for cycles of references.
+        chunks = (data[at : at + full] for at in starts)
         if full <= _grid.BLOCK:
             return b"".join(map(_digests.block_digest, chunks)) == digests
         found = it.chain.from_iterable(map(_digests.block_digests, chunks))
@@ -337,20 +346,24 @@ def _rows_of(picks: Sequence[Picks], shape: Sequence[int]) -> Picks | None:
 def _runs(rows: Picks, step: int, gap: int) -> list[tuple[int, int]]:
     """Runs of units, of so many rows each, that hold some rows: between two there are
     more units than the `gap`."""
-    if isinstance(rows, range) and abs(rows.step) <= step * (gap + 1):
-        low, high = sorted((rows[0], rows[-1]))
-        return [(low // step, high // step + 1)]
-    units = _grid.touched_along(step, rows)
-    units = np.asarray(units)
+    if isinstance(rows, range):
+        rows = rows if rows.step > 0 else rows[::-1]
+        if rows.step <= step * (gap + 1):
+            return [(rows[0] // step, rows[-1] // step + 1)]
+        if rows.step >= step * (gap + 2):
+            return [(row // step, row // step + 1) for row in rows]
+    units = np.asarray(_grid.touched_along(step, rows))
     ends = np.flatnonzero(np.diff(units) > gap + 1)
     starts, stops = units[np.append(0, ends + 1)], units[np.append(ends, -1)] + 1
     return list(zip(starts.tolist(), stops.tolist()))
 
 
-def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _joined(found: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
     """The same units in runs of which none touches another, the first one first."""
+    if len(found) == 1:
+        return found[0]
     out: list[tuple[int, int]] = []
-    for start, stop in sorted(runs):
+    for start, stop in sorted(it.chain.from_iterable(found)):
         if out and start <= out[-1][1]:
             out[-1] = out[-1][0], max(stop, out[-1][1])
         else:

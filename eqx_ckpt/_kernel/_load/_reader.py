@@ -44,8 +44,9 @@ class StoredRead(NamedTuple):
 
     @property
     def all_views(self) -> tuple[View, ...]:
-        whole = _view.whole(self.record.template.shape)
-        return (whole,) if self.views is None else self.views
+        if self.views is not None:
+            return self.views
+        return (_view.whole(self.record.template.shape),)
 
     @property
     def nbytes(self) -> int:

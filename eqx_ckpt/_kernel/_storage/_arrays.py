@@ -171,7 +171,7 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 def aligned_bytes(size: int) -> np.ndarray:
     buffer = np.empty(size + 64, np.uint8)
-    start = -buffer.ctypes.data % 64
+    start = -buffer.__array_interface__["data"][0] % 64
     return buffer[start : start + size]
 
 
