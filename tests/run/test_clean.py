@@ -282,6 +282,34 @@ def test_files_for_orbax_of_a_save_before_in_a_store():
     assert ec.verify(path) == [] and not left.keys() & {*files}
 
 
+def test_what_killed_managers_leave_at_the_root(tmp_path):
+    """Small files that were being written, and steps without anything in them."""
+    root = tmp_path / "run"
+    with ec.CheckpointManager(root) as manager:
+        manager.save(3, _tree(1))
+    left, written = [], []
+    for place in ("eqx_ckpt.pins", "eqx_ckpt.run"):
+        for number, paths in enumerate((left, written)):
+            paths.append(root / f"{place}/new-{_id[:-1]}{number}")
+            paths[-1].mkdir(parents=True)
+            (paths[-1] / "file").write_bytes(b"")
+    for empty in ("160", "170/default", "180/default/d"):
+        (root / empty).mkdir(parents=True)
+        (tmp_path / empty).mkdir(parents=True)
+    with locked(written[0]), locked(written[1]):
+        paths = sorted(map(str, left))
+        assert ec.clean(root, remove=False) == paths == ec.clean(root)
+        assert all(path.exists() for path in written)
+    manager.pin(3)
+    assert not written[0].exists()
+    ec.clean(root)
+    assert {x.name for x in root.iterdir() if x.name.isdecimal()} == {"3"}
+    assert [x.name for x in root.glob("eqx_ckpt.[pr]*/*")] == ["3"]
+    # Whose these are nobody can tell.
+    ec.clean(tmp_path)
+    assert (tmp_path / "180/default/d").exists() and (tmp_path / "160").exists()
+
+
 def test_the_mark_of_a_step_that_is_gone(tmp_path):
     """It tells Orbax that a step is whole."""
     for step, said in ((1, b"by eqx_ckpt"), (2, b"by eqx_ckpt"), (3, b"")):

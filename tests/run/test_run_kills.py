@@ -88,6 +88,7 @@ class _Campaign:
             assert all(int(step) > new[-1] for step, *_ in left), left
             names = {path.name for path in root.iterdir() if path.name.isdecimal()}
             assert names == {*map(str, now.steps)}
+            assert not [*root.glob("eqx_ckpt.*/new-*")]
         assert len(list(root.glob("eqx_ckpt.run/[0-9]*"))) <= 3
         for step in now.pinned:
             manager.unpin(step)

@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterable, Mapping
 
 from .. import _rooms
-from .._format import _files
+from .._format import _files, _history
 from .._load import _published
 from .._runtime import _arguments, _log
 from .._save import _inplace, _leftovers
 from .._storage import _root
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
-from . import _numbered
+from . import _attempts, _numbered
 
 
 @_arguments.checked(remove=_arguments.FLAG, idle=_arguments.FLAG)
@@ -87,15 +87,22 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
     found = _clean_beside(_leftovers.beside(here), remove)
     found |= _clean_saves(here, remove)
     found |= _clean_inside(here, tops, remove)
+    for place in (_numbered.PINS, _attempts.PLACE):
+        found |= _clean_beside(_numbered.new_directories(here, place), remove)
+    is_run = _history.PLACE in tops
     for step in map(here.below, filter(_numbered.is_step, tops)):
         # Others may be deleting it.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             inside = None if step.is_link() else step.list_top()
-            left = _clean_inside(step, inside or {}, remove)
-            left |= _clean_mark(step, inside or {}, remove)
+            if inside is None:
+                continue
+            left = _clean_inside(step, inside, remove)
+            left |= _clean_mark(step, inside, remove)
             found |= left
-            if left and remove:
-                step.drop_directory()
+            if (left or is_run) and remove:
+                # A save was killed before it wrote anything.
+                for key in ("default/d", "default", ""):
+                    step.drop_directory(key)
     if isinstance(here, LocalDirectory) and (idle or not remove):
         over = _rooms.superseded(here)
         found.update(over)

@@ -9,7 +9,8 @@ from .._save import _delete
 from .._storage import _root
 from .._storage._backend import Backend
 from . import _attempts, _numbered
-from ._steps import PINS, Signature, Skip, Steps
+from ._numbered import PINS
+from ._steps import Signature, Skip, Steps
 
 
 # The directories of small files that a manager has, and what such files are called.
@@ -18,8 +19,6 @@ _SMALL = {
     _attempts.PLACE: _numbered.is_step,
     _history.PLACE: _history.parse_name,
 }
-# What is left of one that was killed as it was written.
-_is_new = re.compile(r"new-[0-9a-f]{16}").fullmatch
 _is_damaged = re.compile(r"default\.damaged-[0-9a-f]{8}").fullmatch
 
 
@@ -52,7 +51,7 @@ def delete_run(path: str | os.PathLike[str]) -> bool:
     for place, is_name in _SMALL.items():
         for name in root.below(place).list_top() or {}:
             is_of_other = place == PINS and is_name(name) and int(name) not in steps
-            if (is_name(name) or _is_new(name)) and not is_of_other:
+            if (is_name(name) or _numbered.is_new(name)) and not is_of_other:
                 root.delete(f"{place}/{name}")
         root.drop_directory(place)
     root.drop_directory()
@@ -71,7 +70,7 @@ def _check_deletable(run: Steps, tops: dict[str, bool], steps: list[int]) -> Non
     for place, is_name in _SMALL.items():
         _numbered.check_not_linked(run.root, place)
         for name in run.root.below(place).list_top() or {} if place in tops else ():
-            if not (is_name(name) or _is_new(name)):
+            if not (is_name(name) or _numbered.is_new(name)):
                 raise _not_ours(run.root, f"{place}/{name}")
     for step in steps:
         _check_step(run, step)

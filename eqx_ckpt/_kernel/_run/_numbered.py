@@ -6,10 +6,14 @@ import re
 import secrets
 from collections.abc import Iterable
 
+from .._save import _leftovers
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 
 
+PINS = "eqx_ckpt.pins"
+# Whether a directory is called as one in which such a file is written.
+is_new = re.compile(r"new-[0-9a-f]{16}").fullmatch
 # Nobody counts farther: see `_schema.COUNT`.
 _step = re.compile(r"0|[1-9][0-9]{0,17}")
 
@@ -45,18 +49,32 @@ def create_file(root: Backend, place: str, number: int, data: bytes) -> None:
     root.make_directories([place])
     try:
         if isinstance(root, LocalDirectory):
-            aside = f"{place}/new-{secrets.token_hex(8)}"
+            for leftover in new_directories(root, place):
+                _leftovers.delete_abandoned(leftover)
+            work = root.below(f"{place}/new-{secrets.token_hex(8)}")
             try:
-                root.write(aside, [data], sync=True)
-                new = root.below(f"{place}/{number}")
-                root.below(aside).rename(new, overwrite=False)
+                # Its lock says that it is being written.
+                with work.made():
+                    work.write("file", [data], sync=True)
+                    new = root.below(f"{place}/{number}")
+                    work.below("file").rename(new, overwrite=False)
             finally:
-                root.delete(aside)
+                work.delete("")
         else:
             root.write(f"{place}/{number}", [data])
     finally:
         root.sync_directories([place, ""])
         root.sync_above()
+
+
+def new_directories(root: Backend, place: str) -> list[LocalDirectory]:
+    """The directories in which such files are being written, or were when a process was
+    killed."""
+    if not isinstance(root, LocalDirectory) or root.is_link(place):
+        return []
+    directory = root.below(place)
+    names = directory.list_top() or {}
+    return [directory.below(name) for name in names if names[name] and is_new(name)]
 
 
 def has(root: Backend, place: str, number: int) -> bool:

@@ -31,13 +31,13 @@ from . import _attempts, _clean, _listing, _numbered
 from ._attempts import Attempt, Lineage
 from ._history import History
 from ._listing import Listing
+from ._numbered import PINS
 from ._policy import Policy
 from ._step import numbers, Step
 from ._step_journal import index_of, Journal
 
 
 _ITEM = "default"
-PINS = "eqx_ckpt.pins"
 # What Orbax has in each of its trees.
 _ORBAX = "_METADATA"
 _MAX_METRICS = 2**20
