@@ -4,8 +4,11 @@ Each test runs on the CPU too. Its arrays are taken for those of an accelerator 
 and it has the same kinds of memory.
 """
 
+import functools as ft
+import math
 import random
 import resource
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -311,3 +314,42 @@ def test_host_memory_of_a_blocking_save(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "a", tree, max_bytes=2**25)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert (after - before) * 1024 < 5 * 2**25
+
+
+@pytest.mark.parametrize("size", [2**16, 2**20])
+@pytest.mark.parametrize("where", ["one", "parts"])
+def test_a_load_reads_while_it_sends(tmp_path, size, where, monkeypatch):
+    """The last read of a file ends only once an array is on its way to the device."""
+    place = None if where == "one" else NamedSharding(_mesh(), P("x"))
+    tree = {str(i): jnp.full(size, i, jnp.float32) for i in range(2**22 // size)}
+    tree = _put(tree, place)
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    reads, count, begun = [], math.inf, threading.Event()
+
+    def counted(read):
+        def call(*args):
+            reads.append(args)
+            assert len(reads) < count or begun.wait(20), "all was read before"
+            return read(*args)
+
+        return call
+
+    def told(send):
+        def call(*args, **kwargs):
+            begun.set()
+            return send(*args, **kwargs)
+
+        return call
+
+    inside.wrap(monkeypatch, "read from a file", counted)
+    inside.wrap(monkeypatch, "read parts of a file", counted)
+    load = ft.partial(ec.tree_deserialise_leaves, tmp_path / "a", tree, max_bytes=2**21)
+    load()
+    reads.clear()
+    load()  # What it keeps of the first one it does not read again.
+    count = len(reads)
+    reads.clear()
+    for name in ("device_put", "make_array_from_callback"):
+        monkeypatch.setattr(jax, name, told(getattr(jax, name)))
+    assert_alike(load(), tree)
+    assert len(reads) == count > 2

@@ -48,6 +48,8 @@ CALLS = {
     "is on the CPU": "_kernel._tree._host_copy._on_cpu",
     "bytes of an array": "_kernel._tree._host_copy.to_host",
     "bytes of regions": "_kernel._tree._host_copy.to_host_by_regions",
+    "read from a file": "_kernel._storage._local.LocalDirectory.read_into",
+    "read parts of a file": "_kernel._storage._local.LocalDirectory.read_parts",
     "read as another format": "_formats._readers.open_foreign",
     "make a record": "_kernel._format._leaves.Leaves.record",
     "make arrays together": "_kernel._tree._from_host.compiled",
