@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._kernel._format import _files, _text
-from .._kernel._format._leaves import Leaves, Record, Unreadable
+from .._kernel._format._leaves import LeafRecord, Leaves, Unreadable
 from .._kernel._load import _source, _wording
 from .._kernel._load._source import Source
 from .._kernel._storage import _root
@@ -75,7 +75,7 @@ def ls(
     return CommandResult(data, [[*head, Span(f"  {what}"), *on], *lines])
 
 
-def _as_json(record: Record) -> dict[str, Any]:
+def _as_json(record: LeafRecord) -> dict[str, Any]:
     t, part = record.template, record.part
     if isinstance(part, Unreadable):
         return {"name": record.name, "kind": "unreadable", **part._asdict()}
@@ -88,13 +88,13 @@ def _as_json(record: Record) -> dict[str, Any]:
     }
 
 
-def _flat(records: list[Record]) -> Iterator[Line]:
+def _flat(records: list[LeafRecord]) -> Iterator[Line]:
     columns = [Column("size", True), Column("array"), Column("name")]
     rows = [(_text.size(r.template.nbytes), _wording.show(r), r.name) for r in records]
     return _terminal.table(_model.table(columns, rows))
 
 
-def _distinct(records: list[Record], aliases: Mapping[int, int]) -> Iterator[int]:
+def _distinct(records: list[LeafRecord], aliases: Mapping[int, int]) -> Iterator[int]:
     """The bytes of each leaf; 0 for an array that was there before."""
     seen: set[int] = set()
     for record in records:
@@ -103,7 +103,9 @@ def _distinct(records: list[Record], aliases: Mapping[int, int]) -> Iterator[int
         seen.add(origin)
 
 
-def _rows(leaves: Leaves, records: list[Record], depth: int | None) -> list[TreeLine]:
+def _rows(
+    leaves: Leaves, records: list[LeafRecord], depth: int | None
+) -> list[TreeLine]:
     """The lines of leaves. What lies deeper is added up."""
     rows: dict[str, TreeLine] = {}
     labels = _lines.labels(leaves)

@@ -15,7 +15,7 @@ import xxhash
 
 from .._kernel._errors import MissingError
 from .._kernel._format import _grid
-from .._kernel._format._leaves import Record
+from .._kernel._format._leaves import LeafRecord
 from .._kernel._format._template import Template
 from .._kernel._load._source import Source
 from .._kernel._storage import _arrays, _context, _store
@@ -103,16 +103,16 @@ class ForeignSource(Source):
     def _without_spec(self) -> str:
         return f"it is of another format, {self.index.layout}"
 
-    def is_stored(self, record: Record) -> bool:
+    def is_stored(self, record: LeafRecord) -> bool:
         return record.place in self.stored
 
-    def is_contiguous(self, record: Record) -> bool:
+    def is_contiguous(self, record: LeafRecord) -> bool:
         return not self.is_stored(record)
 
-    def is_scattered(self, record: Record) -> bool:
+    def is_scattered(self, record: LeafRecord) -> bool:
         return self.is_stored(record) or record.place in self.strides
 
-    def _origin(self, record: Record, file: int, offset: int) -> Stored:
+    def _origin(self, record: LeafRecord, file: int, offset: int) -> Stored:
         """The array that a leaf is read from, which begins there if it is a run."""
         if record.place in self.stored:
             return self.stored[record.place]
@@ -121,12 +121,12 @@ class ForeignSource(Source):
         piece = Piece(self.index.files[file], offset, first, t.shape, strides)
         return PiecedArray(t, [piece])
 
-    def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
+    def open(self, wanted: Sequence[tuple[LeafRecord, Sequence[int]]]) -> list[Any]:
         starts = self.index.extents.starts(r.place for r, _ in wanted)
         stored = [(self._origin(r, *at), n) for (r, n), at in zip(wanted, starts)]
         return _open_stored(self.directory, stored, self.nodes)
 
-    def _open_whole(self, record: Record, directory: Backend) -> Any:
+    def _open_whole(self, record: LeafRecord, directory: Backend) -> Any:
         if not self.is_scattered(record):
             return super()._open_whole(record, directory)
         (array,) = self.open([(record, range(record.template.chunk_count))])
@@ -134,7 +134,7 @@ class ForeignSource(Source):
             return _open_pieces(array._replace(root=directory))
         return array
 
-    def cut(self, record: Record) -> Template:
+    def cut(self, record: LeafRecord) -> Template:
         t, strides = record.template, self.strides.get(record.place)
         if self.is_stored(record):
             return t
@@ -144,7 +144,7 @@ class ForeignSource(Source):
         chunk = choose_strided(t.shape, strides, t.itemsize, target)
         return t._replace(chunk=chunk)
 
-    def check(self, record: Record, numbers: Sequence[int]) -> None:
+    def check(self, record: LeafRecord, numbers: Sequence[int]) -> None:
         if not self.is_scattered(record):
             super().check(record, range(record.template.chunk_count))
             return

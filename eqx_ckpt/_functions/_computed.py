@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .._kernel._format import _grid, _template, _view
-from .._kernel._format._leaves import Record
+from .._kernel._format._leaves import LeafRecord
 from .._kernel._format._view import View
 from .._kernel._load import _fetch, _lazy
 from .._kernel._load._lazy import LazyArray
@@ -222,7 +222,7 @@ class ComputedLeaf(LeafBody):
     def _leaf_read(self) -> LeafRead:
         # What is computed has its own dtype, and no other one that it is stored as.
         template = self.template._replace(stored=self.template.dtype)
-        return LeafRead(Record(self.name, 0, template), self.view, self.target)
+        return LeafRead(LeafRecord(self.name, 0, template), self.view, self.target)
 
     def _views(self) -> list[View]:
         """Views of its formula that are computed, each into memory of its own."""

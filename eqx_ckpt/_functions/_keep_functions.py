@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .._kernel._format import _index
-from .._kernel._format._leaves import Leaves, Record
+from .._kernel._format._leaves import LeafRecord, Leaves
 from .._kernel._load import _lazy, _source
 from .._kernel._load._source import Source
 from .._kernel._save import _payload
@@ -111,7 +111,9 @@ def _kept(function: Function, new: _Leaves) -> PlannedFunction:
     return PlannedFunction(stored, _source.read_function(source, function.name))
 
 
-def _at_name(function: Function, new: _Leaves, record: Record) -> PlannedLeaf | None:
+def _at_name(
+    function: Function, new: _Leaves, record: LeafRecord
+) -> PlannedLeaf | None:
     """The leaf that is saved under the name of `record`; None if none is.
 
     **Raises:** `ValueError` if that leaf is another array, and the array of `record` is
@@ -135,7 +137,7 @@ def _at_name(function: Function, new: _Leaves, record: Record) -> PlannedLeaf | 
 
 
 def _elsewhere(
-    function: Function, new: _Leaves, record: Record, taken: set[str]
+    function: Function, new: _Leaves, record: LeafRecord, taken: set[str]
 ) -> PlannedLeaf:
     """The leaf that one which a function uses has become, but those that are `taken`.
 
@@ -219,7 +221,7 @@ def _new(leaves: Sequence[PlannedLeaf], source: Source) -> _Leaves:
     return new
 
 
-def _fits(leaf: PlannedLeaf, record: Record) -> bool:
+def _fits(leaf: PlannedLeaf, record: LeafRecord) -> bool:
     a, b = leaf.template, record.template
     same = (a.kind, a.dtype, a.logical_shape, a.impl)
     return same == (b.kind, b.dtype, b.logical_shape, b.impl)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.tree_util as jtu
 
 from .._kernel._format import _names, _template
-from .._kernel._format._leaves import Record
+from .._kernel._format._leaves import LeafRecord
 from .._kernel._tree import _folding, _leaf, _nearest, _target
 from . import _alike, _rules
 from ._sides import Model, StoredSide, target_of
@@ -116,7 +116,7 @@ class _Twins:
         wanted = {x: _alike.kind(target_of(model, n)) for x, n in self._numbers.items()}
         self._alike = _alike.alike(saved, wanted)
         self._origins = {y: x for x, y in self._alike.names.items()}
-        groups: dict[tuple[str, str], dict[int, Record]] = {}
+        groups: dict[tuple[str, str], dict[int, LeafRecord]] = {}
         for record in records:
             parts = record.name.split(".")
             for i, kind in enumerate(record.template.keys):

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 from .._kernel._errors import DamagedError, ReplacedError
 from .._kernel._format import _template, _view
-from .._kernel._format._leaves import Leaves, Part, Record, Region
+from .._kernel._format._leaves import LeafRecord, Leaves, Part, Region
 from .._kernel._load import _checkpoint, _load_options, _read
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._fetch import LeafBuilder
@@ -78,7 +78,7 @@ class PartPiece(NamedTuple):
     to: Region
 
 
-def _boxes(record: Record) -> list[tuple[Region, int]]:
+def _boxes(record: LeafRecord) -> list[tuple[Region, int]]:
     """The regions of a leaf that a part has, each with its first row in what is stored.
     What was saved whole is one."""
     shape = record.template.shape
@@ -93,7 +93,7 @@ def _boxes(record: Record) -> list[tuple[Region, int]]:
 
 
 def pieces(
-    regions: Sequence[Region], parts: Mapping[int, Record]
+    regions: Sequence[Region], parts: Mapping[int, LeafRecord]
 ) -> dict[int, list[PartPiece]] | None:
     """The pieces of some regions of a leaf that each part has, and of what several have
     those of the first; None if they do not have it all."""
@@ -269,7 +269,7 @@ def _whole(leaves: Leaves) -> Leaves:
     return dataclasses.replace(leaves, templates=templates, template=numbers, parts={})
 
 
-def _record(source: Source, wanted: LeafRead) -> Record | None:
+def _record(source: Source, wanted: LeafRead) -> LeafRecord | None:
     """The part of a leaf that a part has, if it is of the same array."""
     leaves = source.index.leaves
     place = leaves.places.get(wanted.record.name)
@@ -305,7 +305,7 @@ def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedL
     return _PartedLeaf(read, parts, cut, arrays)
 
 
-def _read_of(i: int, record: Record, regions: Sequence[Region]) -> StoredRead:
+def _read_of(i: int, record: LeafRecord, regions: Sequence[Region]) -> StoredRead:
     """The read of some regions of a stored array, for the leaf of number `i`."""
     whole = _view.whole(record.template.shape)
     views = tuple(whole.take((*region, ...)) for region in regions)

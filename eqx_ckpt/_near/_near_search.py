@@ -122,7 +122,9 @@ class Search(NearSearch):
         step, passed, notes = choice
         step = None if step is None else NearStep(*step)
         self._chosen = Chosen(step, [Passed(*x) for x in passed], notes)
-        self.step, self.base = (None, "") if step is None else (step.step, step.save)
+        self.step, self.near_save = (
+            (None, "") if step is None else (step.step, step.save)
+        )
         self.notes = notes
 
     def fetch(self, processes: Processes, request: LoadRequest) -> None:

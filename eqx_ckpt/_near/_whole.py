@@ -46,7 +46,7 @@ def counts(attempt: Attempt, part: NearPart) -> bool:
     from."""
     if part.run != attempt.run:
         return False
-    return part.attempt == attempt.number or part.save == attempt.base
+    return part.attempt == attempt.number or part.save == attempt.near_save
 
 
 def choose(
@@ -62,7 +62,7 @@ def choose(
         for part in parts:
             if part.run != attempt.run:
                 continue
-            if part.save == attempt.base:
+            if part.save == attempt.near_save:
                 base = part
             found = saves.setdefault(part._replace(process=0), {})
             sources = found.setdefault(part.process, [])
@@ -85,7 +85,7 @@ def choose(
             is_own = part.attempt == attempt.number
             whole.append(NearStep(part.step, part.save, part.run, sources, is_own))
     # Of one step, the later attempt's.
-    order = lambda x: (x.step, x.save != attempt.base)
+    order = lambda x: (x.step, x.save != attempt.near_save)
     return max(whole, key=order, default=None), passed
 
 

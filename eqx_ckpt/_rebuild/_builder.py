@@ -77,25 +77,25 @@ class Builder:
         """Adds a problem."""
         self.problems.add(kind, name or _names.ROOT, text)
 
-    def build(self, source: str) -> Any:
+    def build(self, above: str) -> Any:
         """The node of this name ("": the tree). It is of no use if there are problems.
 
         **Raises:** `Malformed` for a structure that is never saved with these leaves.
         """
-        row, self._at = self._locate(source)
-        return self._build(row, source, None)
+        row, self._at = self._locate(above)
+        return self._build(row, above, None)
 
-    def _locate(self, source: str) -> tuple[int, int]:
+    def _locate(self, above: str) -> tuple[int, int]:
         """The row of the node of a name, and the place of the first leaf in it."""
         row, at, name = len(self._tree.rows) - 1, 0, ""
-        while name != source:
+        while name != above:
             for child, component, first in self._children(row, name, at):
                 below = _names.child(name, component)
-                if _names.is_under(source, below):
+                if _names.is_under(above, below):
                     row, at, name = child, first, below
                     break
             else:
-                raise _decode.Malformed(f"there is no node {source!r} in it")
+                raise _decode.Malformed(f"there is no node {above!r} in it")
         return row, at
 
     def _children(self, row: int, name: str, at: int) -> Iterator[tuple[int, str, int]]:

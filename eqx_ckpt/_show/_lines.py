@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from .._kernel._format import _names, _values
-from .._kernel._format._leaves import Leaves, Record
+from .._kernel._format._leaves import LeafRecord, Leaves
 from .._kernel._format._record import Label
 from .._kernel._load import _wording
 
@@ -27,7 +27,7 @@ def labels(leaves: Leaves) -> Mapping[int, Label]:
         return {}
 
 
-def of_record(record: Record, label: Label | None) -> TreeLine:
+def of_record(record: LeafRecord, label: Label | None) -> TreeLine:
     """The line of a leaf. An entry of an eqx.nn.State, which has a number, is told by
     the fields that have its StateIndex."""
     text = _wording.show(record)

@@ -5,7 +5,7 @@ import os
 
 from .._kernel._format import _digests, _grid, _index, _text, _view
 from .._kernel._format._index import BaseFacts
-from .._kernel._format._leaves import Record
+from .._kernel._format._leaves import LeafRecord
 from .._kernel._load import _checkpoint, _read
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._reader import StoredRead
@@ -68,7 +68,7 @@ def digest(source: Source) -> str:
     runs = _spread([r for r in some if source.is_contiguous(r)], _LEAVES)
     others = _spread([r for r in some if not source.is_contiguous(r)], _CHUNKED)
 
-    def first(directory: Backend, record: Record) -> bytes:
+    def first(directory: Backend, record: LeafRecord) -> bytes:
         key, start, _ = source.chunk_range(record, 0)
         stop = start + min(_BYTES, record.template.nbytes)
         return _store.read_bytes(directory, key, start, stop)
@@ -80,12 +80,12 @@ def digest(source: Source) -> str:
     return _index.digest(b"".join([text, *heads]))
 
 
-def _spread(records: list[Record], most: int) -> list[Record]:
+def _spread(records: list[LeafRecord], most: int) -> list[LeafRecord]:
     """At most so many leaves, spread evenly over all of them."""
     return records[:: 1 + (len(records) - 1) // most] if records else []
 
 
-def _first_decoded(source: Source, record: Record) -> bytes:
+def _first_decoded(source: Source, record: LeafRecord) -> bytes:
     """The bytes of the first elements of a leaf, decoded from its first chunk."""
     t = record.template
     shape = tuple(map(min, t.shape, t.chunk))

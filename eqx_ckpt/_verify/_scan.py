@@ -18,7 +18,7 @@ import xxhash
 
 from .._kernel._format import _digests, _grid, _template, _text
 from .._kernel._format._grid import Grid
-from .._kernel._format._leaves import Record
+from .._kernel._format._leaves import LeafRecord
 from .._kernel._load import _source
 from .._kernel._load._reader import CHANGED, unreadable
 from .._kernel._load._source import Source
@@ -69,7 +69,7 @@ class _Chunk(NamedTuple):
     None.
     """
 
-    record: Record
+    record: LeafRecord
     number: int
     file: str
     before: int
@@ -81,7 +81,7 @@ class _Chunk(NamedTuple):
         return _source.grid_of(self.record.template)
 
 
-def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
+def _plan(source: Source, records: list[LeafRecord]) -> Iterator[_Chunk]:
     """Every chunk there is, in the order of the files."""
     if not source.files:
         for record in records:
@@ -115,7 +115,7 @@ def _nbytes(chunk: _Chunk) -> int:
 
 def scan(
     source: Source,
-    records: list[Record],
+    records: list[LeafRecord],
     is_verified: bool,
     max_bytes: int,
     advance: _progress.Advance,

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._kernel._errors import DamagedError, ReplacedError
 from .._kernel._format import _files, _index, _text
-from .._kernel._format._leaves import Record
+from .._kernel._format._leaves import LeafRecord
 from .._kernel._load import _checkpoint, _open, _source
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._reader import CHANGED, unreadable
@@ -134,7 +134,7 @@ def _unverifiable(source: Source) -> ValueError:
     )
 
 
-def _has_bytes(source: Source, record: Record) -> bool:
+def _has_bytes(source: Source, record: LeafRecord) -> bool:
     """Whether a leaf has chunks, of its own: in a database, aliases lead to others'."""
     if source.database is not None and record.place in source.index.leaves.aliases:
         return False
@@ -224,11 +224,11 @@ def _check_extras(source: Source) -> list[Problem]:
     return list(filter(None, found))
 
 
-def _zarr_json(source: Source, records: Iterable[Record]) -> list[Problem]:
+def _zarr_json(source: Source, records: Iterable[LeafRecord]) -> list[Problem]:
     if source.database is not None:
         return []  # They are in the file of the nodes, which has a digest.
 
-    def check_json(record: Record) -> Problem | None:
+    def check_json(record: LeafRecord) -> Problem | None:
         key = f"{source.key(record)}/zarr.json"
         good = _arrays.zarr_json(record.template)
         found = np.empty(len(good) + 1, np.uint8)

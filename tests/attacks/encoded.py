@@ -54,7 +54,7 @@ class Nothing:
 compared, show, parts = _values.compared, _values.show, _values.parts
 is_alike, changes = _values.is_alike, _values.changes
 is_plain, plain_of = _values.is_plain, _values.plain
-parse, encode = _record.parse, _record.encode
+parse, encode, check = _record.parse, _record.encode, _record.check
 
 
 def decode(value):

@@ -7,7 +7,10 @@ import pytest
 from attacks import encoded
 from attacks.encoded import KINDS, values
 from hypothesis import given, strategies as st
+from support import inside
 from support.helpers import examples
+
+import eqx_ckpt as ec
 
 
 @examples(1500)
@@ -82,3 +85,27 @@ def test_any_json_as_a_tree(value, data):
     list(record.nodes_with_fields()), list(record.field_names()), record.states()
     again = encoded.parse(json.loads(json.dumps(encoded.encode(record))), 1)
     assert (again.kinds, again.rows) == (record.kinds, record.rows)
+
+
+def test_a_save_refuses_the_trees_that_a_load_would(tmp_path, monkeypatch):
+    """Both count what it takes to walk a tree, of which names are a part."""
+    names = {letter * 200: {"b" * 99: 0, "c": (1.0, "d")} for letter in "xyz"}
+    ec.tree_serialise_leaves(tmp_path / "a", [names, names])
+    tree = json.loads((tmp_path / "a/eqx_ckpt.json").read_text())["tree"]
+    count = len(ec.open(tmp_path / "a"))
+    record = encoded.parse(tree, count)
+
+    def least(call) -> int:
+        """The least limit at which a call raises nothing."""
+        low, high = -(2**24), 2**24
+        while low < high:
+            inside.limit(monkeypatch, tree_cost=(middle := (low + high) // 2))
+            try:
+                call()
+                high = middle
+            except ValueError:
+                low = middle + 1
+        return low
+
+    found = least(lambda: encoded.check(record))
+    assert found == least(lambda: encoded.parse(tree, count)) > -(2**24)

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from support.helpers import examples
 
 from eqx_ckpt._kernel._format import _placement
-from eqx_ckpt._kernel._format._leaves import Leaves, Record
+from eqx_ckpt._kernel._format._leaves import LeafRecord, Leaves
 from eqx_ckpt._kernel._format._placement import Placement
 from eqx_ckpt._kernel._format._template import Template
 
@@ -103,7 +103,7 @@ def test_where_chunks_lie(save, random):
     by = [1000 * i for i in range(len(files))]
     moved = laid.shifted(by)
     for (leaf, chunk), (file, at, size, row) in expected.items():
-        record = Record(str(leaf), leaf, table[number[leaf]])
+        record = LeafRecord(str(leaf), leaf, table[number[leaf]])
         first, stop, *_ = laid.segment(record, chunk)
         assert first <= chunk < stop <= record.template.chunk_count
         assert laid.locate(record, chunk) == (file, at, size)
@@ -149,7 +149,7 @@ def test_leaves_that_lie_in_order(data):
     assert laid.starts(own) == slow.starts(own)
     assert laid.first_digests(own) == slow.first_digests(own)
     for leaf in own:
-        record = Record(str(leaf), leaf, table[number[leaf]])
+        record = LeafRecord(str(leaf), leaf, table[number[leaf]])
         assert laid.segments(record) == slow.segments(record)
 
 

@@ -167,7 +167,7 @@ class Campaign:
         for x in found.values():
             if last is None or not x.is_whole(here):
                 continue
-            if x.attempt == last.number or x.save == last.base:
+            if x.attempt == last.number or x.save == last.near_save:
                 steps.append(x.step)
         return max(steps, default=0)
 

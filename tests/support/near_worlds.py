@@ -94,7 +94,7 @@ class World:
             bad |= worse
         step = max(self.at_root, found.step if found else 0)
         # However many processes there are.
-        base = self.saves.get(last.base)
+        base = self.saves.get(last.near_save)
         if base is not None and not any(map(_is_part, self._files(mine, base))):
             base = None
         best = [x.step for x in self._there(mine) if _counts(x, last, base)]
@@ -216,7 +216,7 @@ def _counts(part: NearPart, last: Attempt, base: NearPart | None) -> bool:
     """`base`: what the last attempt has begun from, if any of it is there."""
     if base is not None and part.attempt == base.attempt and part.step < base.step:
         return True
-    return part.attempt == last.number or part.save == last.base
+    return part.attempt == last.number or part.save == last.near_save
 
 
 def _is_part(file: pathlib.Path) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import _grid, _template
-from ._leaves import Leaves, Record
+from ._leaves import LeafRecord, Leaves
 
 
 class Segment(NamedTuple):
@@ -94,7 +94,7 @@ class Extents:
             leaves = [aliases.get(leaf, leaf) for leaf in leaves]
         return self.base[np.fromiter(leaves, np.intp)]
 
-    def segments(self, record: Record) -> list[Segment]:
+    def segments(self, record: LeafRecord) -> list[Segment]:
         """All of a leaf, in the order of its chunks."""
         rows = self._rows(record.place)
         first = self.first[rows].tolist()
@@ -102,7 +102,7 @@ class Extents:
         file, offset = self.file[rows].tolist(), self.offset[rows].tolist()
         return list(map(Segment, first, stops, file, offset))
 
-    def segment(self, record: Record, chunk: int) -> Segment:
+    def segment(self, record: LeafRecord, chunk: int) -> Segment:
         """The one that a chunk is in."""
         row, rows = self._row(record.place, chunk), self._rows(record.place)
         is_last = row + 1 == rows.stop
@@ -110,14 +110,14 @@ class Extents:
         file, offset = self.file.item(row), self.offset.item(row)
         return Segment(self.first.item(row), stop, file, offset)
 
-    def extent(self, record: Record, first: int, stop: int) -> int:
+    def extent(self, record: LeafRecord, first: int, stop: int) -> int:
         """The bytes of chunks `[first, stop)` of a leaf, which are in one run."""
         if record.template.codec is None:
             return (stop - first) * record.template.full
         at = self.coded.item(self._row(record.place, first))
         return self.ends.item(at + stop) - self.ends.item(at + first)
 
-    def locate(self, record: Record, chunk: int) -> ChunkExtent:
+    def locate(self, record: LeafRecord, chunk: int) -> ChunkExtent:
         first, _, file, offset = self.segment(record, chunk)
         start = offset + self.extent(record, first, chunk)
         return ChunkExtent(file, start, self.extent(record, chunk, chunk + 1))
@@ -177,7 +177,7 @@ class Extents:
         """The number of the first digest of each of some leaves."""
         return self._digests.first[self._first_rows(leaves)].tolist()
 
-    def digest_of(self, record: Record, chunk: int) -> int:
+    def digest_of(self, record: LeafRecord, chunk: int) -> int:
         """The number of the first digest of a chunk."""
         row, block_of = self._row(record.place, chunk), record.template.block_of
         before = block_of(self.first.item(row))

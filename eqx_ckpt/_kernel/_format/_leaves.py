@@ -54,7 +54,7 @@ class Unreadable(NamedTuple):
     is_array: bool = False
 
 
-class Record(NamedTuple):
+class LeafRecord(NamedTuple):
     """One leaf. `place` is its number in the columns; `part` says what is there of it,
     if that is not all: the template is that of what is there."""
 
@@ -199,7 +199,7 @@ class Leaves:
             if not size:
                 _template.check_template(template)
 
-    def record(self, place: int, known: bool = False) -> Record:
+    def record(self, place: int, known: bool = False) -> LeafRecord:
         """The leaf in this place of the columns, checked. `known`: but for its name,
         which is one that we have made of a key path.
 
@@ -218,9 +218,9 @@ class Leaves:
                 f"The index of the checkpoint has a leaf, {_names.shorten(name)}, that "
                 f"is never saved: {e}."
             ) from e
-        return Record(name, place, template, self.parts.get(place))
+        return LeafRecord(name, place, template, self.parts.get(place))
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[LeafRecord]:
         return map(self.record, range(len(self.names)))
 
     def counts(self) -> list[int]:

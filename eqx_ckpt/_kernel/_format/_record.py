@@ -175,11 +175,11 @@ class TreeRecord:
         return zip(self.kind(row).parts, self.rows[row].children)
 
     def nodes(
-        self, wanted: Sequence[bool], source: str = ""
+        self, wanted: Sequence[bool], above: str = ""
     ) -> Iterator[tuple[str, int]]:
         """Names and rows of nodes and leaves, in order, whose rows are `wanted`, as the
-        rows of all above them are. `source` is the name of the tree."""
-        stack = [(source, len(self.rows) - 1)]
+        rows of all above them are. `above` is the name of the tree."""
+        stack = [(above, len(self.rows) - 1)]
         while stack:
             name, row = stack.pop()
             if wanted[row]:
@@ -215,15 +215,15 @@ class TreeRecord:
         some = {} if row is None else self.fields(row)
         return {part: self.values[x] for part, x in some.items()}
 
-    def nodes_with_fields(self, source: str = "") -> Iterator[tuple[str, int]]:
+    def nodes_with_fields(self, above: str = "") -> Iterator[tuple[str, int]]:
         """Names and rows of nodes that have values."""
-        for name, row in self.nodes(self.has_values, source):
+        for name, row in self.nodes(self.has_values, above):
             if not self.is_value[row] and self.fields(row):
                 yield name, row
 
-    def field_names(self, source: str = "") -> Iterator[str]:
+    def field_names(self, above: str = "") -> Iterator[str]:
         """The names of all values, and of the parts of those that have parts."""
-        for name, row in self.nodes_with_fields(source):
+        for name, row in self.nodes_with_fields(above):
             for field, value in self.fields(row).items():
                 todo = [(_names.joined(name, field) or _names.ROOT, self.form(value))]
                 for whole, x in todo:
@@ -235,23 +235,23 @@ class TreeRecord:
 
     # ---- States.
 
-    def index_names(self, source: str = "") -> dict[str | int, list[str]]:
+    def index_names(self, above: str = "") -> dict[str | int, list[str]]:
         """The names of the StateIndex of each marker."""
         out: dict[str | int, list[str]] = {}
-        for name, row in self.nodes(self.has_labels, source):
+        for name, row in self.nodes(self.has_labels, above):
             if self.kind(row).how == "index":
                 for marker in self._markers(row):
                     out.setdefault(marker, []).append(name)
         return out
 
-    def states(self, source: str = "") -> dict[str, list[Label]]:
+    def states(self, above: str = "") -> dict[str, list[Label]]:
         """The labels of the entries of each eqx.nn.State, by its name."""
         labels: dict[str | int, Label] | None = None
         out: dict[str, list[Label]] = {}
-        for name, row in self.nodes(self.has_labels, source):
+        for name, row in self.nodes(self.has_labels, above):
             if self.kind(row).how == "state":
                 if labels is None:  # States share them, and the names in them.
-                    indices = self.index_names(source).items()
+                    indices = self.index_names(above).items()
                     labels = {x: _label(x, names) for x, names in indices}
                 known = labels
                 out[name] = [known.get(x) or _label(x, ()) for x in self._markers(row)]
@@ -296,15 +296,19 @@ def packed(children: Sequence[int]) -> list[int]:
 
 def encode(record: TreeRecord) -> dict[str, Any]:
     """The field `tree` of an index."""
-    bare = _bare_kinds(record)
-    widths = {row.kind: len(row.children) for row in record.rows if row.kind in bare}
-    made = [_encode_kind(kind, widths.get(n)) for n, kind in enumerate(record.kinds)]
+    made = _encode_kinds(record)
     texts = list(map(json.dumps, made))
     kinds = dict(zip(texts, made))
     number_of = dict(zip(kinds, range(len(kinds))))
     numbers = list(map(number_of.__getitem__, texts))
     rows = [[numbers[x.kind], *x.values, *packed(x.children)] for x in record.rows]
     return {"kinds": list(kinds.values()), "values": record.values, "rows": rows}
+
+
+def _encode_kinds(record: TreeRecord) -> list[list[Any]]:
+    bare = _bare_kinds(record)
+    widths = {row.kind: len(row.children) for row in record.rows if row.kind in bare}
+    return [_encode_kind(kind, widths.get(n)) for n, kind in enumerate(record.kinds)]
 
 
 def _bare_kinds(record: TreeRecord) -> set[int]:
@@ -341,7 +345,34 @@ def _encode_kind(kind: Kind, width: int | None) -> list[Any]:
     return own
 
 
-# The children of all rows, and the cost of a part, as `check` counts it.
+class _RawKind(NamedTuple):
+    """A `Kind` as an index has it. `parts` may be their number, and `keys` are those of
+    a dict if not all are strings."""
+
+    how: str
+    module: str
+    name: str
+    parts: list[str] | int
+    data: tuple[str, ...]
+    labels: list[str | None]
+    keys: list[Any] | None
+
+    @property
+    def width(self) -> int:
+        """The number of children."""
+        return self.parts if isinstance(self.parts, int) else len(self.parts)
+
+
+class _RawRow(NamedTuple):
+    """A `Row` as an index has it: the children in runs, each the row of a child, and
+    how often it follows itself."""
+
+    kind: int
+    values: Sequence[int]
+    runs: list[tuple[int, int]]
+
+
+# The children of all rows, and the cost of a part, as `_check_costs` counts it.
 _MOST_CHILDREN, _PART = 2**22, 3 * 128
 _NODE, _VALUE = 128, 4
 # The characters of one value, and how deep its JSON is: more than those of any that
@@ -372,8 +403,8 @@ def parse(value: object, leaves: int) -> TreeRecord:
     if not rows:
         raise ValueError("the tree has no rows")
     raw = list(map(_checked_kind, kinds))
-    counts = [1 + len(kind[4]) for kind in raw]
-    found: list[tuple[int, list[int], list[tuple[int, int]]]] = []
+    counts = [1 + len(kind.data) for kind in raw]
+    found: list[_RawRow] = []
     total = 0
     for number, row in enumerate(rows):
         if not row or not 0 <= row[0] < len(raw):
@@ -383,11 +414,11 @@ def parse(value: object, leaves: int) -> TreeRecord:
         good = good and max(children, default=-1) < number
         if not good or children and children[0] < 0:
             raise ValueError("the tree has a malformed row")
-        found.append((row[0], own, runs := _unpacked(children)))
+        found.append(_RawRow(row[0], own, runs := _unpacked(children)))
         total += (width := _width(runs))
-        if width != _width_of(raw[row[0]]) or total > _MOST_CHILDREN:
+        if width != raw[row[0]].width or total > _MOST_CHILDREN:
             raise ValueError("the tree has a row of other children than its kind")
-    if len({row[0] for row in found}) != len(raw):
+    if len({row.kind for row in found}) != len(raw):
         raise ValueError("the tree has a kind that no row is of")
     # Before all children are there: few bytes stand for very many.
     if _check_costs(raw, values, found, leaves) != leaves:
@@ -419,16 +450,17 @@ def _laid(runs: list[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(it.chain.from_iterable(it.starmap(it.repeat, runs)))
 
 
-def _checked_kind(kind: list[Any]) -> list[Any]:
+def _checked_kind(kind: list[Any]) -> _RawKind:
     """A kind with what was left out at its end."""
     whole = [*kind, *_DEFAULTS[len(kind) :]]
     if len(whole) > len(_DEFAULTS) or not fits(whole, _KIND):
         raise ValueError("the tree has a malformed kind")
-    how, _, _, parts, data, labels, keys = whole
+    how, module, name, parts, data, labels, keys = whole
     if how not in HOWS:
         raise ValueError("the tree has an unknown kind of node")
-    whole[4] = data = tuple(data or DATA.get(how, ()))
-    width, names = _width_of(whole), parts if type(parts) is list else []
+    data = tuple(data or DATA.get(how, ()))
+    checked = _RawKind(how, module, name, parts, data, labels, keys)
+    width, names = checked.width, parts if type(parts) is list else []
     good = len({*names}) == len(names) and len({*data}) == len(data)
     good = good and all(map(_names.is_component, (*names, *filter(None, data))))
     good = good and DATA.get(how, data) == data and len(labels) in (0, width)
@@ -436,16 +468,12 @@ def _checked_kind(kind: list[Any]) -> list[Any]:
     good = good and (keys is None or how in DICTS and len(keys) == len(names))
     if not good or width != _WIDTHS.get(how, width):
         raise ValueError("the tree has a malformed kind")
-    return whole
+    return checked
 
 
-def _width_of(kind: Sequence[Any]) -> int:
-    return kind[3] if type(kind[3]) is int else len(kind[3])
-
-
-def _kind_of(kind: list[Any]) -> Kind:
+def _kind_of(kind: _RawKind) -> Kind:
     how, module, name, parts, data, labels, keys = kind
-    if type(parts) is int:
+    if isinstance(parts, int):
         parts = () if how in DICTS else list(map(str, range(parts)))
     keys = "" if keys is None else json.dumps(keys)
     return Kind(how, (module, name), tuple(parts), data, tuple(labels), keys)
@@ -476,8 +504,9 @@ def _check_values(record: TreeRecord) -> None:
 
 def check(record: TreeRecord) -> None:
     """**Raises:** `ValueError` for a tree of more nodes or values than are read."""
-    rows = [(x.kind, x.values, _runs(x.children)) for x in record.rows]
-    _check_costs(record.kinds, record.values, rows, record.counts[-1])
+    kinds = [_checked_kind(kind) for kind in _encode_kinds(record)]
+    rows = [_RawRow(x.kind, x.values, _runs(x.children)) for x in record.rows]
+    _check_costs(kinds, record.values, rows, record.counts[-1])
 
 
 def _runs(children: Sequence[int]) -> list[tuple[int, int]]:
@@ -485,16 +514,19 @@ def _runs(children: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _check_costs(
-    kinds: Sequence[Sequence[Any]],
+    kinds: Sequence[_RawKind],
     encoded: Sequence[Any],
-    rows: Iterable[tuple[int, Sequence[int], list[tuple[int, int]]]],
+    rows: Iterable[_RawRow],
     most: int,
 ) -> int:
     """Bounds a tree of `most` leaves by what it would take to walk it, in time that
     grows with its rows. Returns how many leaves it has.
     """
+    # Where each part ends in the text of all parts of its kind.
     texts = [
-        None if type(kind[3]) is int else [*it.accumulate(map(len, kind[3]), initial=0)]
+        None
+        if isinstance(kind.parts, int)
+        else [*it.accumulate(map(len, kind.parts), initial=0)]
         for kind in kinds
     ]
     heads = [_VALUE * len(json.dumps(kind[:5])) for kind in kinds]
@@ -504,7 +536,7 @@ def _check_costs(
     sizes: list[int] = []
     costs: list[int] = []
     for kind, values, runs in rows:
-        how = kinds[kind][0]
+        how = kinds[kind].how
         stored, size = int(how == "leaf"), 1 + len(values)
         own = list(map(lengths.__getitem__, values))
         if max(own, default=0) > _MOST_LONG and how not in ("state", "index"):

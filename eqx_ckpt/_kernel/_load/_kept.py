@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .._format import _grid, _template, _view
-from .._format._leaves import Record
+from .._format._leaves import LeafRecord
 from .._format._template import Template
 from .._format._view import View
 from .._runtime import _cleanup, _threads
@@ -26,7 +26,7 @@ from ._source import Source
 _BYTES = 64 * 2**20
 
 
-def is_by_chunks(source: Source, record: Record, verify: bool) -> bool:
+def is_by_chunks(source: Source, record: LeafRecord, verify: bool) -> bool:
     """Whether the chunks of a leaf are read whole, however little of them is wanted."""
     is_decoded = record.template.codec is not None or source.is_scattered(record)
     return (
@@ -192,5 +192,5 @@ def _read_shared(
         yield read, _assembled(t, read, chunks)
 
 
-def _place(source: Source, record: Record) -> int:
+def _place(source: Source, record: LeafRecord) -> int:
     return source.index.leaves.aliases.get(record.place, record.place)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import _rooms
 from .._format import _template, _view
-from .._format._leaves import Record
+from .._format._leaves import LeafRecord
 from .._format._view import View
 from .._runtime import _arguments, _elsewhere
 from .._runtime._processes import Processes
@@ -340,7 +340,9 @@ def host_target(lazy: LazyArray, dtype: Any = None) -> Target:
     return _target.host_target(wanted, lazy.shape, lazy._target.cast)
 
 
-def lazy_of(source: Source, record: Record, target: Target | None = None) -> LazyArray:
+def lazy_of(
+    source: Source, record: LeafRecord, target: Target | None = None
+) -> LazyArray:
     if target is None:
         target = _target.own_target(record.whole)
     return LazyArray(StoredLeaf(source, record, None, target))

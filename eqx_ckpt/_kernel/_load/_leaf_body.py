@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .._format import _template
-from .._format._leaves import Record, Unreadable
+from .._format._leaves import LeafRecord, Unreadable
 from .._format._template import Template
 from .._format._view import View
 from .._storage import _arrays
@@ -21,7 +21,7 @@ class LeafRead(NamedTuple):
     """One leaf to read. `move` is a `Move` of the room `_reshard`, or None. The leaf is
     then read in the regions `move.regions()`, and `move.begin(parts)` sends them on."""
 
-    record: Record
+    record: LeafRecord
     view: View | None
     target: Target
     move: Any = None
@@ -101,7 +101,7 @@ class StoredLeaf(LeafBody):
     """A leaf of a checkpoint: its source, and its record there."""
 
     source: Source
-    record: Record
+    record: LeafRecord
     view: View | None
     target: Target
 

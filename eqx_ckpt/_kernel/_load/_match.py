@@ -1,4 +1,4 @@
-"""Which stored leaf stands for which of `like`; and one report if any does not."""
+"""Pairs the leaves of `like` with stored ones, and reports all that does not fit."""
 
 import dataclasses
 import functools as ft
@@ -36,9 +36,9 @@ from ._load_options import LoadOptions
 
 
 class Match(NamedTuple):
-    """The leaves of `like` that are loaded, by number: what is read for each. `again`:
-    those that are one object with an earlier one, and are stored as one array, with the
-    number of that."""
+    """The leaves of `like` that are loaded, by number: what is read for each.
+    `duplicates`: those that are one object with an earlier one, and are stored as one
+    array, with the number of that."""
 
     flat: Flat
     reads: dict[int, LeafRead]
@@ -58,19 +58,19 @@ def match(
     saved: Leaves,
     like: PyTree,
     options: LoadOptions,
-    source: str = "",
+    above: str = "",
     thing: str = "checkpoint",
     path: str = "",
 ) -> Match:
     """Pairs the selected leaves of `like` with stored ones, by name.
 
-    `source` is the name of the node that `like` stands for ("": the top). Errors call
+    `above` is the name of the node that `like` stands for ("": the top). Errors call
     what these are in a `thing`, and say at which `path`, if it has one.
 
     **Raises:** one `RuntimeError` that lists all that does not fit; `ValueError` if two
     of the leaves have one name.
     """
-    return _Matcher(saved, like, options, source, thing, path).match()
+    return _Matcher(saved, like, options, above, thing, path).match()
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,7 +85,7 @@ class _Matcher:
     saved: Leaves
     like: PyTree
     options: LoadOptions
-    source: str
+    above: str
     thing: str
     path: str
 
@@ -95,14 +95,14 @@ class _Matcher:
         self.flat = _flatten.flatten(self.like, is_leaf)
         self.chosen = _filters.selected(spec, self.like, self.flat.leaves, is_leaf)
         self.problems = Problems()
-        # A sentence on the first of them; and of what was renamed, the stored name.
+        # A sentence on the first of them; and the stored names of leaves in them.
         self.first = ""
         self.origins: dict[str, str] = {}
 
     def match(self) -> Match:
-        options, flat, source = self.options, self.flat, self.source
+        options, flat, above = self.options, self.flat, self.above
         _leaked_tracers.check_no_tracers(flat, self._record)
-        records = [(self.saved.tree, ""), (self._record, source)]
+        records = [(self.saved.tree, ""), (self._record, above)]
         passes = _compare.passing(options.static, records, self.what)
         where, is_leaf = options.where, options.is_leaf
         picked = _select.select(where, flat, self.chosen, is_leaf)
@@ -112,8 +112,8 @@ class _Matcher:
                 "made with `eqx.filter(..., eqx.is_array)` has none: pass the whole "
                 "skeleton."
             )
-        self.names = flat.names(source)
-        self.entries = _states.state_entries(flat, source)
+        self.names = flat.names(above)
+        self.entries = _states.state_entries(flat, above)
         self.stored: list[str | None] = list(self.names)
         moved = _compare.moved_names(self.names, self._moved_nodes())
         if self.entries:
@@ -123,7 +123,7 @@ class _Matcher:
         for number, name in moved.items():
             self.stored[number] = name
         reads = self._pair_up(picked.leaves)
-        nodes = [_flatten.module_name(path, source) for path in picked.wholes]
+        nodes = [_flatten.module_name(path, above) for path in picked.wholes]
         if options.unexpected == "error":
             self._find_unexpected(nodes)
         if options.static != "ignore":
@@ -148,14 +148,14 @@ class _Matcher:
 
     def _moved_nodes(self) -> Iterable[_compare.MovedNode]:
         """Nodes of `like` whose children go by the attributes that they are."""
-        saved, here, source = self.saved, self._record, self.source
+        saved, here, above = self.saved, self._record, self.above
         if saved.tree is None:
             return []
         if saved.origin is None:
-            return _compare.moved_nodes(saved.tree, here, [(source, source)], source)
-        names = (name for name, _ in here.nodes(here.has_labels, source))
+            return _compare.moved_nodes(saved.tree, here, [(above, above)], above)
+        names = (name for name, _ in here.nodes(here.has_labels, above))
         pairs = [(there, name) for name in names for there in saved.stored_nodes(name)]
-        found = _compare.moved_nodes(saved.tree, here, pairs, source)
+        found = _compare.moved_nodes(saved.tree, here, pairs, above)
         return [x._replace(stored=x.name) for x in found]
 
     # ---- Leaves.
@@ -169,46 +169,46 @@ class _Matcher:
         taken: dict[int, int] = {}
         reads: dict[int, LeafRead] = {}
         leaves, names, stored = self.flat.leaves, self.names, self.stored
-        numbers = it.compress(range(len(leaves)), self.chosen)
-        for number in (
-            numbers if picked is None else filter(picked.__contains__, numbers)
+        selected = it.compress(range(len(leaves)), self.chosen)
+        for leaf in (
+            selected if picked is None else filter(picked.__contains__, selected)
         ):
-            target = target_of(names[number], leaves[number])
+            target = target_of(names[leaf], leaves[leaf])
             if options.cast:
                 target = target._replace(cast=True)
-            origin = stored[number]
-            place = None if origin is None else saved.places.get(origin)
-            if place is None:
-                self._add_missing(number, target)
+            stored_name = stored[leaf]
+            saved_leaf = None if stored_name is None else saved.places.get(stored_name)
+            if saved_leaf is None:
+                self._add_missing(leaf, target)
                 continue
-            first = taken.setdefault(place, number)
-            if first != number:
+            first = taken.setdefault(saved_leaf, leaf)
+            if first != leaf:
                 paths = self.flat.paths
-                raise _names.twins(names[number], paths[first], paths[number])
-            record = saved.record(place, known=True)
+                raise _names.twins(names[leaf], paths[first], paths[leaf])
+            record = saved.record(saved_leaf, known=True)
             key = id(record.template), record.part, id(target)
             fit = fits.get(key)
             if fit is None:
                 fit = fits[key] = target, _target.misfit(record.whole, target)
             problem = fit[1]
             if problem is None and record.part is None:
-                reads[number] = LeafRead(record, None, target)
+                reads[leaf] = LeafRead(record, None, target)
                 continue
-            name = names[number]
+            name = names[leaf]
             is_unread = isinstance(record.part, Unreadable)
             if is_unread or problem is None and _partial.lacks(record, target):
                 kind = "unreadable" if is_unread else "part"
                 first_text = str(_wording.error(record))
                 self._add(kind, name, _wording.show(record), record.name, first_text)
             elif problem is None:
-                reads[number] = LeafRead(record, None, target)
+                reads[leaf] = LeafRead(record, None, target)
             else:
                 was, here = _leaf.show(record.whole), _target.show_target(target)
                 text, (what, hint) = f"saved {was}, `like` has {here}", problem
                 if hint:
                     text += f"  ({hint})"
                 first_text = (
-                    f"Deserialised leaf at path {self.flat.paths[number]} has changed "
+                    f"Deserialised leaf at path {self.flat.paths[leaf]} has changed "
                     f"{what}: `{name}` is {was} in the {self.thing} and {here} "
                     "in `like`."
                 )
@@ -255,7 +255,7 @@ class _Matcher:
         others = {name: leaf for name, leaf, _ in like}
         # The parts of `filter_spec`, by the names of the nodes that they are for.
         parts, _ = jtu.tree_flatten_with_path(filter_spec)
-        name_of = ft.partial(_flatten.module_name, source=self.source)
+        name_of = ft.partial(_flatten.module_name, above=self.above)
         specs: dict[Any, Any] = {name_of(path): spec for path, spec in parts}
         nearest = _names.within(specs)
         chosen = [specs.get(nearest(name), True) for name in extra]
@@ -283,7 +283,7 @@ class _Matcher:
         saved = self.saved
         if saved.tree is None:
             return
-        both = Comparison(saved.tree, self._record, self.source)
+        both = Comparison(saved.tree, self._record, self.above)
         if saved.origin is None:
             found = both.differences([(x, x) for x in dict.fromkeys(nodes)], passes)
         else:
@@ -292,7 +292,7 @@ class _Matcher:
             near = {name.rpartition(".")[0] for name in nodes}
             found = (
                 x
-                for name, _ in self._record.nodes_with_fields(self.source)
+                for name, _ in self._record.nodes_with_fields(self.above)
                 if name in near or whole(name) is not None
                 for there in saved.stored_nodes(name)
                 for x in both.of_nodes(there, name, passes)
@@ -313,7 +313,7 @@ class _Matcher:
 
     def _message(self) -> str:
         saved, problems = self.saved, self.problems
-        below = f" under `{self.source}`" if self.source else ""
+        below = f" under `{self.above}`" if self.above else ""
         lines = [self.first] if self.first else []
         lines.append(
             f"The {self.what}{below} does not fit `like` ({problems.count()} of "
@@ -351,7 +351,7 @@ class _Matcher:
 
     def _source_hint(self, missing: list[str]) -> str:
         """The prefix under which all that is missing is stored, if there is one."""
-        if self.source or not missing:
+        if self.above or not missing:
             return ""
         end = "." + missing[0]
         for name in self.saved.names:
@@ -387,18 +387,18 @@ _titles = {
 
 
 def _once(saved: Leaves, match: Match) -> Match:
-    """The match without reads for what is `again` one of them."""
-    reads, again = {}, []
+    """The match, with one read for leaves that are one object, and one stored array."""
+    reads, duplicates = {}, []
     first: dict[Any, int] = {}
     for number, read in match.reads.items():
         leaf, place = match.flat.leaves[number], read.record.place
         if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
             key = id(leaf), saved.aliases.get(place, place)
             if first.setdefault(key, number) != number:
-                again.append((number, first[key]))
+                duplicates.append((number, first[key]))
                 continue
         reads[number] = read
-    return Match(match.flat, reads, again)
+    return Match(match.flat, reads, duplicates)
 
 
 # ---- For all that pairs leaves by name.

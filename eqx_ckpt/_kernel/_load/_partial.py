@@ -3,7 +3,7 @@ which are of another format and cannot be read."""
 
 from collections.abc import Sequence
 
-from .._format._leaves import Part, Record, Region
+from .._format._leaves import LeafRecord, Part, Region
 from .._format._view import View
 from .._tree import _from_host, _sharding
 from .._tree._target import Target
@@ -14,14 +14,14 @@ class Apart(RuntimeError):
     """Another part is wanted than what is stored, and nothing else is wrong."""
 
 
-def lacks(record: Record, target: Target) -> bool:
+def lacks(record: LeafRecord, target: Target) -> bool:
     """Whether the devices of this process need more of a leaf than the part of it that
     is stored."""
     return _found(record, _from_host.regions(target)) is None
 
 
 def stored_regions(
-    record: Record, view: View | None, regions: Sequence[Region] | None
+    record: LeafRecord, view: View | None, regions: Sequence[Region] | None
 ) -> list[Region]:
     """Where the regions of a leaf of which a part is stored lie in what is stored.
 
@@ -33,7 +33,7 @@ def stored_regions(
     return found
 
 
-def _found(record: Record, regions: Sequence[Region] | None) -> list[Region] | None:
+def _found(record: LeafRecord, regions: Sequence[Region] | None) -> list[Region] | None:
     part, stored = record.part, record.template.shape
     if not isinstance(part, Part):
         return None

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._errors import MissingError
 from .._format import _text, _view
-from .._format._leaves import Record
+from .._format._leaves import LeafRecord
 from .._format._view import View
 from .._runtime._threads import Crew, Outcome
 from .._storage import _backend, _store
@@ -36,7 +36,7 @@ class StoredRead(NamedTuple):
     each has the arrays of its own views, in their order.
     """
 
-    record: Record
+    record: LeafRecord
     views: tuple[View, ...] | None = None
     conversion: Conversion | None = None
     leaves: Sequence[int] = ()

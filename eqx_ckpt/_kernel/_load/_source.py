@@ -13,7 +13,7 @@ from .._errors import DamagedError, ReplacedError
 from .._format import _digests, _files, _grid, _index, _template, _text
 from .._format._grid import Grid
 from .._format._index import Index, StoredFunction
-from .._format._leaves import Record
+from .._format._leaves import LeafRecord
 from .._format._template import Template
 from .._limits import limits
 from .._runtime import _threads
@@ -88,7 +88,7 @@ class Source(abc.ABC):
         """The key of the file of digests."""
         raise NotImplementedError
 
-    def key(self, record: Record) -> str:
+    def key(self, record: LeafRecord) -> str:
         """The leaf's directory, in the database or at the root."""
         raise NotImplementedError
 
@@ -101,21 +101,21 @@ class Source(abc.ABC):
         unless it is written to."""
         return self._is_still_in(self.directory)
 
-    def is_stored(self, record: Record) -> bool:
+    def is_stored(self, record: LeafRecord) -> bool:
         """Whether a leaf is an array that TensorStore has to read."""
         return False
 
-    def is_contiguous(self, record: Record) -> bool:
+    def is_contiguous(self, record: LeafRecord) -> bool:
         """Whether a leaf is one run of bytes, in no chunks."""
         return False
 
-    def is_scattered(self, record: Record) -> bool:
+    def is_scattered(self, record: LeafRecord) -> bool:
         """Whether the elements of a leaf are not in the order of the bytes of files."""
         return False
 
     # ---- Leaves that TensorStore opens.
 
-    def array(self, record: Record) -> Any:
+    def array(self, record: LeafRecord) -> Any:
         """The leaf's TensorStore, opened once and without a read."""
         array = self._opened.get(record.place)
         if array is None:
@@ -134,11 +134,11 @@ class Source(abc.ABC):
             self._opened[record.place] = array
         return array
 
-    def _open_whole(self, record: Record, directory: Backend) -> Any:
+    def _open_whole(self, record: LeafRecord, directory: Backend) -> Any:
         wanted = [(record, range(record.template.chunk_count))]
         return self._open_in(directory, wanted)[0]
 
-    def spec(self, record: Record) -> dict[str, Any]:
+    def spec(self, record: LeafRecord) -> dict[str, Any]:
         """TensorStore's spec of a leaf, as others may open it.
 
         **Raises:** `ValueError` where TensorStore cannot, or has no files for it.
@@ -161,19 +161,19 @@ class Source(abc.ABC):
             return f"TensorStore has no driver for `{self.root}`"
         return ""
 
-    def _kvstore(self, record: Record) -> dict[str, Any]:
+    def _kvstore(self, record: LeafRecord) -> dict[str, Any]:
         return self.spec_of(self.key(record))
 
     def spec_of(self, key: str) -> dict[str, Any]:
         """TensorStore's spec of a directory of the save."""
         return self.directory.unpinned().spec(key)
 
-    def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
+    def open(self, wanted: Sequence[tuple[LeafRecord, Sequence[int]]]) -> list[Any]:
         """The stores that some chunks of these leaves are read from."""
         return self._open_in(self.directory, wanted)
 
     def _open_in(
-        self, directory: Backend, wanted: Sequence[tuple[Record, Sequence[int]]]
+        self, directory: Backend, wanted: Sequence[tuple[LeafRecord, Sequence[int]]]
     ) -> list[Any]:
         places = []
         for record, numbers in wanted:
@@ -183,23 +183,23 @@ class Source(abc.ABC):
             places.append((record.template, chunks))
         return _arrays.open_arrays(directory, self.files, places)
 
-    def cut(self, record: Record) -> Template:
+    def cut(self, record: LeafRecord) -> Template:
         """The template of a leaf, with the chunks that it is read in."""
         return record.template
 
     # ---- Where bytes are.
 
-    def starts(self, records: Sequence[Record]) -> FirstChunks:
+    def starts(self, records: Sequence[LeafRecord]) -> FirstChunks:
         places = map(operator.attrgetter("place"), records)
         return FirstChunks(self.files, self.index.extents.starts(places))
 
-    def chunk_range(self, record: Record, number: int) -> FileRange:
+    def chunk_range(self, record: LeafRecord, number: int) -> FileRange:
         """Where the bytes of a chunk are."""
         file, start, length = self.index.extents.locate(record, number)
         return FileRange(self.files[file], start, start + length)
 
     def ranges(
-        self, record: Record, runs: Iterable[tuple[int, int]]
+        self, record: LeafRecord, runs: Iterable[tuple[int, int]]
     ) -> list[tuple[str, int, int]]:
         """Where runs of the bytes of a leaf lie, from one to another, whose chunks are
         its bytes one after the other."""
@@ -215,12 +215,12 @@ class Source(abc.ABC):
                 start = end
         return out
 
-    def _segment(self, record: Record, number: int) -> _KeyedSegment:
+    def _segment(self, record: LeafRecord, number: int) -> _KeyedSegment:
         """The run of chunks that a chunk is in."""
         first, stop, file, offset = self.index.extents.segment(record, number)
         return _KeyedSegment(first, stop, self.files[file], offset)
 
-    def check(self, record: Record, numbers: Sequence[int]) -> None:
+    def check(self, record: LeafRecord, numbers: Sequence[int]) -> None:
         """**Raises:** `ValueError` unless the files hold all that the index says.
 
         That is, of the chunks of these `numbers`, in their order.
@@ -249,7 +249,7 @@ class Source(abc.ABC):
         except ValueError as e:
             raise self.error_for(str(e)) from e
 
-    def digests_of(self, record: Record, chunks: range) -> bytes:
+    def digests_of(self, record: LeafRecord, chunks: range) -> bytes:
         """The digests of some chunks of a leaf that follow each other."""
         extents, t, out = self.index.extents, record.template, b""
         while chunks:
@@ -318,7 +318,7 @@ class DatabaseSource(Source):
     def digests_key(self) -> str:
         return f"d/{self.index.save}/digests"
 
-    def key(self, record: Record) -> str:
+    def key(self, record: LeafRecord) -> str:
         return record.name
 
     def is_in(self, directory: Backend) -> bool:
@@ -332,7 +332,7 @@ class DatabaseSource(Source):
             return super()._without_spec() or "it has too many chunks for a database"
         return super()._without_spec()
 
-    def _kvstore(self, record: Record) -> dict[str, Any]:
+    def _kvstore(self, record: LeafRecord) -> dict[str, Any]:
         base = self.spec_of(self.database)
         return {"driver": "ocdbt", "base": base, "path": f"{record.name}/"}
 
@@ -345,36 +345,36 @@ class ZarrSource(Source):
     def digests_key(self) -> str:
         return _files.DIGESTS
 
-    def key(self, record: Record) -> str:
+    def key(self, record: LeafRecord) -> str:
         return _files.directory(record.name)
 
     def is_in(self, directory: Backend) -> bool:
         return _has_index(directory, self.index)
 
     def _open_in(
-        self, directory: Backend, wanted: Sequence[tuple[Record, Sequence[int]]]
+        self, directory: Backend, wanted: Sequence[tuple[LeafRecord, Sequence[int]]]
     ) -> list[Any]:
         places = [(record.template, self.key(record)) for record, _ in wanted]
         return _arrays.open_arrays(directory, None, places)
 
-    def starts(self, records: Sequence[Record]) -> FirstChunks:
+    def starts(self, records: Sequence[LeafRecord]) -> FirstChunks:
         templates = {id(record.template): record.template for record in records}
         first = {x: _grid.key((0,) * len(t.shape)) for x, t in templates.items()}
         files = [f"{self.key(r)}/{first[id(r.template)]}" for r in records]
         return FirstChunks(files, [(number, 0) for number in range(len(records))])
 
-    def chunk_range(self, record: Record, number: int) -> FileRange:
+    def chunk_range(self, record: LeafRecord, number: int) -> FileRange:
         t, key = record.template, self._chunk_key(record, number)
         size = t.full if t.codec is None else self.directory.size(key)
         return FileRange(key, 0, size)
 
-    def _segment(self, record: Record, number: int) -> _KeyedSegment:
+    def _segment(self, record: LeafRecord, number: int) -> _KeyedSegment:
         return _KeyedSegment(number, number + 1, self._chunk_key(record, number), 0)
 
-    def _chunk_key(self, record: Record, number: int) -> str:
+    def _chunk_key(self, record: LeafRecord, number: int) -> str:
         return f"{self.key(record)}/{grid_of(record.template).keys[number]}"
 
-    def check(self, record: Record, numbers: Sequence[int]) -> None:
+    def check(self, record: LeafRecord, numbers: Sequence[int]) -> None:
         t = record.template
         _check_memory(t)
         if self.root.is_remote:

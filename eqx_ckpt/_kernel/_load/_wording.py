@@ -1,11 +1,11 @@
 """A stored leaf in words: what it is, how much of it is there, why it cannot be read.
 No JAX is needed for it."""
 
-from .._format._leaves import Record, Unreadable
+from .._format._leaves import LeafRecord, Unreadable
 from .._tree import _folding
 
 
-def show(record: Record) -> str:
+def show(record: LeafRecord) -> str:
     """A leaf in a word: what the whole is, and how much of it is there."""
     if record.part is None:
         return _folding.show(record.template)
@@ -18,7 +18,7 @@ def show(record: Record) -> str:
     return f"part of {_folding.show(record.whole)}: {parts}"
 
 
-def error(record: Record) -> ValueError:
+def error(record: LeafRecord) -> ValueError:
     if isinstance(record.part, Unreadable):
         return ValueError(
             f"The leaf `{record.name}` cannot be read: {record.part.why}."
@@ -30,7 +30,7 @@ def error(record: Record) -> ValueError:
     )
 
 
-def check_readable(record: Record) -> None:
+def check_readable(record: LeafRecord) -> None:
     """**Raises:** `ValueError` for a leaf that cannot be read."""
     if isinstance(record.part, Unreadable):
         raise error(record)

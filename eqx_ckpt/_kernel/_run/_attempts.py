@@ -30,14 +30,14 @@ _MAX_BYTES = 2**26
 
 
 class Attempt(NamedTuple):
-    """`base`: the near save that it began from; "" for none. `after`: the step at the
+    """`near_save`: the one that it began from; "" for none. `after`: the step at the
     root that it went on from, if it did. `earlier`: the steps at the root that do not
     count, with the ids of their saves; "" for those of Orbax, and those that were
     damaged."""
 
     run: str
     number: int = 0
-    base: str = ""
+    near_save: str = ""
     after: int | None = None
     earlier: list[tuple[int, str]] = []
 
@@ -135,7 +135,7 @@ def _read_once(root: Backend, number: int) -> Attempt | None:
 
 def begin(
     root: Backend,
-    base: str = "",
+    near_save: str = "",
     after: int | None = None,
     earlier: Iterable[tuple[int, str]] = (),
     counting: Attempt | None = None,
@@ -145,7 +145,7 @@ def begin(
     numbers = _numbered.numbers(root, PLACE)
     before = _last(root, numbers) or Attempt(secrets.token_hex(8))
     number = max([0, *numbers]) + 1
-    new = Attempt(before.run, number, base, after, list(earlier))
+    new = Attempt(before.run, number, near_save, after, list(earlier))
     _numbered.create_file(root, PLACE, number, json.dumps(new).encode())
     stay = {before.number, counting.number if counting else 0}
     for other in numbers:

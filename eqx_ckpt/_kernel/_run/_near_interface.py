@@ -42,7 +42,7 @@ class NearSearch:
 
     # The near step that is chosen, and the id of its save, if one is.
     step: int | None = None
-    base: str = ""
+    near_save: str = ""
     # Reasons why disks and files that should have near steps have none.
     notes: Sequence[str] = ()
     # Whether the last attempt of the run has near steps of its own, as process 0 knows.

@@ -100,7 +100,7 @@ def _newest(saves: Saves, near: NearSteps, request: LoadRequest) -> Restored:
     while found is None:
         found = _try(search)
     step = found.step
-    saves.start.restored(step, search.near.base, search.near.is_begun)
+    saves.start.restored(step, search.near.near_save, search.near.is_begun)
     near.restored()
     # What was not completed may be under way.
     skipped = search.skipped

@@ -30,15 +30,15 @@ class AttemptStart:
         # The step that was restored, from which near save, if it is one, and whether
         # that is of the last attempt.
         self._restored: int | None = None
-        self._base = ""
+        self._near_save = ""
         self._is_begun = False
 
     @property
     def has_restored(self) -> bool:
         return self._restored is not None
 
-    def restored(self, step: int, base: str = "", is_begun: bool = False) -> None:
-        self._restored, self._base, self._is_begun = step, base, is_begun
+    def restored(self, step: int, near_save: str = "", is_begun: bool = False) -> None:
+        self._restored, self._near_save, self._is_begun = step, near_save, is_begun
         self._is_open = True
 
     def settle(
@@ -82,7 +82,7 @@ class AttemptStart:
         elif not (is_void or is_near):
             return
         root = self._steps.root
-        self.attempt = _attempts.begin(root, self._base, after, earlier, now)
+        self.attempt = _attempts.begin(root, self._near_save, after, earlier, now)
         self.number = self.attempt.number
 
     def tell(self, step: int) -> None:

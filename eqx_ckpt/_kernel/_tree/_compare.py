@@ -28,12 +28,12 @@ class Comparison:
     """Finds in what the static values of two trees differ.
 
     It goes down both records at once, from nodes that stand for each other, and looks
-    at each pair of rows once, however many nodes have them. `source` is the name of the
+    at each pair of rows once, however many nodes have them. `above` is the name of the
     tree that is `here`.
     """
 
-    def __init__(self, saved: TreeRecord, here: TreeRecord, source: str = ""):
-        self._saved, self._here, self._source = saved, here, source
+    def __init__(self, saved: TreeRecord, here: TreeRecord, above: str = ""):
+        self._saved, self._here, self._above = saved, here, above
         self._are_clean: dict[tuple[int, int], bool] = {}
         self._known: dict[tuple[int, int], list[tuple[str, str, int, int]]] = {}
 
@@ -64,10 +64,10 @@ class Comparison:
             yield from self._own(a, b, stored, name, passes)
 
     def _row_here(self, name: str) -> int | None:
-        if not _names.is_under(name, self._source):
+        if not _names.is_under(name, self._above):
             return None
         return self._here.row_at(
-            _names.below(name, self._source) if self._source else name
+            _names.below(name, self._above) if self._above else name
         )
 
     def _below(
@@ -212,14 +212,14 @@ class MovedNode(NamedTuple):
 
 
 def moved_nodes(
-    saved: TreeRecord, here: TreeRecord, pairs: Iterable[tuple[str, str]], source: str
+    saved: TreeRecord, here: TreeRecord, pairs: Iterable[tuple[str, str]], above: str
 ) -> Iterator[MovedNode]:
     """The moved nodes at and below those of `pairs`, which stand for each other, as
-    saved and here. `source` is the name of the tree that is here."""
+    saved and here. `above` is the name of the tree that is here."""
     wanted = here.has_labels
     for stored, name in pairs:
         a = saved.row_at(stored)
-        b = here.row_at(_names.below(name, source) if source else name)
+        b = here.row_at(_names.below(name, above) if above else name)
         stack = [] if a is None or b is None else [(a, b, stored, name)]
         while stack:
             a, b, stored, name = stack.pop()
@@ -296,9 +296,9 @@ def passing(
     patterns = list(static)
     names = [
         name
-        for record, source in (records if patterns else ())
+        for record, above in (records if patterns else ())
         if record is not None
-        for name in record.field_names(source)
+        for name in record.field_names(above)
     ]
     for pattern in patterns:
         if not any(matches(pattern, name) for name in names):

@@ -50,12 +50,12 @@ class Flat:
         """Whether results for trees like it are kept with its walk."""
         return self._is_leaf is None and self.walk.is_kept
 
-    def names(self, source: str = "") -> list[str]:
-        """The dotted names of the leaves, if that of the tree is `source`.
+    def names(self, above: str = "") -> list[str]:
+        """The dotted names of the leaves, if that of the tree is `above`.
 
         **Raises:** `ValueError` for a leaf that cannot have one.
         """
-        walk = self.walk.at(source)
+        walk = self.walk.at(above)
         walk.check_names(range(len(self.leaves)))
         return walk.names
 
@@ -110,6 +110,6 @@ def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
     return jtu.tree_unflatten(flat.structure, flat.names())
 
 
-def module_name(path: tuple, source: str) -> str:
+def module_name(path: tuple, above: str) -> str:
     """The dotted name of the node that a key path leads to."""
-    return _names.name_of(path, source).name if path else source
+    return _names.name_of(path, above).name if path else above

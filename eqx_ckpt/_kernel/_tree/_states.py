@@ -32,20 +32,20 @@ Labels = dict[int, Label]
 Looks = dict[int, set[tuple]]
 
 
-def state_entries(flat: Flat, source: str = "") -> dict[int, Entry]:
+def state_entries(flat: Flat, above: str = "") -> dict[int, Entry]:
     """The entry of a State that each leaf of a tree belongs to, by the number of the
     leaf."""
     if eqx.nn.State not in flat.walk.types and Node not in flat.walk.types:
         return {}
     # These follow from the walk, and nobody changes them.
-    return flat.walk.once(("entries", source), None, lambda: _entries(flat, source))
+    return flat.walk.once(("entries", above), None, lambda: _entries(flat, above))
 
 
-def _entries(flat: Flat, source: str) -> dict[int, Entry]:
-    states = states_of(flat, source)
+def _entries(flat: Flat, above: str) -> dict[int, Entry]:
+    states = states_of(flat, above)
     nearest = _names.within(states)
     out = {}
-    for number, name in enumerate(flat.walk.at(source).names):
+    for number, name in enumerate(flat.walk.at(above).names):
         state = nearest(name)
         if state is not None and state != name:
             position = int(_names.below(name, state).partition(".")[0])
@@ -53,9 +53,9 @@ def _entries(flat: Flat, source: str) -> dict[int, Entry]:
     return out
 
 
-def states_of(flat: Flat, source: str = "") -> Mapping[str, Sequence[Label]]:
+def states_of(flat: Flat, above: str = "") -> Mapping[str, Sequence[Label]]:
     """The labels of the entries of each State in a tree, by its name."""
-    return flat.record([True] * len(flat.leaves)).states(source)
+    return flat.record([True] * len(flat.leaves)).states(above)
 
 
 def stored_entries(

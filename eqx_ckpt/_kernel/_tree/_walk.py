@@ -71,7 +71,7 @@ class Walk:
     """
 
     def __init__(self, tree: PyTree, is_leaf: IsLeaf = None):
-        self.source = ""
+        self.above = ""
         self.values = Values()
         self.layers: list[Layer] = []
         self._made: dict[Any, Any] = {}
@@ -223,23 +223,23 @@ class Walk:
 
     # ---- Names.
 
-    def at(self, source: str) -> "Walk":
-        """The same, if the name of the tree is `source`."""
-        if source == self.source:
+    def at(self, above: str) -> "Walk":
+        """The same, if the name of the tree is `above`."""
+        if above == self.above:
             return self
-        return self.once(("at", source), None, lambda: self._at(source))
+        return self.once(("at", above), None, lambda: self._at(above))
 
-    def _at(self, source: str) -> "Walk":
+    def _at(self, above: str) -> "Walk":
         other = object.__new__(Walk)
         own = "layers", "order", "_ranks", "_empty", "values"
         vars(other).update({name: vars(self)[name] for name in own})
-        other.source, other._made, other.leaves = source, {}, []
+        other.above, other._made, other.leaves = above, {}, []
         return other
 
     @ft.cached_property
     def nodes(self) -> NodeTexts:
         """Below the largest depth all nodes have the name of the node above."""
-        names, letters = [self.source], [""]
+        names, letters = [self.above], [""]
         out = NodeTexts([], [])
         sizes = [len(layer.types) for layer in self.layers[1:]] + [0]
         for depth, (layer, size) in enumerate(zip(self.layers, sizes)):
