@@ -61,7 +61,7 @@ BREAKS = {
     "a room that the kernel needs": (
         "eqx_ckpt/_kernel/_load/_open.py",
         add("__import__('importlib').import_module('eqx_ckpt._show')\n"),
-        "kernel",
+        "kernel -n 0 -k checkpoint",
         "Too few of them pass alone",
     ),
     "a type": (
