@@ -220,7 +220,9 @@ def test_many_small_leaves(tmp_path, save):
     assert_alike(ec.tree_deserialise_leaves(tmp_path / "a", tree), tree)
 
 
-@pytest.mark.parametrize("save, where", [(_blocking, "one"), (_asynchronous, "all")])
+@pytest.mark.parametrize(
+    "save, where", [(_blocking, "one"), (_asynchronous, "copies"), (_blocking, "cut")]
+)
 def test_small_leaves_are_joined(tmp_path, save, where, sent, monkeypatch):
     """On their device, once there are many of a shape."""
     _memory("device")
@@ -230,17 +232,20 @@ def test_small_leaves_are_joined(tmp_path, save, where, sent, monkeypatch):
     joined = ["bool", "bfloat16"] if is_cpu else "bool int8 bfloat16 complex64".split()
     apart = ["int4", "float8_e8m0fnu"] if is_cpu else trees.JAX_DTYPES[1:3]
     tree = {
-        name: [trees.numbers(rng, trees.dtype_of(name), (3, 5)) for _ in range(35)]
+        name: [trees.numbers(rng, trees.dtype_of(name), (4, 5)) for _ in range(35)]
         for name in joined + apart
     }
     tree = jax.tree.map(jnp.asarray, tree)
+    mesh = _mesh()
+    cut = NamedSharding(mesh, P("x"))
+    places = {"one": jax.devices()[-1], "copies": NamedSharding(mesh, P()), "cut": cut}
+    tree = _put(tree, places[where])
     tree["weak"] = [jnp.full((), float(i)) for i in range(35)]
     tree["keys"] = list(jr.split(jr.key(0), 70))
-    place = jax.devices()[-1] if where == "one" else NamedSharding(_mesh(), P())
-    tree = _put(tree, place)
     sent.clear()
     save(tmp_path / "a", tree)
-    assert len(sent) == 4 * (len(joined) + 1) + 8 + 35 * len(apart)
+    count = mesh.size if where == "cut" else 1
+    assert len(sent) == count * (4 * len(joined) + 35 * len(apart)) + 4 + 8
     assert_alike(ec.tree_deserialise_leaves(tmp_path / "a", tree), tree)
 
 

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import functools as ft
+import itertools as it
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -119,49 +120,62 @@ class _JoinedPart(NamedTuple):
 
     joined: jax.Array
     number: int
+    dtype: np.dtype
 
 
 def send_together(leaves: Sequence[Any], template: Template) -> list[Shards] | None:
     """Small leaves of one template, whose copies to the host have been started: see
-    `collect`. None unless each is one part, and these lie on one accelerator.
-
-    Many of a shape are joined there: a transfer takes longer than its bytes.
-    """
+    `collect`. None unless all lie on accelerators."""
     if not all(map(on_device, leaves)):
         return None
+    alike: collections.defaultdict[Any, list[int]] = collections.defaultdict(list)
     with _guards.lifted():
         arrays = map(jr.key_data, leaves) if template.kind == "key" else leaves
         shards = list(map(_sharding.shards_of, arrays))
         parts = [part for one in shards for part in one.parts]
-        kinds = {(x.sharding, x.dtype, x.weak_type) for x in parts}
-        if len(parts) != len(shards) or len(kinds) > 1 or _in_host_memory(parts[0]):
-            return None
-        step, sent = _from_host.TOGETHER, []
-        if (
-            len(parts) >= step
-            and _is_joined(parts[0])
-            and _from_host.is_often((parts[0].dtype, parts[0].shape), len(parts))
-        ):
-            starts = range(0, len(parts) - step + 1, step)
-            stack = _stack(parts[0].sharding)
-            joined = _send([stack(parts[start : start + step]) for start in starts])
-            sent = [
-                _JoinedPart(rows, number) for rows in joined for number in range(step)
-            ]
-        if len(sent) < len(parts):
-            sent += _send(parts[len(sent) :])
-    return [one._replace(parts=[part]) for one, part in zip(shards, sent)]
+        for number, part in enumerate(parts):
+            kind = part.sharding, part.dtype, part.shape, part.weak_type
+            alike[kind].append(number)
+        for numbers in alike.values():
+            for number, copy in zip(numbers, _send_alike([parts[n] for n in numbers])):
+                parts[number] = copy
+    copies = iter(parts)
+    return [x._replace(parts=list(it.islice(copies, len(x.parts)))) for x in shards]
+
+
+def _send_alike(parts: list[jax.Array]) -> list[Any]:
+    """Copies of small arrays of one shape and device. Many are joined on the device: a
+    transfer takes longer than its bytes."""
+    first, step, sent = parts[0], _from_host.TOGETHER, []
+    if _in_host_memory(first):
+        return list(map(owned, parts))
+    is_many = len(parts) >= step and _is_joined(first)
+    if is_many and _from_host.is_often((first.dtype, first.shape), len(parts)):
+        starts, stack = range(0, len(parts) - step + 1, step), _stack(first.sharding)
+        joined = _send([stack(parts[start : start + step]) for start in starts])
+        dtype = first.dtype
+        sent = [_JoinedPart(x, n, dtype) for x in joined for n in range(step)]
+    rest = parts[len(sent) :]
+    return sent + _send(rest) if rest else sent
 
 
 def _is_joined(part: jax.Array) -> bool:
     # XLA ends the process where it is to join arrays of less than a byte a number.
     is_plain = part.dtype.itemsize > 1 or part.dtype.isbuiltin == 1
-    return is_plain and _pinned(part.sharding) is not None
+    is_held = jax.dtypes.canonicalize_dtype(part.dtype) == part.dtype
+    return is_plain and is_held and _pinned(part.sharding) is not None
 
 
 @ft.lru_cache(maxsize=1024)
 def _stack(sharding: jax.sharding.Sharding) -> Callable[[list[jax.Array]], jax.Array]:
-    return jax.jit(jnp.stack, out_shardings=sharding)
+    return jax.jit(lambda xs: jnp.stack(list(map(_bits, xs))), out_shardings=sharding)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """Numbers that XLA may compute with as others on their way, as integers."""
+    if x.dtype.isbuiltin == 1:
+        return x
+    return jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
 
 
 def collect(value: Shards) -> Shards:
@@ -306,7 +320,7 @@ def _join(
 
 def as_numpy(array: object) -> np.ndarray:
     if isinstance(array, _JoinedPart):
-        return as_numpy(array.joined)[array.number, ...]
+        return as_numpy(array.joined)[array.number, ...].view(array.dtype)
     if not isinstance(array, jax.Array):
         return np.asarray(array)  # A matrix keeps its axes when it is flattened.
     with _guards.lifted():
