@@ -4,6 +4,7 @@ import os
 import pathlib
 
 import pytest
+from support import inside
 from support.command import main
 from support.helpers import files_of, fill_run, tree_at
 from support.stores import StoredFiles
@@ -39,7 +40,8 @@ def test_all_of_a_run(root):
     [
         *("notes.txt", "2/notes.txt", "2/default/notes.txt", "2/default/d/mine/x"),
         *("eqx_ckpt.history/notes", "eqx_ckpt.pins/notes", "5/data", "model/weights"),
-        "eqx_ckpt.pins/3",
+        *("eqx_ckpt.pins/3", "eqx_ckpt.pins/9/notes", "eqx_ckpt.journal/notes"),
+        "eqx_ckpt.run/new-0123456789abcdef/notes",
     ],
 )
 def test_nothing_that_is_not_ours(root, key):
@@ -88,6 +90,38 @@ def test_a_damaged_checkpoint(tmp_path, layout, kind):
             (path / "x").rmdir()
     ec.delete(path)
     assert not [*files] and not ec.exists(path)
+
+
+@pytest.mark.parametrize("kind", ["directory", "store"])
+def test_a_zip_among_files_of_others(tmp_path, kind, monkeypatch):
+    """Nothing of others goes with it, whatever comes to its place meanwhile."""
+    at = tmp_path / "d" if kind == "directory" else f"memory:/{tmp_path}/d"
+    path = f"{at}/a.zip"
+    ec.tree_serialise_leaves(path, tree_at(1))
+    files = StoredFiles(at)
+    others = ["a", "a.zip.notes", "b/a.zip", "d/x"]
+    if kind == "store":
+        others += ["a.zip/notes"]
+    for key in others:
+        if kind == "directory":
+            (at / key).parent.mkdir(exist_ok=True)
+        files[key] = b"mine"
+    ec.delete(path)
+    assert {*files} == {*others}
+    for key in {"a.zip/notes"} & {*files}:
+        del files[key]
+    ec.tree_serialise_leaves(path, tree_at(1))
+    looks = []
+
+    def put_another(*_):
+        looks.append(1)
+        if len(looks) == 2:
+            files["a.zip"] = b"mine"
+
+    inside.watch(monkeypatch, "is a zip", put_another)
+    with pytest.raises((FileNotFoundError, ValueError)):
+        ec.delete(path)
+    assert files["a.zip"] == b"mine"
 
 
 def test_commands(tmp_path, capsys, monkeypatch):

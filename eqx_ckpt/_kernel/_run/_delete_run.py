@@ -47,12 +47,14 @@ def delete_run(path: str | os.PathLike[str]) -> bool:
             "so do the history and the pins. Delete the run once nothing saves to it."
         )
     # The history says to the last what there was.
-    root.delete(_journal.KEY)
+    root.delete_files([_journal.KEY])
     for place, is_name in _SMALL.items():
         for name in root.below(place).list_top() or {}:
             is_of_other = place == PINS and is_name(name) and int(name) not in steps
-            if (is_name(name) or _numbered.is_new(name)) and not is_of_other:
-                root.delete(f"{place}/{name}")
+            if is_name(name) and not is_of_other:
+                root.delete_files([f"{place}/{name}"])
+        for leftover in _numbered.new_directories(root, place):
+            leftover.delete("")
         root.drop_directory(place)
     root.drop_directory()
     return True
@@ -65,12 +67,17 @@ def _check_deletable(run: Steps, tops: dict[str, bool], steps: list[int]) -> Non
         raise ValueError(f"{why}. Nothing was deleted. Call `unpin({step})` before.")
     known = {*map(str, steps), _journal.KEY, *_SMALL}
     for name in sorted(tops):
-        if name not in known and not _files.is_of_system(name):
+        is_known = name in known and not (tops[name] and name == _journal.KEY)
+        if not is_known and not _files.is_of_system(name):
             raise _not_ours(run.root, name)
     for place, is_name in _SMALL.items():
         _numbered.check_not_linked(run.root, place)
-        for name in run.root.below(place).list_top() or {} if place in tops else ():
-            if not (is_name(name) or _numbered.is_new(name)):
+        below = run.root.below(place)
+        names = below.list_top() or {} if place in tops else {}
+        for name, is_directory in names.items():
+            is_ours = _numbered.is_new if is_directory else is_name
+            inside = below.below(name).list_top() if is_directory else None
+            if not is_ours(name) or {*(inside or ())} - {"file"}:
                 raise _not_ours(run.root, f"{place}/{name}")
     for step in steps:
         _check_step(run, step)

@@ -97,10 +97,7 @@ def delete(path: str | os.PathLike[str]) -> None:
         )
     _background.wait_for(root)
     with _log.timed("delete") as timer:
-        if _is_file(root):
-            directory, key = root.split()
-            directory.delete(key)
-        else:
+        if not _delete_file(root):
             try:
                 remove(root)
             except FileNotFoundError:
@@ -109,6 +106,18 @@ def delete(path: str | os.PathLike[str]) -> None:
                     raise
     text = f"Deleted `{root}` in {timer.seconds:.3g} s"
     _log.say(_log.INFO, text, path=root.url, seconds=timer.seconds)
+
+
+def _delete_file(root: Backend) -> bool:
+    """Deletes a checkpoint of one file. Returns whether there was one."""
+    directory, key = root.split()
+    while _is_file(root):
+        stamp = directory.stamp(key)
+        # Others may have put something else there since.
+        if _is_file(root) and directory.stamp(key) == stamp:
+            directory.delete_files([key])
+            return True
+    return False
 
 
 def remove(

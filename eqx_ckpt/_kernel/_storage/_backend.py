@@ -296,10 +296,10 @@ class Backend(abc.ABC):
     def delete(self, key: str) -> None:
         """Deletes the file or directory `key`, never through a link; "": all of it."""
 
+    @abc.abstractmethod
     def delete_files(self, keys: Iterable[str]) -> None:
-        """Deletes files, together; those that are not there are."""
-        for key in keys:
-            self.delete(key)
+        """Deletes files, together, and nothing below such a key; those that are not
+        there are."""
 
     @abc.abstractmethod
     def move(self, key: str, into: str, first: str) -> None:

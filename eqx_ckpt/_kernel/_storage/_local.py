@@ -450,6 +450,13 @@ class LocalDirectory(Backend):
             with at.parent()._open_directory() as fd:
                 os.rmdir(at.name, dir_fd=fd)
 
+    def delete_files(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            at = self.below(key)
+            with contextlib.suppress(FileNotFoundError):
+                with at.parent()._open_directory() as fd:
+                    os.unlink(at.name, dir_fd=fd)
+
     def delete(self, key: str) -> None:
         at = self.below(key)
         # Others may be deleting the same leftovers.
