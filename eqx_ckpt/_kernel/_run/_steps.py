@@ -60,7 +60,7 @@ class Signature(NamedTuple):
 
 class StepFacts(NamedTuple):
     """Facts about a step: its signature, if it is complete; its metrics, if it can
-    be opened; or the error because of which nobody knows."""
+    be opened; or the error of a system that could not tell."""
 
     signature: Signature | None
     metrics: dict[str, Any] | None = None
@@ -120,12 +120,15 @@ class Steps:
         return self.root.below(f"{step}/{_ITEM}")
 
     def directories(self) -> list[int]:
-        """**Raises:** `ValueError` where nobody can tell which there are."""
+        """The steps that have a directory, complete or not.
+
+        **Raises:** `ValueError` over HTTP, where nothing is listed.
+        """
         return list(self.listing().steps)
 
     def listing(self) -> Listing:
-        """The steps. Only the list of an object store (`_listing.list_run`) shows which
-        are complete. **Raises:** as `directories`."""
+        """A list of the steps. Only that of an object store (`_listing.list_run`) shows
+        which are complete. **Raises:** as `directories`."""
         if not self.root.can_list():
             raise ValueError(
                 f"Which steps there are in `{self.root}` cannot be told: over HTTP "
@@ -150,8 +153,8 @@ class Steps:
         return Listing(steps, attempts, history)
 
     def is_run(self, listing: Listing | None = None) -> bool:
-        """Whether there is a run: steps, complete or begun, or a history. A directory
-        that is only called as a step is none. **Raises:** as `directories`."""
+        """Whether there is a run: steps, complete or begun, or a history. An empty
+        directory with the name of a step is none. **Raises:** as `directories`."""
         listing = listing or self.listing()
         if listing.history != []:
             return True
@@ -422,19 +425,32 @@ class Steps:
         `ValueError` if it is damaged.
         """
         step = check_step(step)
+        with self._locked_step(step) as found:
+            is_ours = found.is_ours
+            save = self.journal.row(step, found.stamp).save if is_ours else ""
+            if self.signature(step) == found:
+                self.history.add(step, save, metrics)
+                if self._is_staying(step):
+                    return
+        raise self._missing(step)
+
+    @contextlib.contextmanager
+    def _locked_step(self, step: int) -> Iterator[Signature]:
+        """Holds the lock of a step: a deletion looks under it for pins and metrics that
+        were added. **Raises:** `FileNotFoundError` if there is no such step."""
         find = lambda: self.signature(step)
-        if (found := _store.look_twice(self.root, find, bool)) is not None:
-            tree = self.root.below(self._trees.get(step, f"{step}/{_ITEM}"))
-            # Whoever deletes it looks for what was added under this lock.
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                with tree.lock(wait=True):
-                    is_ours = found.is_ours
-                    save = self.journal.row(step, found.stamp).save if is_ours else ""
-                    if self.signature(step) == found:
-                        self.history.add(step, save, metrics)
-                        if self._is_staying(step):
-                            return
-        raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
+        found = _store.look_twice(self.root, find, bool)
+        if found is None:
+            raise self._missing(step)
+        tree = self.root.below(self._trees.get(step, f"{step}/{_ITEM}"))
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with tree.lock(wait=True):
+                yield found
+                return
+        raise self._missing(step)
+
+    def _missing(self, step: int) -> FileNotFoundError:
+        return FileNotFoundError(f"There is no step {step} in `{self.root}`.")
 
     def facts(self, step: int, found: Signature, metrics: Mapping[str, Any]) -> Step:
         """A step that is there, with its metrics, as `keep_if` is given it."""
@@ -503,18 +519,13 @@ class Steps:
     def pin(self, step: SupportsIndex) -> None:
         """**Raises:** `FileNotFoundError` if there is no such step."""
         step = check_step(step)
-        find = lambda: self.signature(step)
-        if _store.look_twice(self.root, find, bool) is not None:
-            tree = self.root.below(self._trees.get(step, f"{step}/{_ITEM}"))
-            # Whoever deletes it looks for pins under this lock.
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                with tree.lock(wait=True):
-                    is_new = self._pin(step)
-                    if self._is_staying(step):
-                        return
-                    if is_new:
-                        self.unpin(step)
-        raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
+        with self._locked_step(step):
+            is_new = self._pin(step)
+            if self._is_staying(step):
+                return
+            if is_new:
+                self.unpin(step)
+        raise self._missing(step)
 
     def _pin(self, step: int) -> bool:
         """Returns whether it was not pinned."""
@@ -612,7 +623,8 @@ class Steps:
         return None
 
     def unmark(self, step: int) -> None:
-        """Says so no more of a step of ours that is replaced or deleted."""
+        """Takes the mark of `write_done_file` away from a step of ours that is replaced
+        or deleted."""
         if self._is_ours(step):
             self._drop_mark(step)
 
