@@ -14,8 +14,7 @@ import eqx_ckpt as ec
 
 # ---- A reader from FORMAT.md alone: no code of the package.
 def read_checkpoint(path):
-    data = (path / "eqx_ckpt.json").read_bytes()
-    index = json.loads(data)
+    index = json.loads(data := (path / "eqx_ckpt.json").read_bytes())
     assert index["digest"] == xxhash.xxh3_128_hexdigest(data[:-45]), "damaged"
     assert index["format"] == "eqx_ckpt" and index["version"] == 1
     ocdbt, save = index["layout"] == "ocdbt", path / "d" / index["save"]
@@ -26,8 +25,7 @@ def read_checkpoint(path):
         directory = name[:160] + end if len(name) > 200 else name
         kvstore = {"driver": "file", "path": f"{path}/{directory}/"}
         if ocdbt:
-            base = {"driver": "file", "path": f"{save}/"}
-            kvstore = {"driver": "ocdbt", "base": base, "path": name + "/"}
+            kvstore = {"driver": "ocdbt", "base": f"file://{save}/", "path": f"{name}/"}
         spec = {"driver": "zarr3", "kvstore": kvstore, "fill_missing_data_reads": False}
         arrays.append(array := ts.open(spec).result().read().result())
         assert list(array.shape) == shape and array.dtype.name == stored
