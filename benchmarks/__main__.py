@@ -26,13 +26,14 @@ from workloads import sizes
 
 
 _HERE = pathlib.Path(__file__).parent
-_ALL = "TLMSPCEF"
+_ALL = "TLMSPCEFW"
 # Programs of their own, each with a file of results.
 _OTHERS = {
     "T": "models",
     "C": "compressed",
     "E": "editing",
     "F": "functions",
+    "W": "felt",
 }
 _HELP = """
 workloads:
@@ -41,6 +42,7 @@ workloads:
   M  GPT-2-small with Adam           256 rows of an embedding
   S  10,000 x 256 float32         C  compression
   F  stored functions             E  edits and merges of 512 MiB
+  W  what loops and notebooks wait for
 Everything together takes about half an hour on 2 cores that do nothing else. It writes
 results/, and the tables of README.md and docs/benchmarks.md. Linux only.
 """

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import packaging.requirements
+import pages
 import peers
 import safetensors.flax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -42,10 +43,7 @@ import eqx_ckpt as ec
 
 @contextlib.contextmanager
 def _orbax():
-    # It takes a second to import, which programs that save by another do not need.
-    import orbax.checkpoint as ocp
-
-    with ocp.StandardCheckpointer() as checkpointer:
+    with peers.ocp().StandardCheckpointer() as checkpointer:
         yield checkpointer
 
 
@@ -322,11 +320,7 @@ def _background(peer: Claimant, path: pathlib.Path) -> Cell:
     if peer == OURS:
         wait = ec.async_tree_serialise_leaves(path, {"x": x}).result
     elif peer == ORBAX:
-        import orbax.checkpoint as ocp
-
-        saver = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
-        saver.save(path, args=ocp.args.StandardSave({"x": x}))
-        wait = saver.close
+        wait = peers.ASYNCHRONOUS["Orbax v0"](path, {"x": x}, True)
     elif peer == FLAX:
         manager = _flax().AsyncManager()
         _flax_save(path, {"x": x}, async_manager=manager)
@@ -386,11 +380,9 @@ def _formats(peer: Claimant, path: pathlib.Path) -> Cell:
             if peer == OURS:
                 out = ec.open(at, like=tree if other == EQX else None)["x"].read()
             elif (peer, other) == (ORBAX, SAFE):
-                from orbax.checkpoint import v1
-
-                layout = v1.options.CheckpointLayout.SAFETENSORS
-                with v1.Context(checkpoint_layout=layout):
-                    out = v1.load(at)["x"]
+                layout = peers.v1().options.CheckpointLayout.SAFETENSORS
+                with peers.v1().Context(checkpoint_layout=layout):
+                    out = peers.v1().load(at)["x"]
             else:
                 out = peer.load(at)["x"]
             assert (np.asarray(out) == 1).all()
@@ -444,7 +436,7 @@ def _policies(peer: Claimant, path: pathlib.Path) -> Cell:
         except TypeError as error:
             return Cell("no", done + _why(error))
     elif peer == ORBAX:
-        import orbax.checkpoint as ocp
+        ocp = peers.ocp()
 
         class Even:
             def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
@@ -513,15 +505,10 @@ ROWS: dict[str, Callable[[Claimant, pathlib.Path], Cell]] = {
 }
 
 
-def _line(cells: Any) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def table(cells: dict[str, list[Cell]]) -> str:
     """The table of README.md."""
-    lines = ["| | " + _line(peer.name for peer in CLAIMANTS)[2:], "|---" * 6 + "|"]
-    lines += [_line([what, *(x.says for x in row)]) for what, row in cells.items()]
-    return "\n".join(lines)
+    lines = [[what, *(x.says for x in row)] for what, row in cells.items()]
+    return pages.table(["", *(peer.name for peer in CLAIMANTS)], lines, 6)
 
 
 def main(given: list[str] | None = None) -> None:

@@ -25,6 +25,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import numpy as np
+import pages
 from jax._src import distributed
 
 import eqx_ckpt as ec
@@ -135,19 +136,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, nargs="*", default=[8, 64, 256])
     given = parser.parse_args()
-    print(
-        "| processes | call | seconds | in process 0 | for each other process | "
-        "messages to it | bytes |"
-    )
-    print("|" + "---|" * 7)
+    lines = []
     for count in given.processes:
         for name, (wall, cpu, messages, nbytes) in measure(count).items():
-            each = 1e3 * cpu / (count - 1)
-            print(
-                f"| {count} | {name} | {wall:.3f} s | {cpu:.3f} s | {each:.2f} ms | "
-                f"{messages:,.0f} | {nbytes / 1024:,.0f} KiB |",
-                flush=True,
-            )
+            times = f"{wall:.3f} s", f"{cpu:.3f} s", f"{1e3 * cpu / (count - 1):.2f} ms"
+            sizes = f"{messages:,.0f}", f"{nbytes / 1024:,.0f} KiB"
+            lines.append([f"{count}", name, *times, *sizes])
+    head = "processes, call, seconds, in process 0, for each other process"
+    print(pages.table([*head.split(", "), "messages to it", "bytes"], lines, 7))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,13 +38,11 @@ import jax.numpy as jnp
 import measure
 import models
 import numpy as np
-import orbax.checkpoint as ocp
 import workloads
 from counters import evict
 from jax.sharding import SingleDeviceSharding
 from measure import Settings
-from orbax.checkpoint import v1
-from peers import Peer, PEERS
+from peers import ASYNCHRONOUS, Peer, PEERS
 from workloads import Tree
 
 
@@ -55,13 +54,7 @@ GIB, MIB = 2**30, 2**20
 
 def _seconds(call: Callable[[], Any], rounds: int) -> float:
     """The median of some calls, after one that is not counted."""
-    times = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
-        out = call()
-        times.append(time.perf_counter() - start)
-        del out  # Its memory is given back outside of the time.
-    return statistics.median(times[1:])
+    return statistics.median(timeit.repeat(call, number=1, repeat=rounds + 1)[1:])
 
 
 def _sharding(kind: str) -> jax.sharding.Sharding:
@@ -180,21 +173,6 @@ def disk(scratch: pathlib.Path, nbytes: int) -> dict[str, float]:
 # ---- The trees and the peers.
 
 
-def _orbax_v0_asynchronous(
-    path: pathlib.Path, tree: Tree, durable: bool
-) -> Callable[[], None]:
-    saver = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
-    saver.save(path, args=ocp.args.StandardSave(tree))
-    return saver.close
-
-
-def _orbax_v1_asynchronous(
-    path: pathlib.Path, tree: Tree, durable: bool
-) -> Callable[[], None]:
-    response = v1.save_async(str(path), tree)
-    return lambda: response.result()
-
-
 _NAMES = (
     "eqx_ckpt|eqx_ckpt, asynchronous|eqx_ckpt, unverified|raw, one thread|"
     "safetensors.flax|Orbax v0|Orbax v1"
@@ -203,13 +181,9 @@ _NAMES = (
 
 def _peers() -> list[Peer]:
     known = {peer.name: peer._replace(durable=(True,)) for peer in PEERS}
-    asynchronous = {
-        "Orbax v0": _orbax_v0_asynchronous,
-        "Orbax v1": _orbax_v1_asynchronous,
-    }
     return [known[name] for name in _NAMES] + [
-        known[name]._replace(name=f"{name}, asynchronous", save=save)
-        for name, save in asynchronous.items()
+        known[name]._replace(name=f"{name}, asynchronous", save=ASYNCHRONOUS[name])
+        for name in ("Orbax v0", "Orbax v1")
     ]
 
 
@@ -223,15 +197,15 @@ def _trees(short: bool) -> dict[str, tuple[Callable[[], Tree], int]]:
     gpt2, llama = "GPT-2-like with Adam", "Llama-like with AdamW and EMA"
     if short:
         return {
-            "16 leaves, 32 MiB": (ft.partial(workloads._sized, 32), 1),
+            "16 leaves, 32 MiB": (ft.partial(workloads.sized, 32), 1),
             gpt2: (ft.partial(_of_module, gpt2, True, 1), 1),
         }
     return {
-        "64 leaves, 4 GiB": (ft.partial(workloads._sized, 4096), 2),
+        "64 leaves, 4 GiB": (ft.partial(workloads.sized, 4096), 2),
         "GPT-2-small with Adam": (workloads.gpt2, 2),
         llama: (ft.partial(_of_module, llama, False, 4), 2),
         "10,000 leaves of 1 KiB": (workloads.small, 2),
-        "256 leaves, 16 GiB": (ft.partial(workloads._sized, 16 * 1024), 1),
+        "256 leaves, 16 GiB": (ft.partial(workloads.sized, 16 * 1024), 1),
     }
 
 

@@ -22,51 +22,13 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import program
+from models import GPT2
 
 import eqx_ckpt as ec
 
 
 # A function may take so many bytes, and so many for each leaf that it uses.
 MOST, PER_LEAF = 2**16, 2**13
-
-
-class Block(eqx.Module):
-    attention: eqx.nn.MultiheadAttention
-    norms: list[eqx.nn.LayerNorm]
-    mlp: eqx.nn.MLP
-
-    def __init__(self, width: int, key: jax.Array):
-        a, b = jr.split(key)
-        self.attention = eqx.nn.MultiheadAttention(width // 64, width, key=a)
-        self.norms = [eqx.nn.LayerNorm(width) for _ in range(2)]
-        self.mlp = eqx.nn.MLP(width, width, 4 * width, 1, jax.nn.gelu, key=b)
-
-    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        y = jax.vmap(self.norms[0])(x)
-        x = x + self.attention(y, y, y, mask)
-        return x + jax.vmap(self.mlp)(jax.vmap(self.norms[1])(x))
-
-
-class Transformer(eqx.Module):
-    """Of the size of MiniLM or GPT-2."""
-
-    words: eqx.nn.Embedding
-    places: eqx.nn.Embedding
-    blocks: list[Block]
-
-    def __init__(self, vocabulary: int, width: int, depth: int, key: jax.Array):
-        a, b, *keys = jr.split(key, depth + 2)
-        self.words = eqx.nn.Embedding(vocabulary, width, key=a)
-        self.places = eqx.nn.Embedding(1024, width, key=b)
-        self.blocks = [Block(width, key) for key in keys]
-
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        count = tokens.shape[0]
-        x = jax.vmap(self.words)(tokens) + self.places.weight[:count]
-        mask = jnp.tril(jnp.ones((count, count), bool))
-        for block in self.blocks:
-            x = block(x, mask)
-        return x
 
 
 class Case(NamedTuple):
@@ -85,8 +47,8 @@ CASES = [
         jax.ShapeDtypeStruct("batch, 384", jnp.float32),
         jnp.ones((2, 384)),
     ),
-    Case("MiniLM", lambda: Transformer(30522, 384, 6, jr.key(0)), _text, _TOKENS),
-    Case("GPT-2", lambda: Transformer(50257, 768, 12, jr.key(0)), _text, _TOKENS),
+    Case("MiniLM", lambda: GPT2(6, 384, jr.key(0), 30522), _text, _TOKENS),
+    Case("GPT-2", lambda: GPT2(12, 768, jr.key(0), 50257), _text, _TOKENS),
 ]
 
 

@@ -1,6 +1,7 @@
 """Measures the peers in turns: whole trees in this process, parts in new ones."""
 
 import gc
+import itertools as it
 import json
 import os
 import pathlib
@@ -122,12 +123,8 @@ def part(
 ) -> Row:
     """Every peer that can reads a leaf, or rows of it, each time in a new process."""
     tree = make()
-    offset = 0
-    for name, x in tree.items():
-        if name == leaf:
-            break
-        offset += x.nbytes
-    x = tree[leaf]
+    before = it.takewhile(lambda name: name != leaf, tree)
+    x, offset = tree[leaf], sum(tree[name].nbytes for name in before)
     case = Case(leaf, x.shape, x.dtype.name, offset, rows)
     expected = np.asarray(case.slice(x)).tobytes()
     peers = [peer for peer in peers if peer.part]

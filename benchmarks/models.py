@@ -49,18 +49,17 @@ class Block(eqx.Module):
 
     def __init__(self, width: int, key: jax.Array):
         a, b = jr.split(key)
-        self.attention = eqx.nn.MultiheadAttention(
-            4,
-            width,
-            use_query_bias=True,
-            use_key_bias=True,
-            use_value_bias=True,
-            use_output_bias=True,
-            key=a,
-        )
+        biased = {f"use_{x}_bias": True for x in ("query", "key", "value", "output")}
+        heads = max(4, width // 64)
+        self.attention = eqx.nn.MultiheadAttention(heads, width, key=a, **biased)
         self.norms = [eqx.nn.LayerNorm(width) for _ in range(2)]
         self.mlp = eqx.nn.MLP(width, width, 4 * width, 1, jax.nn.gelu, key=b)
-        self.dropout = eqx.nn.Dropout(0.1)
+        self.dropout = eqx.nn.Dropout(0.1, inference=True)
+
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        y = jax.vmap(self.norms[0])(x)
+        x = x + self.attention(y, y, y, mask)
+        return x + self.dropout(jax.vmap(self.mlp)(jax.vmap(self.norms[1])(x)))
 
 
 class GPT2(eqx.Module):
@@ -69,12 +68,19 @@ class GPT2(eqx.Module):
     blocks: list[Block]
     norm: eqx.nn.LayerNorm
 
-    def __init__(self, depth: int, width: int, key: jax.Array):
+    def __init__(self, depth: int, width: int, key: jax.Array, vocabulary: int = 1000):
         a, b, *keys = jr.split(key, depth + 2)
-        self.words = eqx.nn.Embedding(1000, width, key=a)
+        self.words = eqx.nn.Embedding(vocabulary, width, key=a)
         self.places = eqx.nn.Embedding(128, width, key=b)
         self.blocks = [Block(width, key) for key in keys]
         self.norm = eqx.nn.LayerNorm(width)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        count = tokens.shape[0]
+        x = jax.vmap(self.words)(tokens) + self.places.weight[:count]
+        for block in self.blocks:
+            x = block(x, jnp.tril(jnp.ones((count, count), bool)))
+        return jax.vmap(self.norm)(x)
 
 
 class Gated(eqx.Module):
@@ -206,19 +212,12 @@ _ours = ft.partial(ec.tree_serialise_leaves, durable=False)
 
 
 _safetensors = next(peer for peer in PEERS if peer.name == "safetensors.flax")
+_load, _same = ec.tree_deserialise_leaves, lambda tree: tree
 ALL: dict[str, Peer] = {
-    "eqx_ckpt": Peer(_ours, ec.tree_deserialise_leaves, lambda tree: tree, _skeleton),
-    "eqx_ckpt, flat": Peer(
-        _ours,
-        ec.tree_deserialise_leaves,
-        _flat,
-        lambda tree: _skeleton(_flat(tree)),
-    ),
+    "eqx_ckpt": Peer(_ours, _load, _same, _skeleton),
+    "eqx_ckpt, flat": Peer(_ours, _load, _flat, lambda tree: _skeleton(_flat(tree))),
     "Equinox": Peer(
-        eqx.tree_serialise_leaves,
-        eqx.tree_deserialise_leaves,
-        lambda tree: tree,
-        _skeleton,
+        eqx.tree_serialise_leaves, eqx.tree_deserialise_leaves, _same, _skeleton
     ),
     "safetensors.flax, flat": Peer(
         lambda path, tree: _safetensors.save(path, tree, False),

@@ -73,7 +73,7 @@ def modules(found: Results) -> str:
                 medians = [statistics.median(x) for x in zip(*row.get(kind, []))]
                 cells.append("{:.1f} ({:.1f})".format(*medians) if medians else "")
             lines.append(cells)
-    return _table(head, lines, 2)
+    return table(head, lines, 2)
 
 
 def flat(found: Results) -> str:
@@ -85,7 +85,7 @@ def flat(found: Results) -> str:
     for peer in whole["L"]["peers"]:
         rows = [whole[name]["peers"][peer] for name in _FLAT]
         lines.append([peer, *(_seconds(row[kind]) for row in rows for kind in _WHOLE)])
-    return _table(head, lines, 1)
+    return table(head, lines, 1)
 
 
 def whole(name: str, result: Results) -> str:
@@ -102,7 +102,7 @@ def whole(name: str, result: Results) -> str:
         sizes = [_nbytes(row[key]) for key in ("save_peak", "load_peak")]
         cells = [f"{row['files']:,}", _nbytes(row["disk"]), read, *sizes]
         lines.append([peer, *(_seconds(row[kind]) for kind in _WHOLE), *cells])
-    return _table(head, lines, 1)
+    return table(head, lines, 1)
 
 
 def parts(found: Results) -> str:
@@ -122,7 +122,7 @@ def parts(found: Results) -> str:
             read = "mapped" if row["read"] is None else _nbytes(row["read"])
             cells += [f"{statistics.median(both):.1f}", read]
         lines.append(cells)
-    return _table(head, lines, 1)
+    return table(head, lines, 1)
 
 
 def summary(found: Results) -> str:
@@ -163,7 +163,7 @@ def summary(found: Results) -> str:
         rows = [whole[name]["peers"][peer] for peer in peers]
         both = [f"{_seconds(x['durable'])}, {_seconds(x['load'])} s" for x in rows]
         lines.append([title, *both])
-    return _table(head, lines, 1)
+    return table(head, lines, 1)
 
 
 def compressed(found: Results) -> str:
@@ -179,7 +179,7 @@ def compressed(found: Results) -> str:
             for name in ("save", "load", "cold")
         ]
         lines.append([row["dtype"], way, f"{row['size']:.3f}", *speeds])
-    return _table(head, lines, 2)
+    return table(head, lines, 2)
 
 
 def edits(found: Results) -> str:
@@ -192,7 +192,7 @@ def edits(found: Results) -> str:
             times = [f"{row[key]:.2f}" for key in ("seconds", "cpu", "cp")]
             sizes = [_nbytes(row[key]) for key in ("read", "written", "peak")]
             lines.append([case, way, *times, *sizes])
-    return _table([*head, "`cp`", "read", "written", "peak"], lines, 2)
+    return table([*head, "`cp`", "read", "written", "peak"], lines, 2)
 
 
 def functions(found: Results) -> str:
@@ -205,7 +205,17 @@ def functions(found: Results) -> str:
         cells.append(f"{row['function kB']:.0f} kB")
         lines.append([*cells, *(f"{row[key]:.2f}" for key in keys)])
     head = ["seconds, one run each", "leaves", "function", *keys]
-    return _table(head, lines, 1)
+    return table(head, lines, 1)
+
+
+def felt(found: Results) -> str:
+    """Calls of felt.json: milliseconds of CPU, and of what is beside each."""
+    head = ["ms of CPU", "call", "beside it", "times", "limit"]
+    lines = [
+        [name, f"{own:.2f}", f"{other:.2f}", f"{own / other:.1f}", f"{limit:g}"]
+        for name, (own, other, limit) in found["felt"]["rows"].items()
+    ]
+    return table(head, lines, 1)
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
@@ -216,13 +226,14 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "compressed": compressed,
     "edits": edits,
     "functions": functions,
+    "felt": felt,
 }
 
 
 # ---- Cells.
 
 
-def _table(head: list[str], lines: list[list[str]], words: int) -> str:
+def table(head: list[str], lines: list[list[str]], words: int) -> str:
     """A table whose columns are numbers but for the first ones."""
     rule = ["---"] * words + ["---:"] * (len(head) - words)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, rule, *lines])

@@ -4,8 +4,11 @@ whole; some load a part. Loads return jax arrays, but for the raw bytes of `raw`
 What a load is told to load into (`like`) is made before the clock starts.
 """
 
+import functools as ft
+import importlib
 import os
 import pathlib
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors.flax
 from counters import sync
 from workloads import Tree
 
@@ -20,6 +24,10 @@ import eqx_ckpt as ec
 
 
 Path = pathlib.Path
+# They take a second to import, which programs that save by another do not need.
+ocp = ft.partial(importlib.import_module, "orbax.checkpoint")
+v1 = ft.partial(importlib.import_module, "orbax.checkpoint.experimental.v1")
+_flax = ft.partial(importlib.import_module, "flax.serialization")
 
 
 def _like(tree: Tree) -> Any:
@@ -54,7 +62,6 @@ class Peer(NamedTuple):
     """
 
     name: str
-    how: str
     save: Callable[[Path, Tree, bool], Any]
     load: Callable[[Path, Any], Any]
     part: Part | None = None
@@ -149,31 +156,13 @@ def _raw_read(fd: int, case: Case) -> Any:
 # ---- Equinox, safetensors, flax.
 
 
-def _eqx_save(path: Path, tree: Tree) -> None:
-    eqx.tree_serialise_leaves(path.with_suffix(".eqx"), tree)
-
-
-def _eqx_load(path: Path, like: Any) -> Any:
-    return eqx.tree_deserialise_leaves(path.with_suffix(".eqx"), like)
-
-
 def _safetensors_save(path: Path, tree: Tree) -> None:
-    from safetensors.flax import save_file
-
     # It puts NumPy arrays into the dict that it is given.
-    save_file(dict(tree), path.with_suffix(".safetensors"))
-
-
-def _safetensors_load(path: Path, like: Any) -> Any:
-    from safetensors.flax import load_file
-
-    return load_file(path.with_suffix(".safetensors"))
+    safetensors.flax.save_file(dict(tree), path.with_suffix(".safetensors"))
 
 
 def _safetensors_open(path: Path) -> Any:
-    from safetensors import safe_open
-
-    return safe_open(path.with_suffix(".safetensors"), framework="flax")
+    return safetensors.safe_open(path.with_suffix(".safetensors"), framework="flax")
 
 
 def _safetensors_read(file: Any, case: Case) -> Any:
@@ -183,24 +172,15 @@ def _safetensors_read(file: Any, case: Case) -> Any:
 
 
 def _msgpack_save(path: Path, tree: Tree) -> None:
-    from flax.serialization import to_bytes
-
-    path.with_suffix(".msgpack").write_bytes(to_bytes(tree))
+    path.with_suffix(".msgpack").write_bytes(_flax().to_bytes(tree))
 
 
 def _msgpack_load(path: Path, like: Any) -> Any:
-    from flax.serialization import msgpack_restore
-
-    data = msgpack_restore(path.with_suffix(".msgpack").read_bytes())
+    data = _flax().msgpack_restore(path.with_suffix(".msgpack").read_bytes())
     return {k: jnp.asarray(x) for k, x in data.items()}
 
 
 # ---- Orbax.
-
-
-def _same(path: Path) -> Path:
-    """Orbax has no step that opens."""
-    return path
 
 
 def _orbax_like(tree: Tree) -> Any:
@@ -212,135 +192,101 @@ def _orbax_like(tree: Tree) -> Any:
 
 
 def _orbax_v0_save(path: Path, tree: Tree, durable: bool) -> None:
-    import orbax.checkpoint as ocp
-
-    with ocp.StandardCheckpointer() as checkpointer:
+    with ocp().StandardCheckpointer() as checkpointer:
         checkpointer.save(path, tree)
 
 
 def _orbax_v0_load(path: Path, like: Any) -> Any:
-    import orbax.checkpoint as ocp
-
-    with ocp.StandardCheckpointer() as checkpointer:
+    with ocp().StandardCheckpointer() as checkpointer:
         return checkpointer.restore(path, like)
 
 
 def _orbax_v0_read(path: Path, case: Case) -> Any:
-    import orbax.checkpoint as ocp
-
     like = _orbax_like({case.leaf: jax.ShapeDtypeStruct(case.shape, case.dtype)})
-    args = ocp.args.PyTreeRestore(
+    args = ocp().args.PyTreeRestore(
         item=like,
-        restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+        restore_args=ocp().checkpoint_utils.construct_restore_args(like),
         partial_restore=True,
     )
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    with ocp().Checkpointer(ocp().PyTreeCheckpointHandler()) as checkpointer:
         return case.slice(checkpointer.restore(path, args=args)[case.leaf])
 
 
-def _orbax_v1_save(path: Path, tree: Tree, durable: bool) -> None:
-    from orbax.checkpoint import v1
-
-    v1.save(path, tree)
-
-
-def _orbax_v1_load(path: Path, like: Any) -> Any:
-    from orbax.checkpoint import v1
-
-    return v1.load(path, like)
-
-
 def _orbax_v1_read(path: Path, case: Case) -> Any:
-    from orbax.checkpoint import v1
-
     like = _orbax_like({case.leaf: jax.ShapeDtypeStruct(case.shape, case.dtype)})
-    loading = v1.options.PyTreeOptions.Loading(partial_load=True)
-    with v1.Context(pytree_options=v1.options.PyTreeOptions(loading=loading)):
-        return case.slice(v1.load(path, like)[case.leaf])
+    loading = v1().options.PyTreeOptions.Loading(partial_load=True)
+    with v1().Context(pytree_options=v1().options.PyTreeOptions(loading=loading)):
+        return case.slice(v1().load(path, like)[case.leaf])
 
 
-_synced = "Its files are synced afterwards where the save is to be durable."
-_orbax = (
-    "zstd, its default. TensorStore syncs the arrays, and there is no switch for that; "
-    "Orbax's own small files are never synced. It reads a leaf whole."
-)
+# ---- Asynchronous saves: until they return. What they return waits for the rest.
+
+
+@ft.cache
+def _orbax_saver() -> Any:
+    return ocp().AsyncCheckpointer(ocp().StandardCheckpointHandler())
+
+
+def _orbax_v0_asynchronous(path: Path, tree: Tree, durable: bool) -> Any:
+    _orbax_saver().save(path, args=ocp().args.StandardSave(tree))
+    return _orbax_saver().wait_until_finished
+
+
+def _orbax_v1_asynchronous(path: Path, tree: Tree, durable: bool) -> Any:
+    return v1().save_async(str(path), tree).result
+
+
+def _safetensors_in_a_thread(path: Path, tree: Tree, durable: bool) -> Any:
+    thread = threading.Thread(target=_safetensors_save, args=(path, tree))
+    thread.start()
+    return thread.join
+
+
+ASYNCHRONOUS: dict[str, Callable[[Path, Tree, bool], Any]] = {
+    "eqx_ckpt": _ours_asynchronous,
+    "Orbax v0": _orbax_v0_asynchronous,
+    "Orbax v1": _orbax_v1_asynchronous,
+    "safetensors in a thread": _safetensors_in_a_thread,
+}
+
 
 PEERS = [
-    Peer(
-        "eqx_ckpt",
-        "`tree_serialise_leaves` with its `durable=`, `tree_deserialise_leaves`; "
-        "digests are written and verified; no files for Orbax are written. A part: "
-        "`open`, then `ckpt[leaf][rows].read()`.",
-        _ours(),
-        _ours_load(True),
-        _ours_part(True),
-    ),
-    Peer(
-        "eqx_ckpt, unverified",
-        "The same, loaded with `verify=False`.",
-        _ours(),
-        _ours_load(False),
-        _ours_part(False),
-    ),
-    Peer(
-        "eqx_ckpt, asynchronous",
-        "`async_tree_serialise_leaves`, until it returns: the arrays may be donated "
-        "then. Loaded as by the first.",
-        _ours_asynchronous,
-        _ours_load(True),
-    ),
-    Peer(
-        "eqx_ckpt, zarr",
-        'The same as the first, with `layout="zarr"`.',
-        _ours("zarr"),
-        _ours_load(True),
-    ),
+    # Digests are written, and verified; files for Orbax are not written.
+    Peer("eqx_ckpt", _ours(), _ours_load(True), _ours_part(True)),
+    Peer("eqx_ckpt, unverified", _ours(), _ours_load(False), _ours_part(False)),
+    Peer("eqx_ckpt, asynchronous", _ours_asynchronous, _ours_load(True)),
+    Peer("eqx_ckpt, zarr", _ours("zarr"), _ours_load(True)),
     Peer(
         "raw, one thread",
-        "`os.write` (`os.writev` for small leaves) of the bytes to one file, and "
-        "`fsync`; `readinto` a fresh buffer. No names, no shapes.",
         _raw_save,
         _raw_load,
         Part(lambda path: os.open(path, os.O_RDONLY), _raw_read),
     ),
-    Peer(
-        "Equinox",
-        f"`eqx.tree_serialise_leaves` to a path. {_synced}",
-        _then_sync(_eqx_save),
-        _eqx_load,
-    ),
+    Peer("Equinox", _then_sync(eqx.tree_serialise_leaves), eqx.tree_deserialise_leaves),
     Peer(
         "safetensors.flax",
-        f"`save_file` and `load_file`, which memory-maps; a part: `safe_open`, then "
-        f"`get_tensor` or `get_slice`. {_synced}",
         _then_sync(_safetensors_save),
-        _safetensors_load,
+        lambda path, _: safetensors.flax.load_file(path.with_suffix(".safetensors")),
         Part(_safetensors_open, _safetensors_read),
         maps=True,
     ),
-    Peer(
-        "flax msgpack",
-        f"`to_bytes` and `msgpack_restore`, one file, then `jnp.asarray`. {_synced}",
-        _then_sync(_msgpack_save),
-        _msgpack_load,
-    ),
+    Peer("flax msgpack", _then_sync(_msgpack_save), _msgpack_load),
+    # It compresses with zstd, its default. TensorStore syncs the arrays, and there is
+    # no switch for that; Orbax's own small files are never synced. It reads a leaf
+    # whole, and has no step that opens.
     Peer(
         "Orbax v0",
-        "`StandardCheckpointer`, a new one each time, until it has finished; a part: "
-        "`PyTreeRestore(partial_restore=True)`. " + _orbax,
         _orbax_v0_save,
         _orbax_v0_load,
-        Part(_same, _orbax_v0_read),
+        Part(Path, _orbax_v0_read),
         (True,),
         _orbax_like,
     ),
     Peer(
         "Orbax v1",
-        "`v1.save` and `v1.load` with the defaults; a part: `partial_load=True`. "
-        + _orbax,
-        _orbax_v1_save,
-        _orbax_v1_load,
-        Part(_same, _orbax_v1_read),
+        lambda path, tree, durable: v1().save(path, tree),
+        lambda path, like: v1().load(path, like),
+        Part(Path, _orbax_v1_read),
         (True,),
         _orbax_like,
     ),

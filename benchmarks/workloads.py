@@ -31,22 +31,12 @@ def large(rows: int = 4096) -> Tree:
 def gpt2(layers: int = 12, vocabulary: int = 50257) -> Tree:
     """M: GPT-2-small in bfloat16 with Adam in float32: 445 leaves, 1.16 GiB."""
     shapes = {"wte": (vocabulary, 768), "wpe": (1024, 768)}
+    sides = {"attn": (768, 2304), "proj": (768, 768)}
+    sides |= {"fc": (768, 3072), "out": (3072, 768)}
     for i in range(layers):
-        for name, shape in {
-            "ln_1_w": (768,),
-            "ln_1_b": (768,),
-            "attn_w": (768, 2304),
-            "attn_b": (2304,),
-            "proj_w": (768, 768),
-            "proj_b": (768,),
-            "ln_2_w": (768,),
-            "ln_2_b": (768,),
-            "fc_w": (768, 3072),
-            "fc_b": (3072,),
-            "out_w": (3072, 768),
-            "out_b": (768,),
-        }.items():
-            shapes[f"h{i}_{name}"] = shape
+        shapes |= {f"h{i}_ln_{n}": (768,) for n in ("1_w", "1_b", "2_w", "2_b")}
+        for name, shape in sides.items():
+            shapes |= {f"h{i}_{name}_w": shape, f"h{i}_{name}_b": shape[1:]}
     shapes.update(ln_f_w=(768,), ln_f_b=(768,))
     named = {f"params_{n}": (s, "bfloat16") for n, s in shapes.items()}
     named |= {f"mu_{n}": (s, "float32") for n, s in shapes.items()}
@@ -64,7 +54,7 @@ def embedding(rows: int = 50257) -> Tree:
     return _arrays({"wte": ((rows, 768), "float32")})
 
 
-def _sized(mebibytes: int) -> Tree:
+def sized(mebibytes: int) -> Tree:
     """16 leaves of together so many MiB, or more leaves of 64 MiB."""
     count = max(16, mebibytes // 64)
     rows = mebibytes * 256 // count
