@@ -18,7 +18,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 from safetensors.numpy import load_file
 from support import inside, trees
-from support.helpers import assert_alike, facts
+from support.helpers import assert_alike, enable_x64, facts
 
 import eqx_ckpt as ec
 
@@ -250,6 +250,24 @@ def test_small_leaves_are_joined(tmp_path, save, where, sent, monkeypatch):
 
 
 @BOTH
+def test_small_leaves_of_several_memories(tmp_path, save, monkeypatch):
+    inside.limit(monkeypatch, arrays_made_one_by_one=1)
+    memories = [
+        SingleDeviceSharding(device, memory_kind=memory.kind)
+        for device in jax.devices()[:4]
+        for memory in device.addressable_memories()
+    ]
+    tree = [_put(jnp.full(5, i), memories[i % len(memories)]) for i in range(200)]
+    tree += [_put(jnp.full(5, float(i)), memories[0]) for i in range(40)]
+    # JAX would narrow these.
+    with enable_x64(True):
+        tree += [jnp.full(5, i + 0.1, jnp.float64) for i in range(40)]
+    save(tmp_path / "a", tree)
+    with enable_x64(True):
+        assert_alike(ec.tree_deserialise_leaves(tmp_path / "a", tree), tree)
+
+
+@BOTH
 def test_casts_and_codecs(tmp_path, save):
     tree = {"x": jr.normal(jr.key(0), (300, 400)), "y": jnp.arange(5.0)}
     save(tmp_path / "a", tree, dtype=jnp.bfloat16, compression="lz4")
@@ -310,7 +328,7 @@ def test_lazy_leaves_come_to_the_device(tmp_path):
     assert out["all"].devices() == x.devices()
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("sent", HERE[1:], indirect=True)
 def test_host_memory_of_a_blocking_save(tmp_path):
     """512 MiB go through `max_bytes` and pinned blocks of a few times as much."""
     tree = {"x": jnp.zeros(2**27)}

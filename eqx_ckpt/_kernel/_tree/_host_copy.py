@@ -116,9 +116,10 @@ def is_staged(value: object) -> bool:
 
 
 class _JoinedPart(NamedTuple):
-    """One of some arrays that were joined on their device: its number there."""
+    """One of some arrays that were joined on their device: what waits for these, and
+    its number there."""
 
-    joined: jax.Array
+    arrived: Callable[[], np.ndarray]
     number: int
     dtype: np.dtype
 
@@ -153,6 +154,7 @@ def _send_alike(parts: list[jax.Array]) -> list[Any]:
     if is_many and _from_host.is_often((first.dtype, first.shape), len(parts)):
         starts, stack = range(0, len(parts) - step + 1, step), _stack(first.sharding)
         joined = _send([stack(parts[start : start + step]) for start in starts])
+        joined = [ft.cache(ft.partial(as_numpy, x)) for x in joined]
         dtype = first.dtype
         sent = [_JoinedPart(x, n, dtype) for x in joined for n in range(step)]
     rest = parts[len(sent) :]
@@ -320,7 +322,7 @@ def _join(
 
 def as_numpy(array: object) -> np.ndarray:
     if isinstance(array, _JoinedPart):
-        return as_numpy(array.joined)[array.number, ...].view(array.dtype)
+        return array.arrived()[array.number, ...].view(array.dtype)
     if not isinstance(array, jax.Array):
         return np.asarray(array)  # A matrix keeps its axes when it is flattened.
     with _guards.lifted():
