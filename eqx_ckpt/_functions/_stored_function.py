@@ -20,7 +20,7 @@ from .._kernel._format._index import StoredFunction
 from .._kernel._load import _lazy, _open, _source
 from .._kernel._load._lazy import LazyArray
 from .._kernel._load._source import Source
-from .._kernel._runtime import _arguments
+from .._kernel._runtime import _arguments, _handlers
 from .._kernel._storage._backend import Backend
 from .._kernel._tree import _leaf, _nearest, _sharding
 from . import _signature
@@ -80,10 +80,12 @@ class Function:
         return tuple(names[place] for place in self._stored.leaves)
 
     @ft.cached_property
+    @_handlers.pass_through
     def args(self) -> tuple[Any, ...]:
         return self._structs(self._stored.args)
 
     @ft.cached_property
+    @_handlers.pass_through
     def result(self) -> Any:
         return self._structs(self._stored.result)
 
@@ -94,6 +96,7 @@ class Function:
             raise self._bad(f"its signature is of no such arrays ({e})") from e
 
     @ft.cached_property
+    @_handlers.pass_through
     def exported(self) -> jax.export.Exported:
         data = _source.read_function(self._source, self.name)
         try:

@@ -12,7 +12,7 @@ from .. import _rooms
 from .._format import _template, _view
 from .._format._leaves import LeafRecord
 from .._format._view import View
-from .._runtime import _arguments, _elsewhere
+from .._runtime import _arguments, _elsewhere, _handlers
 from .._runtime._processes import Processes
 from .._storage import _context
 from .._tree import _leaf, _target
@@ -84,6 +84,7 @@ class LazyArray(_target.Unread):
         return self._body.target
 
     @property
+    @_handlers.pass_through
     def store(self) -> Any:
         """The `tensorstore.TensorStore` of the stored array, with the view's indexing.
 
@@ -117,6 +118,7 @@ class LazyArray(_target.Unread):
         """
         return fetch([self], verify)[0]
 
+    @_handlers.pass_through
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         body = self._body
         if body.unreadable is not None:
@@ -240,6 +242,7 @@ class LazyArray(_target.Unread):
     def __iter__(self) -> Any:
         return (self[i] for i in range(len(self)))
 
+    @_handlers.pass_through
     def plot(self, ax: Any = None) -> Any:
         """Reads the leaf and draws it with matplotlib (`eqx_ckpt[plot]`).
 

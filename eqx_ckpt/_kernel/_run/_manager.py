@@ -394,6 +394,7 @@ class CheckpointManager:
         gives it: those that are deleted too."""
         return _records.steps_of(self._steps)
 
+    @_handlers.pass_through
     def path(self, step: SupportsIndex) -> str | os.PathLike[str]:
         """Where the checkpoint of a step is, or will be."""
         return self._steps.path(step)

@@ -50,7 +50,9 @@ class _Guard:
             if _raised is None or not _is_in_call(frame):
                 raise
             _raised.append(e)
-        raise _Raised
+        # Python would ignore it there, and a file would stay open.
+        if not _is_in_finaliser(frame):
+            raise _Raised
 
 
 def _is_in_call(frame: FrameType | None) -> bool:
@@ -63,6 +65,12 @@ def _is_in_call(frame: FrameType | None) -> bool:
             return top == _PACKAGE and name != __name__
         frame = frame.f_back
     return False
+
+
+def _is_in_finaliser(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def behind(handler: object) -> Any:
