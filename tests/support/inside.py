@@ -148,6 +148,11 @@ def hints_for_arguments() -> list[tuple[str, str, str]]:
 # ---- Stores.
 
 
+def code_around(call: Callable[..., Any]) -> types.CodeType:
+    """The code of what lets handlers' errors pass through a call."""
+    return _found("_kernel._runtime._handlers.pass_through")(call).__code__
+
+
 def _root(path: Any) -> Any:
     return _found("_kernel._storage._root.resolve")(path)
 
