@@ -168,7 +168,7 @@ def graft(
         return [_made(x, values, ours.names) for x in made]
 
     save = stored.source.index.save
-    values = _deserialise.in_step(processes, [save], [planned], make_leaves)
+    values = _deserialise.read_in_step(processes, [save], [planned], make_leaves)
     for x, value in zip(made, values):
         leaves[x.number] = value
     for number, origin in plan.tied.items():

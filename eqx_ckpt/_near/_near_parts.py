@@ -192,7 +192,7 @@ class Parts:
             leaves = _whole(source.index.leaves)
             index = dataclasses.replace(source.index, leaves=leaves)
             whole = Checkpoint(dataclasses.replace(source, index=index))
-            found = _checkpoint.match(whole, self._like, self._options)
+            found = _checkpoint.match_leaves(whole, self._like, self._options)
             self._matches[number] = found
         return self._matches[number]
 

@@ -171,7 +171,7 @@ class Near(NearSteps):
                     "until one is as new:",
                     above=step,
                 )
-            attempt = start.settle(step, saves.damaged, is_near=True)
+            attempt = start.begin_if_due(step, saves.damaged, is_near=True)
             assert attempt is not None
             return attempt.encode()
 
@@ -184,7 +184,7 @@ class Near(NearSteps):
         processes = saves.processes("begin near steps", what, step)
         self._attempt = Attempt.decode(processes.decide(decide, report))
         self._is_asked = False
-        start.tell(step)
+        start.warn_of_passed_steps(step)
 
     def _plan(self, offer: PendingState) -> Plan:
         options = self._saves.options._replace(

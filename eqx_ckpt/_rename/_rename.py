@@ -68,7 +68,7 @@ class Rename:
                 "rename to `ec.inverse`, and what that returns to a pair of `ec.graft`."
             )
         is_open = isinstance(source, Mapping)
-        names = list(source) if is_open else _open.opened(source).index.leaves.names
+        names = list(source) if is_open else _open.open_path(source).index.leaves.names
         back = inverted(zip(names, renamed_names(self, names)))
 
         def known(name: str) -> str:

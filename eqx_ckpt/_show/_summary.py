@@ -20,7 +20,7 @@ def summaries(steps: Steps, newest: int = 0) -> list[Summary]:
     there = sorted(listing.steps)[-newest:]
     pins = steps.pinned() if there else set()
     left = steps.lineage(listing).left(there) if there else set()
-    found: list[Summary] = steps.each(ft.partial(_summary, steps), there)
+    found: list[Summary] = steps.ask_each(ft.partial(_summary, steps), there)
     return [
         x._replace(is_pinned=x.step in pins, why=x.why or _LEFT * (x.step in left))
         for x in found

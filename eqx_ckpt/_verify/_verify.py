@@ -93,7 +93,7 @@ def verify(
     try:
         # A path may stand for another one.
         is_open = isinstance(path, Checkpoint)
-        source = _open.open_source(root) if is_open else _open.opened(path)
+        source = _open.open_source(root) if is_open else _open.open_path(path)
         records = list(source.index.leaves.records())
         list(source.index.leaves.places)
         if source.has_digests:

@@ -807,8 +807,8 @@ def test_preemption_stops_all_processes_at_one_step(tmp_path, handler):
         signal.signal(signal.SIGTERM, lambda *_: print("handled"))
     manager = ec.CheckpointManager(path / "run", every=1000, signals=[signal.SIGTERM])
     messages = []
-    tell = manager._saves.is_told_in_any
-    manager._saves.is_told_in_any = lambda told: messages.append(told) or tell(told)
+    tell = manager._saves.is_true_in_any
+    manager._saves.is_true_in_any = lambda told: messages.append(told) or tell(told)
     with manager:
         for step in range(1, 20_000):
             time.sleep(0.01 * (1 + rank))

@@ -170,7 +170,7 @@ class Checkpoint(_Base):
             ```
         """
         given = _load_options.check(LoadOptions(filter_spec, is_leaf, **options))
-        matched = match(self, like, given)
+        matched = match_leaves(self, like, given)
         # `eqx.tree_at` does not find leaves by number: it makes one of every `()`.
         return matched.tree(
             _lazy.lazy_of(self._source, x.record, x.target)
@@ -331,7 +331,7 @@ def open(
             )
         path._source.check_current()
         return path
-    return Checkpoint(_open.opened(path, like, follow_symlinks))
+    return Checkpoint(_open.open_path(path, like, follow_symlinks))
 
 
 def source_of(ckpt: Checkpoint) -> Source:
@@ -354,7 +354,7 @@ def _unknown(name: object, names: Sequence[str]) -> str:
     return f"{text} {head} {_folding.some(near or names)}."
 
 
-def match(ckpt: Checkpoint, like: PyTree, options: LoadOptions) -> _match.Match:
+def match_leaves(ckpt: Checkpoint, like: PyTree, options: LoadOptions) -> _match.Match:
     """The leaves of `like` and those of a checkpoint that they stand for."""
     leaves, moved = ckpt._source.index.leaves, lambda name: [name]
     if options.rename is not None:

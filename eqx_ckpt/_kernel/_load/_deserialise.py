@@ -129,13 +129,13 @@ def load(
     processes = processes_of("load", [place], like, options)
     with processes.share_errors():
         ckpt = _checkpoint.open(path, like=like if options.source is None else None)
-        pinned = ckpt._source
-        matched = _checkpoint.match(ckpt, like, options)
+        source = ckpt._source
+        matched = _checkpoint.match_leaves(ckpt, like, options)
         wanted = list(matched.reads.values())
-        plan = _fetch.plan(pinned, wanted, options)
+        plan = _fetch.plan(source, wanted, options)
     with _log.timed("load") as timer:
         read = lambda: plan.run(processes)
-        values = in_step(processes, [pinned.index.save], [plan], read)
+        values = read_in_step(processes, [source.index.save], [plan], read)
     if _log.is_on(_log.DEBUG):
         nbytes = sum(x.record.template.nbytes for x in wanted)
         _log.say(
@@ -167,10 +167,10 @@ def processes_of(
     return _processes.of_run(kind, places, together, what)
 
 
-_SAID = [str], str
+_READ_REPORT = [str], str
 
 
-def in_step(
+def read_in_step(
     processes: Processes,
     saves: list[str],
     plans: Sequence[ReadPlan],
@@ -185,20 +185,21 @@ def in_step(
         processes.gather()
         processes.broadcast()
     for plan in plans:
-        plan.say()
+        plan.log_moves()
     return values
 
 
 def _check_same(processes: Processes, saves: list[str], moves: str) -> None:
-    words = processes.gather(json.dumps([saves, moves]).encode())
-    said = [_schema.read(word, "what a load says", _SAID) for word in words]
-    for index, (own, plan) in enumerate(said):
-        if own != said[0][0]:
+    gathered = processes.gather(json.dumps([saves, moves]).encode())
+    reports = [_schema.read(x, "what a load says", _READ_REPORT) for x in gathered]
+    # Only process 0 has the reports.
+    for index, (own_saves, own_moves) in enumerate(reports):
+        if own_saves != reports[0][0]:
             raise RuntimeError(
                 f"{processes.what}: process {index} has opened another save than "
                 "process 0: it was replaced meanwhile. Load again."
             )
-        if plan != said[0][1]:
+        if own_moves != reports[0][1]:
             raise RuntimeError(
                 f"{processes.what}: process {index} would move other arrays over "
                 "the devices than process 0, and nothing was loaded. Pass the same "
@@ -261,7 +262,7 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
         planned = _lazy.plans(todo, given)
     saves = list(dict.fromkeys(source.index.save for source in sources))
     read = lambda: _lazy.read(todo, planned, given, processes)
-    fetched = in_step(processes, saves, [plan for _, plan in planned], read)
+    fetched = read_in_step(processes, saves, [plan for _, plan in planned], read)
     values = dict(zip(lazies, fetched))
     read_leaves = [values.get(id(x), x) for x in flat.leaves]
     out = jtu.tree_unflatten(flat.structure, read_leaves)

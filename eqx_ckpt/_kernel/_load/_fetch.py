@@ -1,4 +1,4 @@
-"""Stored leaves as their targets ask for them: one planned read of a checkpoint."""
+"""Reads stored leaves as their targets ask for them, in one planned read."""
 
 import collections
 import contextlib
@@ -25,14 +25,14 @@ from ._source import Source
 
 
 class ReadPlan(NamedTuple):
-    """A planned read of leaves: `load` does it, with the processes that take part, and
-    `say` logs what was odd. `digest` is the same in all processes that plan the same
-    moves."""
+    """A planned read of leaves: `run` does it, with the processes that take part, and
+    `log_moves` logs the moves that were odd. `digest` is the same in all processes that
+    plan the same moves."""
 
     source: Source
     run: Callable[[Processes], list[Any]]
     digest: str = ""
-    say: Callable[[], None] = lambda: None
+    log_moves: Callable[[], None] = lambda: None
 
 
 def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> ReadPlan:
@@ -48,7 +48,7 @@ def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> Re
 # Leaves are made into jax arrays together: so many, or of so many bytes.
 _COUNT, _BYTES = 256, 16 * 2**20
 # A function that makes many of them is called for no fewer leaves of a load.
-_FEW = 8
+_MIN_COMPILED = 8
 
 
 def _load_all(
@@ -125,10 +125,10 @@ def _stored_reads(
         leaves.append(i)
     if all(one.views is None for one in out):
         return out
-    return _together(source, out, verify)
+    return _share_chunks(source, out, verify)
 
 
-def _together(
+def _share_chunks(
     source: Source, reads: list[StoredRead], verify: bool
 ) -> list[StoredRead]:
     """The same, with those that share chunks as one, up to the memory that a load has
@@ -207,7 +207,7 @@ class LeafBuilder:
     def _find_alike(self) -> None:
         targets = {id(leaf.target): leaf.target for leaf in self._wanted}
         kinds = {x: _from_host.plain_kind(target) for x, target in targets.items()}
-        if len(self._wanted) >= _FEW:
+        if len(self._wanted) >= _MIN_COMPILED:
             counts: collections.Counter[Kind] = collections.Counter()
             for x, n in collections.Counter(id(y.target) for y in self._wanted).items():
                 if (kind := kinds[x]) is not None:

@@ -29,7 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def opened(
+def open_path(
     path: str | os.PathLike[str] | Readable,
     like: PyTree = None,
     follow_symlinks: bool = False,
@@ -47,9 +47,9 @@ def opened(
             error = e
         if source is None:
             is_empty = not isinstance(error, ValueError)
-            source = _stand_in(path, is_empty, like, follow_symlinks)
+            source = _open_stand_in(path, is_empty, like, follow_symlinks)
         if source is None:
-            raise error or _nothing(root)
+            raise error or _missing_error(root)
         return source
     root = _open_files.root_of(path)
     try:
@@ -65,7 +65,7 @@ def opened(
     return source
 
 
-def _stand_in(
+def _open_stand_in(
     path: object, is_empty: bool, like: PyTree, follow_symlinks: bool
 ) -> Source | None:
     """The source of what a path without one stands for."""
@@ -89,7 +89,7 @@ def open_source(root: Backend, like: PyTree = None) -> Source:
     for a store that has no such bucket, or is elsewhere."""
     source = _find(root, like)
     if source is None:
-        raise _nothing(root)
+        raise _missing_error(root)
     return source
 
 
@@ -112,18 +112,18 @@ def _is_unfinished(root: Backend) -> bool:
     return isinstance(root, LocalDirectory) and bool(_files.is_beside(root.name))
 
 
-def _nothing(root: Backend) -> FileNotFoundError:
+def _missing_error(root: Backend) -> FileNotFoundError:
     """The error of a root without a source."""
     kind = root.entry()
     if kind not in (None, "directory", "nothing"):
         return FileNotFoundError(
             f"`{root}` is a file, and not a checkpoint of a format that is read."
         )
-    where = "" if kind == "nothing" else _whose(root)
+    where = "" if kind == "nothing" else _what_is_there(root)
     return FileNotFoundError(f"There is no checkpoint at `{root}`{where}.")
 
 
-def _whose(root: Backend) -> str:
+def _what_is_there(root: Backend) -> str:
     """Describes, as the rest of an error, a root without a checkpoint. **Raises:**
     `FileNotFoundError` if it is known that nothing can be there."""
     if _is_unfinished(root):

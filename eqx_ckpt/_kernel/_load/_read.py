@@ -19,15 +19,15 @@ from ._source import Source
 
 # Leaves of one block up to this many bytes are read together into one piece of memory,
 # and whole even where a part of them is wanted.
-_SMALL = 1 << 16
+_SMALL_BYTES = 1 << 16
 # Leaves that lie together are read as one run: so many bytes, between them at most so
 # many that nobody wants, and, where each is a file of its own, so many.
-_RUN, _GAP, _FILES = 8 * 2**20, 4096, 128
+_REMOTE_RUN_BYTES, _GAP_BYTES, _LOCAL_RUNS = 8 * 2**20, 4096, 128
 # On a disk shorter runs, and few at a time, use memory that the processor still has at
 # hand. A store is slow to begin.
-_NEAR_RUN, _NEAR_JOBS = 2**20, 4
+_LOCAL_RUN_BYTES, _NEAR_JOBS = 2**20, 4
 # Runs of so many leaves, on average, are read by one thread.
-_ALONE = 8
+_LEAVES_PER_RUN = 8
 # The memory for what is under way, unless the caller says so.
 BUDGET = 256 * 2**20
 
@@ -111,7 +111,7 @@ def _read_files(reader: Reader, reads: Sequence[StoredRead]) -> Results:
 def _is_small(source: Source, one: StoredRead, is_verified: bool) -> bool:
     """Whether a leaf is read in a run: what is one block, and is wanted whole."""
     t = one.record.template
-    most = _grid.BLOCK if is_verified or one.views is None else _SMALL
+    most = _grid.BLOCK if is_verified or one.views is None else _SMALL_BYTES
     is_one = t.chunk == t.shape and t.nbytes <= most and t.codec is None
     return is_one and not source.is_scattered(one.record)
 
@@ -154,7 +154,7 @@ def _runs(source: Source, reads: list[StoredRead], most: int) -> list[_Run]:
         file, offset = starts[i]
         size = sizes[id(records[i].template)]
         end = offset + size
-        if file == last and stop <= offset <= stop + _GAP and end - start <= most:
+        if file == last and stop <= offset <= stop + _GAP_BYTES and end - start <= most:
             members.append((reads[i], offset, size))
             stop = end
             continue
@@ -179,10 +179,13 @@ def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_
 
 def _read_runs(reader: Reader, crew: Crew, reads: list[StoredRead]) -> Results:
     is_remote = reader.source.root.is_remote
-    most = min(_RUN if is_remote else _NEAR_RUN, max(_SMALL, reader.budget // 4))
+    most = min(
+        _REMOTE_RUN_BYTES if is_remote else _LOCAL_RUN_BYTES,
+        max(_SMALL_BYTES, reader.budget // 4),
+    )
     runs = _runs(reader.source, reads, most)
-    jobs = list(_jobs(runs, most, 1 if is_remote else _FILES))
-    if len(jobs) == 1 or not is_remote and len(runs) * _ALONE <= len(reads):
+    jobs = list(_jobs(runs, most, 1 if is_remote else _LOCAL_RUNS))
+    if len(jobs) == 1 or not is_remote and len(runs) * _LEAVES_PER_RUN <= len(reads):
         # For so little no thread is started; and of small leaves most of the work is
         # that of Python, which threads would only take from each other.
         for _, job in jobs:
@@ -250,7 +253,7 @@ def _memory(run: _Run) -> tuple[list[_Piece], list[np.ndarray]]:
     into: list[np.ndarray] = []
     at, first = start, 0
     for i, (_, offset, size) in enumerate(members):
-        if size >= _SMALL:
+        if size >= _SMALL_BYTES:
             if at < offset:
                 into.append(np.empty(offset - at, np.uint8))
                 pieces += _parts_of(into[-1], at, members[first:i])

@@ -419,12 +419,14 @@ class CheckpointManager:
         **Raises:** `FileNotFoundError` if there is no such step.
         """
         self.wait()
-        self._saves.first(f"Pinning step {step}", lambda: self._steps.pin(step))
+        self._saves.do_in_first(f"Pinning step {step}", lambda: self._steps.pin(step))
 
     @_handlers.pass_through
     def unpin(self, step: SupportsIndex) -> None:
         """Undoes [`pin`][]."""
-        self._saves.first(f"Unpinning step {step}", lambda: self._steps.unpin(step))
+        self._saves.do_in_first(
+            f"Unpinning step {step}", lambda: self._steps.unpin(step)
+        )
 
     @_handlers.pass_through
     def delete(self, step: SupportsIndex) -> None:
@@ -433,7 +435,9 @@ class CheckpointManager:
         **Raises:** `ValueError` if it is pinned; and what `delete` raises.
         """
         self.wait()
-        self._saves.first(f"Deleting step {step}", lambda: self._steps.delete(step))
+        self._saves.do_in_first(
+            f"Deleting step {step}", lambda: self._steps.delete(step)
+        )
 
     @_handlers.pass_through
     def should_stop(self) -> bool:
@@ -444,7 +448,7 @@ class CheckpointManager:
         signal, and JAX's preemption service is on, it takes none: that service looks
         for the signal once a second.
         """
-        return self._signals.have_come(self._saves.is_told_in_any)
+        return self._signals.have_come(self._saves.is_true_in_any)
 
 
 def steps_of(manager: CheckpointManager) -> Steps:

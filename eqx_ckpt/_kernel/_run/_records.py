@@ -139,7 +139,7 @@ class _Records(NamedTuple):
 
 def _look(run: Steps) -> _Records:
     listing = run.listing()
-    there = run.each(ft.partial(_row, run, listing), sorted(listing.steps))
+    there = run.ask_each(ft.partial(_row, run, listing), sorted(listing.steps))
     rows = [row for row in there if row is not None]
     # Last: a step that is deleted meanwhile is in it before.
     run.history.refresh()
@@ -239,7 +239,9 @@ def _run_of(run: Steps, policy: Policy) -> Run:
     there = {x.number: x for x in steps if x.path is not None}
     counting = {s: x.metrics for s, x in there.items() if not lineage.is_left(s)}
     best = policy.best_of(counting)
-    latest = next((s for s in _steps.in_order(listing, lineage) if s in there), None)
+    latest = next(
+        (s for s in _steps.in_restore_order(listing, lineage) if s in there), None
+    )
     return Run(
         run.url,
         None if latest is None else there[latest],

@@ -49,7 +49,7 @@ def restore(
             step = _steps.check_step(step)
             steps.check_own(step)
             found = _of_step(saves, step, request)
-            saves.start.restored(step)
+            saves.start.note_restored(step)
             near.restored()
     if _log.is_on(_log.INFO):
         arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(found.tree))
@@ -100,7 +100,7 @@ def _newest(saves: Saves, near: NearSteps, request: LoadRequest) -> Restored:
     while found is None:
         found = _try(search)
     step = found.step
-    saves.start.restored(step, search.near.near_save, search.near.is_begun)
+    saves.start.note_restored(step, search.near.near_save, search.near.is_begun)
     near.restored()
     # What was not completed may be under way.
     skipped = search.skipped
@@ -274,7 +274,7 @@ def _newest_at_root(search: _Search) -> tuple[int | None, dict[int, Skip]]:
     for listing in steps.listings():
         found = dict(skipped)
         lineage = steps.lineage(listing, search.near.is_begun)
-        for step in _steps.in_order(listing, lineage):
+        for step in _steps.in_restore_order(listing, lineage):
             if step in skipped:
                 continue
             # One that the list shows to be complete is read without a look.

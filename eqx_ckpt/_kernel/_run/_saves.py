@@ -28,18 +28,18 @@ from ._steps import Steps
 
 T = TypeVar("T")
 
-# What process 0 says of a save: whether a step is replaced, its metrics, and what is
-# wrong with them.
-_SAID = "what process 0 says of the save of a step"
+# The decision of process 0 on a save: whether a step is replaced, its metrics, and the
+# error of computing them.
+_DECISION_SOURCE = "what process 0 says of the save of a step"
 _NUMBER = lambda x: type(x) in (int, float, str)
-_DECIDED = re.compile("new|replace"), {...: _NUMBER}, str
+_DECISION = re.compile("new|replace"), {...: _NUMBER}, str
 _STOPPED = "that was interrupted"
 _NO_WITH = "its manager was used without `with`, at the end of which it is saved"
 _DONATED = "its arrays were donated or deleted before it was due"
 
 
-class Saving(NamedTuple):
-    """A save that goes on; `over` is set once what follows it is done too."""
+class RunningSave(NamedTuple):
+    """A save that goes on. `over` is set once it is followed up too."""
 
     step: int
     handle: SaveHandle
@@ -56,7 +56,7 @@ class Saves:
         self._retention = Retention(steps, policy)
         # When the last save began.
         self.last = time.monotonic()
-        self.going: list[Saving] = []
+        self.going: list[RunningSave] = []
         # The step whose save has begun, until it is the one that goes on.
         self._begun: int | None = None
         self._undeleted: list[str] = []
@@ -72,7 +72,7 @@ class Saves:
         self._copies: list[Any] = []
         self._pid = os.getpid()
         # Whether its save has failed, so that the caller knows that it is not saved.
-        self._is_told = False
+        self._has_raised = False
         # Threads give their states one after the other. They wait at any time, but for
         # the one that follows up a save: it would wait for itself.
         self._turn = _threads.Lock()
@@ -85,11 +85,11 @@ class Saves:
         what = f"{what}, in `{root}`"
         return _processes.of_run(kind, root, together, what)
 
-    def first(self, what: str, act: Callable[[], None]) -> None:
+    def do_in_first(self, what: str, act: Callable[[], None]) -> None:
         """Process 0 acts; an error of it is one of all processes."""
         self.processes(what, what).decide(lambda _: act() or b"")
 
-    def is_told_in_any(self, is_told: bool) -> bool:
+    def is_true_in_any(self, is_told: bool) -> bool:
         """Whether something is so in any process of the run."""
         processes = self.processes("stop", "Asking whether to stop")
         return bool(processes.decide(b"".join, lambda: b"1" if is_told else b""))
@@ -115,9 +115,9 @@ class Saves:
                 goes_on = any(going.step == offer.step for going in self.going.copy())
                 if not (is_refused or goes_on) and _processes.count() == 1:
                     self._keep(offer)
-                self._is_told = True
+                self._has_raised = True
                 raise
-        self._is_told = False
+        self._has_raised = False
         if saves:
             self.offered = None
         else:
@@ -137,7 +137,7 @@ class Saves:
         given = offer.checked_metadata()
         processes = self.processes("save a step", f"Saving step {step}", step)
         try:
-            how = processes.decide(lambda _: self._prepare(offer))
+            decision = processes.decide(lambda _: self._prepare(offer))
         except Exception as e:
             # What went wrong with the save before is told now, and not once more.
             try:
@@ -146,9 +146,9 @@ class Saves:
                 if before is not e:
                     e.add_note(f"The save before has failed: {before}")
             raise
-        if not how:
+        if not decision:
             return False
-        how, metrics, wrong = _schema.read(how, _SAID, _DECIDED)
+        how, metrics, wrong = _schema.read(decision, _DECISION_SOURCE, _DECISION)
         # The others are about to save.
         path = self.steps.path(step)
         is_shared = self.policy.reuse and self.options.layout == "ocdbt"
@@ -171,16 +171,16 @@ class Saves:
         marks = how == "replace" and processes.leads
         if marks:
             self.steps.add_to_history([step])
-            self.steps.unmark(step)
+            self.steps.drop_done_file(step)
         try:
-            settle = lambda: self.start.settle(step, self.damaged)
+            settle = lambda: self.start.begin_if_due(step, self.damaged)
             handle = _async.begin(path, offer.tree, options, saving, settle)
         except BaseException:
             if marks:
                 self.steps.write_done_file(step)
             raise
         self.last = time.monotonic()
-        going = Saving(step, handle, _threads.Event())
+        going = RunningSave(step, handle, _threads.Event())
         is_kept = retain and processes.leads
         handle.add_done_callback(
             lambda _: self._follow_up(going, metrics, is_kept, processes.leads)
@@ -193,14 +193,14 @@ class Saves:
         except Exception:
             self._forget(going)  # It is over, and this says why.
             raise
-        self.start.tell(step)
+        self.start.warn_of_passed_steps(step)
         if wrong and processes.leads:
             _log.warn(f"Step {step} is saved without its metrics: {wrong}")
         return True
 
     def _prepare(self, offer: PendingState) -> bytes:
         """In process 0: makes sure that a state can be saved, and clears its place.
-        Returns JSON that says how, or nothing if the state is not due.
+        Returns the decision as JSON; nothing if the state is not due.
 
         **Raises:** `FileExistsError` for a step that is there.
         """
@@ -265,7 +265,7 @@ class Saves:
             )
 
     def _follow_up(
-        self, going: Saving, metrics: dict[str, Any], retain: bool, leads: bool
+        self, going: RunningSave, metrics: dict[str, Any], retain: bool, leads: bool
     ) -> None:
         """Marks a step once its save is over, adds it to the history, deletes steps
         that need not stay, and tells the journal."""
@@ -325,7 +325,7 @@ class Saves:
             _log.say(_log.WARNING, f"Older steps were not deleted:\n  {text}")
             _log.warn(f"Older steps were not deleted:\n  {text}")
 
-    def _forget(self, going: Saving) -> None:
+    def _forget(self, going: RunningSave) -> None:
         # Another thread may have waited for it too.
         with contextlib.suppress(ValueError):
             self.going.remove(going)
@@ -402,7 +402,7 @@ class Saves:
 
     def forget(self) -> None:
         """Says what is lost, where a manager ends without the end of a `with`."""
-        if self.offered is not None and not (self._is_told or self.is_forked):
+        if self.offered is not None and not (self._has_raised or self.is_forked):
             text = self._not_saved(self.offered, _NO_WITH)
             _log.say(_log.WARNING, text)
             # Python shows no `ResourceWarning` unless it is asked to.

@@ -37,11 +37,13 @@ class AttemptStart:
     def has_restored(self) -> bool:
         return self._restored is not None
 
-    def restored(self, step: int, near_save: str = "", is_begun: bool = False) -> None:
+    def note_restored(
+        self, step: int, near_save: str = "", is_begun: bool = False
+    ) -> None:
         self._restored, self._near_save, self._is_begun = step, near_save, is_begun
         self._is_open = True
 
-    def settle(
+    def begin_if_due(
         self, step: int, damaged: Set[int], is_near: bool = False
     ) -> Attempt | None:
         """Begins an attempt if the save of a step does. Steps that are `damaged` do not
@@ -85,7 +87,7 @@ class AttemptStart:
         self.attempt = _attempts.begin(root, self._near_save, after, earlier, now)
         self.number = self.attempt.number
 
-    def tell(self, step: int) -> None:
+    def warn_of_passed_steps(self, step: int) -> None:
         """Says which newer steps a step passes over that has begun an attempt."""
         passed, self._passed = self._passed, ()
         if not passed:

@@ -179,7 +179,7 @@ class Steps:
         for listed in self.listings() if listing is None else [listing]:
             # From the oldest on: an older one goes when a newer one is complete.
             rest = sorted(s for s, save in listed.steps.items() if save is None)
-            there = dict(zip(rest, self.each(self.signature, rest)))
+            there = dict(zip(rest, self.ask_each(self.signature, rest)))
             found = [s for s in sorted(listed.steps) if there.get(s, True)]
             if found:
                 return found
@@ -203,7 +203,7 @@ class Steps:
         self, listing: Listing, lineage: Lineage, without: Collection[int] = ()
     ) -> int | None:
         """The newest complete step, in the order in which they are restored."""
-        for step in in_order(listing, lineage):
+        for step in in_restore_order(listing, lineage):
             if step not in without and self.is_complete(step, listing):
                 return step
         return None
@@ -350,11 +350,11 @@ class Steps:
                 found = self.history.over(row).metrics if metrics else None
                 known[step] = StepFacts(Signature(row.stamp), found)
         rest = sorted(step for step in listed if step not in known)
-        know = lambda step: self._know(step, listed[step] is not None, metrics)
-        known.update(zip(rest, self.each(know, rest)))
+        know = lambda step: self._facts_of(step, listed[step] is not None, metrics)
+        known.update(zip(rest, self.ask_each(know, rest)))
         return dict(sorted(known.items()))
 
-    def _know(self, step: int, is_listed: bool, metrics: bool) -> StepFacts:
+    def _facts_of(self, step: int, is_listed: bool, metrics: bool) -> StepFacts:
         try:
             signature = self.signature(step)
             if signature is None and is_listed:
@@ -482,7 +482,7 @@ class Steps:
         start = f"{row.step}/{_ITEM}/d/{row.save}"
         return self.root.usage([f"{start}/{number}" for number in range(row.files)])
 
-    def each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
+    def ask_each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
         return _store.gather(self.root, [ft.partial(ask, step) for step in steps])
 
     def why_skipped(self, step: int) -> Skip | None:
@@ -490,14 +490,18 @@ class Steps:
         if self.is_linked(step):
             return Skip("it is a symbolic link, and a manager follows none", True)
         root = self._at(step)
-        tops, works = _tops(root), _works(root)
+        tops, works = _tops(root), _work_directories(root)
         for _ in range(_LOOKS):
             if any(work.is_locked() for work in works.values()):
                 return Skip("it is being saved", False, is_going=True)
             # A save has its lock just after its directory. Or the save whose files were
             # seen may have ended since, and be deleted.
             time.sleep(_LOCKING_SECONDS if works else 0)
-            before, tops, works = (tops, works.keys()), _tops(root), _works(root)
+            before, tops, works = (
+                (tops, works.keys()),
+                _tops(root),
+                _work_directories(root),
+            )
             if before == (tops, works.keys()):
                 break
         if _files.INDEX in tops:
@@ -607,10 +611,10 @@ class Steps:
                     self.root.write(f"{step}/{_published.DONE}", [_published.OURS])
                 # Where there are no locks, another may have deleted it.
                 if not self.is_local:
-                    return self._marked(step, save)
+                    return self._check_mark(step, save)
         return None
 
-    def _marked(self, step: int, save: str | None) -> Signature | None:
+    def _check_mark(self, step: int, save: str | None) -> Signature | None:
         """Takes the mark of a step away if that is gone. Returns the signature of the
         step if it is this save."""
         head = b"" if save is None else _index.head_of(save)
@@ -622,7 +626,7 @@ class Steps:
             return Signature(found.generation.hex())
         return None
 
-    def unmark(self, step: int) -> None:
+    def drop_done_file(self, step: int) -> None:
         """Takes the mark of `write_done_file` away from a step of ours that is replaced
         or deleted."""
         if self._is_ours(step):
@@ -730,7 +734,7 @@ def _tops(root: Backend) -> Mapping[str, bool]:
     return {}
 
 
-def _works(root: Backend) -> dict[str, Backend]:
+def _work_directories(root: Backend) -> dict[str, Backend]:
     """The directories of saves to a path that go on, or were stopped, by URL."""
     inside = [root.below("d").below(save) for save in _published.saves(root)]
     return {work.url: work for work in [*_leftovers.beside(root), *inside]}
@@ -744,7 +748,7 @@ def below(path: str | os.PathLike[str], key: str) -> str | os.PathLike[str]:
     return f"{path}/{key}" if store is None else store / key
 
 
-def in_order(listing: Listing, lineage: Lineage) -> Iterator[int]:
+def in_restore_order(listing: Listing, lineage: Lineage) -> Iterator[int]:
     """The steps as they are restored: the newest first, and last those that an earlier
     attempt has left."""
     left: list[int] = []
