@@ -249,6 +249,19 @@ def test_small_leaves_are_joined(tmp_path, save, where, sent, monkeypatch):
     assert_alike(ec.tree_deserialise_leaves(tmp_path / "a", tree), tree)
 
 
+def test_one_program_joins_all_leaves_of_a_shape(tmp_path, monkeypatch, caplog):
+    inside.limit(monkeypatch, arrays_made_one_by_one=1)
+    _memory("device")
+    states = [[jnp.full((2, 7), i + n) for i in range(n)] for n in (70, 33, 99)]
+    found = []
+    with jax.log_compiles(True), caplog.at_level("WARNING", "jax"):
+        for number, tree in enumerate(states):
+            caplog.clear()
+            (_blocking, _asynchronous)[number % 2](tmp_path / str(number), tree)
+            found.append(sum("Compiling" in x for x in caplog.messages))
+    assert found == [1, 0, 0]
+
+
 @BOTH
 def test_small_leaves_of_several_memories(tmp_path, save, monkeypatch):
     inside.limit(monkeypatch, arrays_made_one_by_one=1)
