@@ -93,11 +93,18 @@ class Formula:
         """The bytes of its parts."""
         return sum(math.prod(x.shape) * x.dtype.itemsize for x in self.parts)
 
-    def compute(self, view: View, verify: bool, room: int) -> np.ndarray:
+    @ft.cached_property
+    def stored(self) -> list[StoredLeaf]:
+        """The leaves of checkpoints that its parts are, or are computed of."""
+        # A part that is not all there is refused as it is read.
+        return [*_lazy.stored_in(x for x in self.parts if isinstance(x, LazyArray))]
+
+    def compute(self, view: View | None, verify: bool, room: int) -> np.ndarray:
         """The array, or a view of it."""
         if self.is_at_once:
             (parts,) = _read_parts([self.parts], verify, room)
             return self.compute_at_once(view, parts)
+        view = view or _view.whole(self.shape)
         state = self._state(room)
         picks = view.ranges
         out = _arrays.aligned(tuple(map(len, picks)), self.dtype)
@@ -113,11 +120,14 @@ class Formula:
                 out[(*to, ...)] = block[(*fro, ...)]
         return view.arrange(out.reshape(view.picked_shape))
 
-    def compute_at_once(self, view: View, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def compute_at_once(
+        self, view: View | None, parts: Sequence[np.ndarray]
+    ) -> np.ndarray:
         """The array, or a view of it, of all of its parts."""
         state = self.prepare(iter([parts])) if self.prepare else None
         whole = self.make(parts, state, (0,) * len(self.shape))
-        return view.apply(self._checked(whole, self.shape))
+        whole = self._checked(whole, self.shape)
+        return whole if view is None else view.apply(whole)
 
     def _checked(self, block: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         if block.shape != shape or block.dtype != self.dtype:
@@ -208,9 +218,7 @@ class ComputedLeaf(LeafBody):
 
     @property
     def stored(self) -> Sequence[StoredLeaf]:
-        # A part that is not all there is refused as it is read.
-        parts = self.formula.parts
-        return list(_lazy.stored_in(x for x in parts if isinstance(x, LazyArray)))
+        return self.formula.stored
 
     @property
     def identity(self) -> Any:
@@ -224,11 +232,14 @@ class ComputedLeaf(LeafBody):
         template = self.template._replace(stored=self.template.dtype)
         return LeafRead(LeafRecord(self.name, 0, template), self.view, self.target)
 
-    def _views(self) -> list[View]:
-        """Views of its formula that are computed, each into memory of its own."""
-        view = self.view or _view.whole(self.formula.shape)
+    def _views(self) -> list[View | None]:
+        """Views of its formula that are computed, each into memory of its own; None for
+        all of it."""
         regions = _from_host.regions(self.target)
-        return [view] if regions is None else [view.take((*r, ...)) for r in regions]
+        if regions is None:
+            return [self.view]
+        view = self.view or _view.whole(self.formula.shape)
+        return [view.take((*r, ...)) for r in regions]
 
     @staticmethod
     def read_all(

@@ -221,7 +221,9 @@ def combine(
     """A block of the leaf that a method merges, of blocks of its own dtype: that of the
     base is the first, if there is one."""
     shape = blocks[0].shape
-    leaf = dataclasses.replace(leaf, start=start or (0,), state=state)
+    leaf = MergedLeaf(
+        leaf.name, leaf.shape, leaf.count, leaf.options, start or (0,), state
+    )
     with np.errstate(all="ignore"):
         out = np.asarray(method.combine(*_sides(method, dtype, blocks), leaf))
     if out.shape != (shape or (1,)):

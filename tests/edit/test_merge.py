@@ -3,6 +3,7 @@
 import math
 import os
 import pickle
+import sys
 
 import equinox as eqx
 import jax
@@ -277,3 +278,27 @@ def test_small_leaves_are_read_together(tmp_path, monkeypatch):
             counts.setdefault(str(method), []).append(len(opened))
             assert eqx.tree_equal(merged, tree)
     assert all(many <= few + 10 for few, many in counts.values()), counts
+
+
+def _calls_of_a_merge(path, count):
+    """How many functions are called to merge so many leaves, and to save that."""
+    tree = {f"w{i}": np.full(4, i, np.float32) for i in range(count)}
+    ec.tree_serialise_leaves(path, tree, durable=False)
+    calls = []
+
+    def merge():
+        merged = ec.merge([path] * 2, ec.merging.average())
+        ec.tree_serialise_leaves(path.with_name("out"), merged, durable=False)
+
+    merge()
+    sys.setprofile(lambda _, event, arg: calls.append(event.endswith("call")))
+    try:
+        merge()
+    finally:
+        sys.setprofile(None)
+    return sum(calls)
+
+
+def test_a_merge_of_small_leaves_takes_few_calls(tmp_path):
+    few, many = (_calls_of_a_merge(tmp_path / str(n), n) for n in (50, 150))
+    assert many - few <= 100 * 700

@@ -92,11 +92,11 @@ class KeptChunks:
 def keeping(leaves: Iterable[StoredLeaf]) -> Iterator[None]:
     """Reads of leaves, each on its own, have each chunk that views of them share in the
     block read once, as far as it is kept until then."""
-    found: dict[Source, collections.Counter[int]] = {}
+    found = collections.defaultdict[Source, Any](collections.Counter[int])
     viewed: set[tuple[Source, int]] = set()
     for leaf in leaves:
         source, place = leaf.source, leaf.array_place
-        found.setdefault(source, collections.Counter())[place] += 1
+        found[source][place] += 1
         if leaf.view is not None:
             viewed.add((source, place))
     with contextlib.ExitStack() as stack:

@@ -77,6 +77,9 @@ class StoredBody(Body):
 
     @_handlers.pass_through
     def child_at(self, component: str) -> Any:
+        return self._child_at(component)
+
+    def _child_at(self, component: str) -> Any:
         if component not in self._made:
             if component not in self._groups and not self.name:
                 component = _names.child("", component)
@@ -191,7 +194,7 @@ class StoredBody(Body):
     @ft.cached_property
     @_handlers.pass_through
     def _children(self) -> list[Any]:
-        return [self.child_at(component) for _, component in self._rows]
+        return [self._child_at(component) for _, component in self._rows]
 
     def children(self) -> list[Any]:
         return self._children

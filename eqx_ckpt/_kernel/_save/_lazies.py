@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
-from .._format import _grid, _index, _template, _view
+from .._format import _grid, _index, _template
 from .._format._leaves import Region
 from .._format._template import Template
 from .._load import _lazy, _reader
@@ -128,7 +128,8 @@ def _grain(body: LeafBody) -> tuple[int, ...]:
     """The chunks in which a view is read without reading anything twice: those of the
     source, or the blocks of a computation, if all of it is there, its axes in any
     order. Else ()."""
-    view = body.view or _view.whole(body.template.shape)
+    if (view := body.view) is None:
+        return body.chunk
     is_whole = view.picks == tuple(map(range, body.template.shape))
     if not is_whole or len(view.axes) > len(view.picks):
         return ()
