@@ -2,7 +2,6 @@
 
 import re
 import signal
-import textwrap
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,7 +10,16 @@ import numpy as np
 import pytest
 from support import schedules
 from support.helpers import long, run_program
-from support.processes import expected, good, LOAD, READ, run_team, SAVE, X
+from support.processes import (
+    expected,
+    good,
+    LOAD,
+    READ,
+    run_team,
+    run_team_program,
+    SAVE,
+    X,
+)
 
 import eqx_ckpt as ec
 
@@ -399,55 +407,7 @@ def test_many_schedules_of_calls_that_go_wrong(tmp_path):
 def test_what_is_interrupted_in_one_process_leaves_nothing_behind(tmp_path, count):
     """Ctrl-C comes at lines of a call in process 1. Process 0 has an error, or is done;
     then both make the call again, with the same path and tag."""
-    code = """
-    from support import interrupts
-    # Those of calls that all make, and of those that somebody may leave.
-    long, short = ec.Together(timeout=60), ec.Together(timeout=1)
-    together = long
-    tree = {"a": spread(np.arange(64.0, dtype=np.float32), rows), "step": 1}
-    with ec.CheckpointManager(path / "run", processes=together) as manager:
-        manager.save(1, tree)
-        manager.wait()
-    manager = ec.CheckpointManager(path / "run", processes=together)
-    calls = {
-        "restore": lambda: manager.restore(tree, own=None),
-        "save": lambda: ec.async_tree_serialise_leaves(
-            path / "c", tree, processes=ec.Together("tag", together.timeout)).result(),
-        "step": lambda: (manager.save(1, tree, force=True), manager.wait()),
-    }
-    files = {
-        "restore": ["_restore.py", "_deserialise.py", "_checkpoint.py"],
-        "save": ["_async.py", "_background.py"],
-        "step": ["_saves.py", "_async.py"],
-    }
-    def is_within(how):
-        global together
-        together = manager._saves.together = how
-    for name, call in calls.items():
-        call()
-        # No line before the call has told that it is made, which nobody could know of.
-        lines = interrupts.lines_of(call, "MainThread")
-        begun = next(i for i, (file, _) in enumerate(lines) if "_processes" in file)
-        own = [i for i, (file, _) in enumerate(lines, 1)
-               if i > begun and os.path.basename(file) in files[name]]
-        failed = 0
-        for i in range(count):
-            is_within(short)
-            meet(f"{name} {i}")
-            try:
-                if rank == 1:
-                    at = own[i * len(own) // count]
-                    interrupts.interrupt(call, at, "MainThread")
-                else:
-                    call()
-            except (Exception, KeyboardInterrupt):
-                failed += 1
-            is_within(long)
-            meet(f"{name} {i} again")
-            call()
-        assert rank == 0 or failed > count // 2, name
-    """
-    good(run_team(2, f"count = {count}\n{textwrap.dedent(code)}", tmp_path))
+    good(run_team_program(2, "team_that_is_interrupted", tmp_path, count))
 
 
 def test_a_graft_of_two_processes(tmp_path):

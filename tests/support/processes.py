@@ -1,6 +1,7 @@
 """Real processes of one run, joined by JAX's distributed runtime on this machine.
 
-`run_team(n, code)` runs the code in each of them; what it prints is given back.
+`run_team_program(n, name, path)` runs a program of tests/programs in each of them;
+what it prints is given back.
 """
 
 import atexit
@@ -26,39 +27,17 @@ from jax._src import distributed
 
 _HEAD = """
 import os, sys, time, signal, pathlib
-rank, size, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 import jax, jax.numpy as jnp, numpy as np
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{port}", size, rank)
-from jax._src import distributed
 import equinox as eqx
 import eqx_ckpt as ec
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-path = pathlib.Path(sys.argv[4])
-mesh = Mesh(np.asarray(jax.devices()), ("x",))
-rows, columns, copies = (
-    NamedSharding(mesh, spec) for spec in (P("x"), P(None, "x"), P())
-)
-def spread(x, sharding):
-    return jax.make_array_from_callback(x.shape, sharding, lambda i: x[i])
-def same(array, x):
-    return all(np.array_equal(np.asarray(s.data), x[s.index])
-               for s in array.addressable_shards)
-def meet(name):
-    # All wait for all, not by what is tested.
-    distributed.global_state.client.wait_at_barrier(name, 600_000)
+from support.member import columns, copies, meet, mesh, path, rank, rows, same
+from support.member import size, spread
 """
 
 
 # What a process has read so far, in bytes.
-READ = """
-import tensorstore as ts
-def read():
-    text = pathlib.Path("/proc/self/io").read_text()
-    found = ts.experimental_collect_matching_metrics("/tensorstore/file/mmap_bytes")
-    mapped = sum(v.get("value", 0) for m in found for v in m["values"])
-    return int(text.split("rchar: ")[1].split()[0]) + mapped
-"""
+READ = "from support.member import read"
 
 
 class Done(NamedTuple):
@@ -128,21 +107,48 @@ def free_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
+PROGRAMS = pathlib.Path(__file__).parents[1] / "programs"
+
+
+def run_team_program(
+    size: int,
+    name: str,
+    path: pathlib.Path,
+    *given: object,
+    devices: int = 2,
+) -> list[Done]:
+    """Runs a program of tests/programs in each of `size` processes, with what is given
+    after the path as further arguments."""
+    code = (PROGRAMS / f"{name}.py").read_text()
+    return _run_team(size, code, path, devices, 600, given)
+
+
 def run_team(
     size: int, code: str, path: pathlib.Path, devices: int = 2, timeout: float = 600
 ) -> list[Done]:
     """Runs code in each of `size` processes. It has `rank`, `size`, `path`, a mesh of
     all devices, and the names above."""
+    program = textwrap.dedent(_HEAD) + textwrap.dedent(code)
+    return _run_team(size, program, path, devices, timeout, ())
+
+
+def _run_team(
+    size: int,
+    program: str,
+    path: pathlib.Path,
+    devices: int,
+    timeout: float,
+    given: tuple[object, ...],
+) -> list[Done]:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }
-    program = textwrap.dedent(_HEAD) + textwrap.dedent(code)
     with free_port() as port, tempfile.TemporaryDirectory() as directory:
         files = [[f"{directory}/{rank}.{n}" for n in (1, 2)] for rank in range(size)]
         processes = []
         for rank in range(size):
-            arguments = [str(rank), str(size), str(port), str(path)]
+            arguments = list(map(str, [rank, size, port, path, *given]))
             process = _forks.Process(
                 target=_run,
                 args=(program, arguments, dict(environment), files[rank]),
