@@ -343,9 +343,7 @@ def test_attempts(tmp_path):
     save = "0123456789abcdef"
     second = _attempts.begin(root, save)
     assert _attempts.last(root) == second == (first.run, 2, save, None, [])
-    # As an earlier release writes it, and one that was killed as it began.
-    (tmp_path / "run/eqx_ckpt.run/2").write_text(json.dumps([first.run, 2, save]))
-    assert _attempts.last(root) == second
+    # One that was killed as it began.
     (tmp_path / "run/eqx_ckpt.run/3").touch()
     assert _attempts.last(root) == second
     third = _attempts.begin(root, "", 5, [(6, save), (7, "")])

@@ -15,7 +15,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .._errors import DamagedError
 from .._format import _schema
@@ -126,10 +126,7 @@ def _read_once(root: Backend, number: int) -> Attempt | None:
         return None
     own = range(number, number + 1)
     form = ID, own, _SAVE, optional(COUNT), [(COUNT, _SAVE)]
-    facts = _schema.read(value.data, f"`{key}`", [Any])
-    # Before 0.1.0 there were three.
-    facts += [None, []] if len(facts) == 3 else []
-    found = Attempt(*_schema.checked(facts, f"`{key}`", form))
+    found = Attempt(*_schema.read(value.data, f"`{key}`", form))
     return found._replace(earlier=[(step, save) for step, save in found.earlier])
 
 
