@@ -88,7 +88,9 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
     root.check_writable()
     _check_writable(source)
     files = _files_of(ckpt)
-    with root.lock(wait=True), contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as held, contextlib.ExitStack() as undo:
+        with contextlib.suppress(FileNotFoundError):
+            held.enter_context(root.lock(wait=True))
         published = _published.read_index(root)
         if published is None or published.content.save != ckpt.save_id:
             raise source.error_for("")

@@ -1,5 +1,6 @@
 """`verify`: reads every byte of a save, and says what is not as it was written."""
 
+import contextlib
 import functools as ft
 import itertools as it
 import os
@@ -153,13 +154,16 @@ def _settled_files(source: Source) -> list[Problem]:
     problems = _check_files(source)
     end = time.monotonic() + _LAG
     while problems and time.monotonic() < end:
+        with contextlib.suppress(FileNotFoundError):
+            with source.root.lock(wait=True) as held:
+                problems = _check_files(source)
+            if held:
+                break  # Nobody is at it any more.
+        time.sleep(_LAG / 50)
         if not source.is_current():
             raise source.error_for("")
-        with source.root.lock(wait=True) as held:
-            problems = _check_files(source)
-        if held:
-            break  # Nobody is at it any more.
-        time.sleep(_LAG / 50)
+    if problems and not source.is_current():
+        raise source.error_for("")
     return problems
 
 

@@ -42,6 +42,7 @@ _TOLD = {
     "save and pin": "was (replaced|deleted)|There is no step 4",
     "replace": "was (replaced|deleted)",
     "for Orbax": "was (replaced|deleted)|There is no (checkpoint|step)",
+    "put a good one there": "was (replaced|deleted)",
     "save the damaged one": "is whole now|exists already|by another|There is no",
 }
 

@@ -700,11 +700,12 @@ class Steps:
                     "was restored, and is whole now. Restore it, or replace it with "
                     "`force=True`."
                 )
-            with self._at(step).lock(wait=True):
-                # Another may have saved it anew since.
-                if self.signature(step) == found:
-                    self._move_aside(step)
-                    return
+            # Another may have deleted it, or saved it anew since.
+            with contextlib.suppress(FileNotFoundError):
+                with self._at(step).lock(wait=True):
+                    if self.signature(step) == found:
+                        self._move_aside(step)
+                        return
 
     def _move_aside(self, step: int) -> None:
         away = f"{_ITEM}.damaged-{secrets.token_hex(4)}"
