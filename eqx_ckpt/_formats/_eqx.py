@@ -4,10 +4,12 @@ Before them there may be a line of JSON, as in the recipe of Equinox's documenta
 hyperparameters.
 """
 
+import math
+
 import numpy as np
 from jaxtyping import PyTree
 
-from .._kernel._format import _json, _names, _template
+from .._kernel._format import _json, _names, _template, _text
 from .._kernel._load._source import Source
 from .._kernel._tree import _flatten, _folding, _leaf, _states, _target
 from .._zips._probe import Probe
@@ -20,6 +22,7 @@ from ._numpy import NpyHeader
 _MAGIC = _numpy.MAGIC + b"\x01\x00"
 _MAX_LINE = 2**20
 _WINDOW = 2**12  # Small leaves share one.
+_SHOWN = 12  # So many records are shown of a file without its tree.
 _CURE = (
     ". Its leaves go by position, so `like` must have the sizes and the order of the "
     "tree that was saved"
@@ -38,6 +41,7 @@ def open_source(probe: Probe, like: PyTree) -> Source | None:
         raise ValueError(
             "it is a `.eqx` file, whose leaves have no names: their order is all there "
             "is. Pass `like=`, a tree of the structure that was saved"
+            f"{_contents(probe, key, line)}"
         )
     if line is None:
         raise ValueError("it has no records of arrays: it is no `.eqx` file")
@@ -92,6 +96,26 @@ def _line(probe: Probe, key: str) -> bytes | None:
     return line if end and (rest.startswith(_MAGIC) or not rest) else None
 
 
+def _contents(probe: Probe, key: str, line: bytes | None) -> str:
+    """What can be told of a file without its tree: sentences of a message."""
+    if line is None:
+        return ""
+    text = line.decode("utf-8", "replace")
+    first = f". Its first line is `{_text.bounded(text, 500)}`" if line else ""
+    window = Window(probe.directory, key, np.empty(_WINDOW, np.uint8))
+    at, shown = len(line) + 1 if line else 0, []
+    while window.read_range(at, at + 1).size and len(shown) <= _SHOWN:
+        try:
+            header = _numpy.read_header(window, at, "a record of it")
+            size = np.dtype(header.dtype).itemsize
+        except (TypeError, ValueError):
+            break
+        shown.append(_shown(header))
+        at = header.stop + size * math.prod(header.shape)
+    more = " and more" if len(shown) > _SHOWN else ""
+    return f"{first}. Its records are {', '.join(shown[:_SHOWN])}{more}"
+
+
 def _header(window: Window, at: int, name: str, number: int) -> NpyHeader:
     which = f"the record {number} of it, which should be `{name}`,"
     if not window.read_range(at, at + 1).size:
@@ -103,15 +127,18 @@ def _header(window: Window, at: int, name: str, number: int) -> NpyHeader:
 
 
 def _other(header: NpyHeader, number: int, wanted: str) -> ValueError:
+    return ValueError(
+        f"the record {number} of it is {_shown(header)}, where `like` has {wanted}: it "
+        f"is of another tree, or in another order{_CURE}"
+    )
+
+
+def _shown(header: NpyHeader) -> str:
     try:
         saved = np.dtype(header.dtype)
-        name = saved.name
-        if saved.kind == "V":
-            name = f"{8 * saved.itemsize} bits" if saved.itemsize else "records"
-        was = _folding.short_array(name, header.shape)
     except TypeError:
-        was = header.dtype
-    return ValueError(
-        f"the record {number} of it is {was}, where `like` has {wanted}: it is of "
-        f"another tree, or in another order{_CURE}"
-    )
+        return header.dtype
+    name = saved.name
+    if saved.kind == "V":
+        name = f"{8 * saved.itemsize} bits" if saved.itemsize else "records"
+    return _folding.short_array(name, header.shape)

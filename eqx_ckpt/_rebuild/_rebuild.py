@@ -120,6 +120,12 @@ def _check_used(replace: Mapping[str, Any], builder: Builder) -> None:
         )
 
 
+_WITHOUT = (
+    "  If you do not have their code, write classes of the same names and fields, or "
+    "load without any: `ec.materialise(ec.open(path).tree)`."
+)
+
+
 def _lines(rows: Mapping[str, list[tuple[str, str]]]) -> list[str]:
     lines = []
     lacks: dict[str, list[str]] = {}
@@ -136,6 +142,7 @@ def _lines(rows: Mapping[str, list[tuple[str, str]]]) -> list[str]:
             f"    {name}  (at `{fields[0]}`{more[name]})"
             for name, fields in lacks.items()
         )
+        lines.append(_WITHOUT)
     if rows.get("several"):
         lines.append("  `known` has several of these names. Give the one itself:")
         several = dict(rows["several"]).items()

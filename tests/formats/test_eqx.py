@@ -1,6 +1,7 @@
 """`.eqx` files, against Equinox."""
 
 import json
+import re
 
 import equinox as eqx
 import jax
@@ -177,3 +178,12 @@ def test_converts(saved, tmp_path):
     path, tree = saved
     ec.tree_serialise_leaves(tmp_path / "new", ec.tree_deserialise_leaves(path, tree))
     assert eqx.tree_equal(ec.tree_deserialise_leaves(tmp_path / "new", tree), tree)
+
+
+def test_a_file_without_its_tree_says_what_is_in_it(tmp_path):
+    with open(tmp_path / "x.eqx", "wb") as file:
+        file.write(b'{"width": 8}\n')
+        eqx.tree_serialise_leaves(file, [jnp.ones((2, 3)), jnp.ones(4, jnp.bfloat16)])
+    message = 'Its first line is `{"width": 8}`. Its records are f32[2,3], 16 bits[4].'
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ec.open(tmp_path / "x.eqx")

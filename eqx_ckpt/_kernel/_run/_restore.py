@@ -59,7 +59,14 @@ def restore(
 
 
 def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
-    saves.steps.signature(step)  # Orbax may have it elsewhere.
+    # Orbax may have it elsewhere, or as several trees.
+    if saves.steps.signature(step) is None:
+        skip = saves.steps.why_skipped(step)
+        if skip is not None and skip.is_unread:
+            raise ValueError(
+                f"A manager does not restore step {step} of `{saves.steps.root}`: "
+                f"{skip.why}."
+            )
     path = saves.steps.path(step)
     load = _deserialise.tree_deserialise_leaves
     if request.own is None:

@@ -411,5 +411,5 @@ class Saves:
     def _not_saved(self, offer: KeptState, why: str) -> str:
         return (
             f"The state of step {offer.step}, the last that was given to `save`, is "
-            f"not saved in `{self.steps.root}`: {why}."
+            f"not saved in `{self.steps.root}`: {why.removesuffix('.')}."
         )

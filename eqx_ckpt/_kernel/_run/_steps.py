@@ -516,7 +516,7 @@ class Steps:
             )
         if items := self.items(step):
             has = " and ".join(f"`{_text.escape(item)}`" for item in items)
-            why = f"Orbax has saved it as {has}: open one by its path"
+            why = f"Orbax has saved it as {has}: load each by its path"
             return Skip(why, False, is_unread=True)
         return None
 

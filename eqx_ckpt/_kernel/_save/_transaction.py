@@ -201,6 +201,8 @@ def _text_of(error: OSError) -> str:
 def _advice(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return " Make room there, or save elsewhere."
+    if error.errno == errno.EFBIG:
+        return " Raise the limit of sizes of files (`ulimit -f`), or save elsewhere."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return " Choose a path that you may write to."
     if error.errno == errno.EIO:

@@ -12,6 +12,8 @@ from . import _nearest
 
 Static = str | Sequence[str]
 
+_LISTED = 8  # So many names of fields are shown as code.
+
 
 class Difference(NamedTuple):
     """A static value that has changed, or a part of one: its name here, what was saved
@@ -277,8 +279,11 @@ def check_static(static: Any) -> None:
 
 def how_to_pass(names: Sequence[str]) -> str:
     """The argument that lets changed fields pass, as code."""
-    last = names[0].rpartition(".")[2] if names else ""
-    return f'`static="ignore"` lets them pass, `static=["*.{last}"]` those of that name'
+    last = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+    listed = ", ".join(f'"*.{name}"' for name in last[:_LISTED])
+    more = ", ..." if len(last) > _LISTED else ""
+    which = "those of that name" if len(last) == 1 else "those of these names"
+    return f'`static="ignore"` lets them pass, `static=[{listed}{more}]` {which}'
 
 
 def passing(
