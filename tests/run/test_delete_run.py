@@ -92,6 +92,17 @@ def test_a_damaged_checkpoint(tmp_path, layout, kind):
     assert not [*files] and not ec.exists(path)
 
 
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_what_others_put_there_as_it_is_deleted(tmp_path, monkeypatch, layout):
+    path = tmp_path / "c"
+    ec.tree_serialise_leaves(path, tree_at(1), layout=layout)
+    put = lambda *_: (path / "notes").write_bytes(b"mine")
+    with monkeypatch.context() as patch:
+        inside.watch(patch, "name a directory beside", put)
+        ec.delete(path)
+    assert files_of(tmp_path) == {"c/notes": b"mine"}
+
+
 @pytest.mark.parametrize("kind", ["directory", "store"])
 def test_a_zip_among_files_of_others(tmp_path, kind, monkeypatch):
     """Nothing of others goes with it, whatever comes to its place meanwhile."""

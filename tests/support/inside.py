@@ -39,6 +39,7 @@ CALLS = {
     "delete what is left": "_kernel._save._leftovers.delete_abandoned",
     "delete files of a store": "_kernel._storage._objects.ObjectStore.delete_files",
     "keep files of the last save": "_kernel._save._reuse.link_unchanged",
+    "name a directory beside": "_kernel._save._leftovers.directory_of",
     "is a zip": "_kernel._rooms.is_archive",
     "files of Orbax": "_orbax._write._files_of",
     "start in the background": "_kernel._save._background.start",

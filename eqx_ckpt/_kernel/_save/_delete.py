@@ -140,8 +140,8 @@ def remove(
     assert isinstance(root, LocalDirectory)
     try:
         with root.lock(wait=True):
-            check(root)
             entries = root.list_top() or {}
+            check(root)
             if not (may_still_go() and release()):
                 return False
             _rename_and_delete(root, entries)
@@ -193,6 +193,10 @@ def _rename_and_delete(root: LocalDirectory, entries: Iterable[str]) -> None:
         for key in entries:
             discard(root, key)
         return
+    # What came in since it was listed is not ours to delete.
+    for name in (work.list_top() or {}).keys() - set(entries):
+        root.make_directories([""])
+        work.below(name).rename(root.below(name))
     # After a power cut it is there with all that is in it, or not at all.
     root.parent().sync_directories([""])
     discard(work)
