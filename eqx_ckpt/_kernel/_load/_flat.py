@@ -31,6 +31,8 @@ _PICKED, _RUNS = 2 * 2**20, 1024
 _MUCH = 64 * 2**20
 # Chunks of so many bytes are few.
 _MAPPED = 2**20
+# Digests of so many chunks of one file are looked up at once, wanted or not.
+_LOOK = 2**14
 _DIGEST = np.dtype((np.void, _digests.SIZE))
 # Rows along several axes are numbered, if they are not more.
 _NUMBERED = 2**20
@@ -173,18 +175,14 @@ class RowLeaf:
         self, part: _Part, arrived: Callable[[np.ndarray], None]
     ) -> "RowLeaf | None":
         reader, record = self.reader, self.read.record
-        digests = []
-        if self.is_verified:
-            of = reader.source.digests_of
-            digests = [of(record, range(*run)) for run in part.runs]
+        digests = self._digests(part) if self.is_verified else b""
         try:
             if part.into is None:
                 data = reader.buffer(part.nbytes)
             else:
                 data = part.into.reshape(-1).view(np.uint8)
             arrived(data)
-            checks = zip(part.runs, digests, self._cut(part, data))
-            if all(it.starmap(self._is_good, checks)):
+            if not self.is_verified or self._is_good(part, digests, data.data):
                 self._pick(part, data)
             else:
                 reader.problems.setdefault(record.name, _reader.CHANGED)
@@ -192,20 +190,29 @@ class RowLeaf:
             reader.problems.setdefault(record.name, reader.explain(e))
         return self if part.is_last else None
 
-    def _cut(self, part: _Part, data: np.ndarray) -> Iterator[memoryview]:
-        """The bytes of each run."""
-        at, view = 0, data.data
-        for start, stop in part.spans:
-            yield view[at : at + stop - start]
-            at += stop - start
+    def _digests(self, part: _Part) -> bytes:
+        """The digests of the chunks of all runs."""
+        source, record = self.reader.source, self.read.record
+        low, high = part.runs[0][0], part.runs[-1][1]
+        is_one = high <= source.index.extents.segment(record, low)[1]
+        if not is_one or high - low > _LOOK or self.template.full > _grid.BLOCK:
+            every = [source.digests_of(record, range(*run)) for run in part.runs]
+            return b"".join(every)
+        size, every = _digests.SIZE, source.digests_of(record, range(low, high))
+        return b"".join(
+            [every[size * (a - low) : size * (b - low)] for a, b in part.runs]
+        )
 
-    def _is_good(self, run: tuple[int, int], digests: bytes, data: memoryview) -> bool:
-        """Whether the chunks of a run that are touched are as they were saved."""
+    def _is_good(self, part: _Part, digests: bytes, data: memoryview) -> bool:
+        """Whether the chunks of the runs that are touched are as they were saved."""
         full = self.template.full
+        # All chunks are as long, but for the last one of the leaf.
         starts: Iterable[int] = range(0, len(data), full)
         if self.touched is not None:
             # Some are only between others: these have one digest each.
-            numbers = self.touched[slice(*self.touched.searchsorted(run))] - run[0]
+            low, high = part.runs[0][0], part.runs[-1][1]
+            numbers = self.touched[slice(*self.touched.searchsorted((low, high)))]
+            numbers = _places(part.runs, numbers)
             starts = (numbers * full).tolist()
             digests = np.frombuffer(digests, _DIGEST)[numbers].tobytes()
         # A list of many of them would let Python look for cycles of references.
@@ -221,14 +228,10 @@ class RowLeaf:
             return
         t, conversion = self.template, self.read.conversion
         table = data.view(_template.dtype_of(t.stored)).reshape(-1, *self.shape)
-        # How much further on the rows of each run were than they are now.
-        starts = [start * self.step for start, _ in part.runs]
-        lengths = [(stop - start) * self.step for start, stop in part.runs]
-        moved = np.subtract(starts, [0, *it.accumulate(lengths[:-1])])
+        runs = [(start * self.step, stop * self.step) for start, stop in part.runs]
         for x, to, fro in part.keeps:
-            if len(starts) > 1:
-                rows = _view.numbers(x.rows)[to]
-                fro = rows - moved[np.searchsorted(starts, rows, "right") - 1]
+            if len(runs) > 1:
+                fro = _places(runs, _view.numbers(x.rows)[to])
             picked = table[_view.mesh([fro, *x.inner], table.shape)]
             try:
                 x.array[to] = (
@@ -356,6 +359,14 @@ def _runs(rows: Picks, step: int, gap: int) -> list[tuple[int, int]]:
     ends = np.flatnonzero(np.diff(units) > gap + 1)
     starts, stops = units[np.append(0, ends + 1)], units[np.append(ends, -1)] + 1
     return list(zip(starts.tolist(), stops.tolist()))
+
+
+def _places(runs: list[tuple[int, int]], numbers: np.ndarray) -> np.ndarray:
+    """The places of numbers among those of all runs, which have them."""
+    starts = np.asarray([start for start, _ in runs])
+    lengths = [stop - start for start, stop in runs]
+    moved = starts - [0, *it.accumulate(lengths[:-1])]
+    return numbers - moved[starts.searchsorted(numbers, "right") - 1]
 
 
 def _joined(found: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
