@@ -61,9 +61,9 @@ def convert(
         `.safetensors` target needs that, as it holds none.
     - `base`: as in [`tree_serialise_leaves`][]; by default, that of the source. A
         `.safetensors` target cannot record it.
-    - `options`: `chunks`, `compression`, `layout`, `durable`, `max_bytes` (256 MiB by
-        default) and `progress`, as in [`tree_serialise_leaves`][]. By default, chunks
-        are those of the source, if it has any.
+    - `options`: `chunks`, `compression`, `layout`, `durable`, `orbax`, `max_bytes` (256
+        MiB by default) and `progress`, as in [`tree_serialise_leaves`][]. By default,
+        chunks are those of the source, if it has any.
 
     **Returns:** None.
 
@@ -97,8 +97,9 @@ def convert(
         hub: Any = root  # Its module is imported for it alone.
         with tempfile.TemporaryDirectory() as above:
             here = os.path.join(above, hub.split()[1] or "checkpoint")
-            same: Any = dict(skip=skip, metadata=metadata, verify=verify, base=base)
-            convert(ckpt, here, functions=functions, **same, **options)
+            # Of a call of itself with `**options` Jedi makes a recursion without end.
+            same: Any = dict(skip=skip, verify=verify, base=base, **options)
+            convert(ckpt, here, metadata=metadata, functions=functions, **same)
             hub.upload(here, overwrite)
         return
     _background.wait_for(root)

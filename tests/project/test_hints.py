@@ -67,12 +67,15 @@ LOAD, SAVE = ec.tree_deserialise_leaves, ec.tree_serialise_leaves
         (LOAD, "map_location", "the device of each leaf of `like`"),
         (LOAD, "dtype", "the dtype of each leaf of `like`, with `cast=True`"),
         (LOAD, "target", "`like`"),
+        (ec.graft, "strict", "`fresh` for what the checkpoint lacks"),
+        (ec.graft, "sharding", "that of each leaf of `model`"),
         (SAVE, "force", "`overwrite`"),
         (SAVE, "custom_metadata", "`metadata`"),
         (SAVE, "blocking", "another call, `ec.async_tree_serialise_leaves`"),
         (ec.export_safetensors, "max_shard_size", "`shard_bytes`"),
         (ec.CheckpointManager, "max_to_keep", "`keep`"),
         (ec.CheckpointManager, "overwrite", "`save(..., force=True)`"),
+        (ec.CheckpointManager, "force", "`save(..., force=True)`"),
         (ec.CheckpointManager.save, "overwrite", "`force`"),
         (ec.CheckpointManager.restore, "items", "`like`"),
     ],
@@ -185,6 +188,13 @@ def test_completion_of_arguments(call, objects):
     # None is hidden, but where a call hands on what it is given.
     hidden = [x.name for x in parameters if x.kind is inspect.Parameter.VAR_KEYWORD]
     assert not hidden or name in ("skeleton",)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__qualname__)
+def test_no_call_hands_its_options_to_itself(call):
+    """Jedi, in an editor, follows `**options` to where they go, and would not end."""
+    source = inspect.getsource(inspect.unwrap(call))
+    assert not re.search(rf"(?<!def )\b{call.__name__}\([^()]*\*\*options", source)
 
 
 def test_completion_of_a_tree(tmp_path):

@@ -85,6 +85,16 @@ _ARGUMENTS = [
         "sharding shardings mesh partition_specs rules",
     ),
     (
+        "pairs",
+        "`fresh` for what the checkpoint lacks, and `drop` for what the model lacks",
+        "strict partial partial_restore allow_partial allow_missing ignore_missing",
+    ),
+    (
+        "pairs",
+        "that of each leaf of `model`, as `ec.skeleton(..., sharding=...)` sets it",
+        "sharding shardings mesh partition_specs rules",
+    ),
+    (
         "like",
         "the device of each leaf of `like`; without one, it is JAX's default device",
         "map_location device devices device_map",
@@ -127,7 +137,7 @@ _ARGUMENTS = [
     # Managers.
     ("root", "`root`", "ckpt_dir directory dirpath path"),
     ("root", "an argument for each option", "options"),
-    ("root", "`save(..., force=True)`", "overwrite"),
+    ("root", "`save(..., force=True)`", "overwrite force"),
     ("root", "what it does by itself, at the first save", "create"),
     (
         "root",
