@@ -35,6 +35,13 @@ def _error(path, like, **kwargs):
     return str(info.value)
 
 
+def test_a_member_of_an_ensemble(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": jnp.ones((5, 2)), "b": jnp.ones(5)})
+    cure = "has a first axis of 5 more, as of an ensemble"
+    assert cure in _error(tmp_path / "a", {"w": jnp.ones(2), "b": jnp.ones(())})
+    assert cure not in _error(tmp_path / "a", {"w": jnp.ones(2), "b": jnp.ones(4)})
+
+
 def test_one_report_lists_everything(tmp_path):
     saved = {
         "same": jnp.ones(2),

@@ -98,6 +98,8 @@ class _Matcher:
         # A sentence on the first of them; and the stored names of leaves in them.
         self.first = ""
         self.origins: dict[str, str] = {}
+        # The first axes that what was saved has beside the shapes in `like`.
+        self.axes: set[tuple[int, ...]] = set()
 
     def match(self) -> Match:
         options, flat, above = self.options, self.flat, self.above
@@ -213,6 +215,10 @@ class _Matcher:
                     "in `like`."
                 )
                 self._add(what, name, text, record.name, first_text)
+                if what == "shape":
+                    saved_shape = record.whole.logical_shape
+                    is_below = saved_shape[1:] == target.shape
+                    self.axes.add(saved_shape[:1] if is_below else ())
         return reads
 
     def _add(
@@ -347,6 +353,9 @@ class _Matcher:
         elsewhere = self._source_hint(missing)
         if not elsewhere and problems.names("unexpected"):
             elsewhere = _UNEXPECTED
+        if not elsewhere and len(self.axes) == 1 and any(self.axes):
+            ((count,),) = self.axes
+            elsewhere = _STACKED.format(count)
         return _text.message([*lines, elsewhere] if elsewhere else lines)
 
     def _source_hint(self, missing: list[str]) -> str:
@@ -368,6 +377,11 @@ _UNEXPECTED = (
     '`unexpected="ignore"` leaves out what `like` does not have. If it is there under '
     "other names, or stacked where a list was saved, `ec.graft(like, path, [(lambda m: "
     "m, lambda c: c)])` says which pairs and rules fit."
+)
+
+_STACKED = (
+    "What was saved has a first axis of {} more, as of an ensemble or of stacked "
+    "layers: `ec.adapters.take(i)` in a pair of `ec.graft` loads one of them."
 )
 
 _titles = {
