@@ -1,8 +1,8 @@
 """Counts and sums of the elements of an array, some at a time, in float64.
 
 Elements come as they are stored. Sums are of `(count, mean, sum of squares about it)`,
-which are joined as by Chan, Golub and LeVeque, and have an exponent of their own, so
-that squares of numbers of 64 bits do not overflow.
+joined as by Chan, Golub and LeVeque. They have an exponent of their own, so that
+squares of numbers of 64 bits do not overflow.
 """
 
 import functools as ft

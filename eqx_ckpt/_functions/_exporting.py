@@ -1,8 +1,8 @@
 """Functions of the tree of a save, exported with `jax.export` as it is planned.
 
-A function is traced with all arrays of the tree as its arguments. What it does not use
-of them is dropped, and what is left is exported as a function of a flat dict of stored
-leaves, by name, and of the other arguments. All else in the tree is baked in.
+A function is traced with all arrays of the tree as its arguments. Arrays that it does
+not use are dropped. The rest is exported as a function of a flat dict of stored leaves,
+by name, and of the other arguments. All else in the tree is baked in.
 """
 
 import functools as ft

@@ -70,9 +70,8 @@ def function(
     **Returns:** what `functions=` takes; nothing is traced yet.
 
     **Raises:** `TypeError` or `ValueError` for arguments that are not such trees. The
-    save raises `ValueError`, naming the function, if it uses arrays of more than 1 KiB
-    that are not leaves of the tree, or leaves that are not saved, or calls back into
-    Python.
+    save raises `ValueError`, naming the function, if it calls back into Python, or uses
+    leaves that are not saved, or arrays of more than 1 KiB that are no leaves.
 
     !!! example
 

@@ -1,8 +1,8 @@
 """`Function`: a function stored beside the leaves, that runs without their classes.
 
-Nothing of it is believed: its bytes have the digest that the index says before
-`jax.export` sees them, what that makes of them has the signature that the index says,
-and it calls nothing that `jax.export` would not have stored.
+Nothing of it is believed. Its bytes have the digest of the index before `jax.export`
+sees them. The result has the signature of the index, and calls nothing that
+`jax.export` would not have stored.
 """
 
 import functools as ft

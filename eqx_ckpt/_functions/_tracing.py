@@ -21,7 +21,8 @@ from . import _jaxpr, _signature
 from ._function import Unexported
 
 
-# A lazy leaf of so many bytes is read if its value is a part of a function.
+# Lazy leaves of at most so many bytes are read, as their values may be a part of a
+# function.
 _SMALL = 1024
 
 
@@ -57,7 +58,7 @@ def is_weak(x: object) -> bool:
 
 
 def _text(closed: jex_core.ClosedJaxpr) -> str:
-    """The same for functions that compute the same."""
+    """A text of a jaxpr: equal for functions that compute the same."""
     consts = _jaxpr.constants(closed)
     values = [np.asarray(x).tobytes() for x in consts if not _leaf.is_key(x)]
     return re.sub("0x[0-9a-f]+", "", str(closed.jaxpr)) + repr(values)
@@ -101,7 +102,7 @@ def _value(leaf: object) -> Any:
 
 
 def weight(tree: SavedTree, i: int) -> jax.ShapeDtypeStruct:
-    """An array of the tree, as it is stored if it is."""
+    """The shape and dtype of an array of the tree, as it is stored."""
     x, dtype = tree.flat.leaves[i], tree.stored_dtype(i)
     weak = is_weak(x) and dtype in (None, x.dtype)
     return jax.ShapeDtypeStruct(

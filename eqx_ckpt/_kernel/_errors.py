@@ -6,7 +6,7 @@ class DamagedError(RuntimeError, ValueError):
 
     Every call that reads a checkpoint raises it. Nothing else is damage: a file that
     you may not read, a disk that fails or a server that does not answer raises an
-    `OSError`, such as `PermissionError`, and the next call may succeed.
+    `OSError`, such as `PermissionError`. The next call may succeed.
 
     !!! example
 

@@ -91,7 +91,7 @@ class _Moves:
         several. `field` is the name of something that the node has.
 
         If no leaf keeps its name from the node on, the node becomes the lowest one that
-        holds all of its leaves, or stays itself if that is still below it. If it has
+        holds all of its leaves. It stays itself if that is still below it. If it has
         only one child, it becomes what is above that child now.
         """
         kept = self._kept.get(name)

@@ -1,7 +1,7 @@
-"""Every byte of the data of a save, compared with its digests.
+"""Compares every byte of the data of a save with its digests.
 
-A load reads through TensorStore, which strips padding, and where it can no more than is
-asked for. This reads files from front to back, and so sees padding, gaps and ends too.
+A load skips padding, and bytes that nobody asked for. A scan reads files from front to
+back, and so sees padding, gaps and ends too.
 """
 
 import collections
@@ -120,8 +120,8 @@ def scan(
     max_bytes: int,
     advance: _progress.Advance,
 ) -> list[Problem]:
-    """Reads all data files, and says what in them is not as it was saved. With
-    `is_verified` their digests are known, and compared."""
+    """Reads all data files, and gives the problems in them. `is_verified`: digests are
+    compared."""
     threads = _THREADS
     if not source.root.is_remote:
         threads = min(threads, _machine.cores())
@@ -202,7 +202,7 @@ def _check_chunks(
         for chunk in chunks:
             found = list(_check_chunk(source, chunk, window, is_verified, step))
             if found and source.root.is_remote:
-                # It is what a second read says, too.
+                # A problem counts if a second read finds it, too.
                 window.forget()
                 found = list(_check_chunk(source, chunk, window, is_verified, step))
             yield from found

@@ -51,33 +51,35 @@ class Folder:
         return found
 
 
-# What reading raises, which the page then shows in the place of what it asked for.
+# Errors of reads, which the page shows in the place of an answer.
 ERRORS = (OSError, ValueError, TypeError, RuntimeError, LookupError, MemoryError)
-# Leaves that were read and are kept, for what is asked of them next.
-_KEPT = 4
+# Samples of so many leaves are kept, for later requests.
+_MAX_SAMPLES = 4
 # Steps of a run at which the norm of a leaf is drawn.
 _NORM_STEPS = 60
-# Curves of a page, and its points: of one line at least and at most.
-_CURVES, _POINTS, _LEAST, _MOST = 40, 40_000, 50, 500
+# The most curves of a page, and points of all of them; the fewest and the most points
+# of one line.
+_MAX_CURVES, _MAX_POINTS, _MIN_LINE_POINTS, _MAX_LINE_POINTS = 40, 40_000, 50, 500
 # Steps of a run in its table.
-_TABLE = 1000
+_MAX_TABLE_STEPS = 1000
 
 
-class Shown(NamedTuple):
-    """A page, and its leaves: each by its number, on one side or on both."""
+class SitePage(NamedTuple):
+    """A page, and a function from the number of a leaf to its arrays: one, or those of
+    two checkpoints."""
 
     page: dict[str, Any]
     leaves: Callable[[int], Sequence[LazyArray | None]]
 
 
-class _Slot:
-    """A leaf that is read once, by whoever asks first."""
+class _SampleOnce:
+    """A sample of a leaf, which is read when it is first asked for, and kept."""
 
     def __init__(self) -> None:
         self._lock = _threads.Lock()
         self._sample: Sample | None = None
 
-    def sampled(self, lazy: LazyArray, first: LazyArray | None) -> Sample:
+    def sample(self, lazy: LazyArray, first: LazyArray | None) -> Sample:
         return self._lock.run(lambda: self._sample or self._read_sample(lazy, first))
 
     def _read_sample(self, lazy: LazyArray, first: LazyArray | None) -> Sample:
@@ -95,16 +97,18 @@ class Site:
         self._subject = subject
         self._sites: dict[str, Site] = {}
         self._lock = _threads.Lock()
-        self._shown: dict[str, Shown] = {}
+        self._shown: dict[str, SitePage] = {}
         self._opened: dict[str, Checkpoint] = {}
-        self._slots: collections.OrderedDict[Any, _Slot] = collections.OrderedDict()
+        self._slots: collections.OrderedDict[Any, _SampleOnce] = (
+            collections.OrderedDict()
+        )
 
     def answer(self, what: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """The answer to a request of a page. `run` is the name of one of several; `at`
-        is a step, or two with a comma.
+        """The answer to a request of a page. In the `query`, `run` is the name of one
+        of several runs, and `at` is a step, or two with a comma.
 
-        - `page`: the page itself; of what goes on it has a `mark`, and where that is
-            the one that is `known`, the answer is empty;
+        - `page`: the page itself. That of a run that goes on has a `mark`; if the page
+            has not changed since the mark `known`, the answer is empty;
         - `leaf`: figures and a histogram of the leaf `n`; `picture`: a slice of it, at
             `index`; `spectrum`: its singular values;
         - `change`: how far the leaf `n` of one checkpoint is from that of the other;
@@ -118,7 +122,7 @@ class Site:
             rest = {name: x for name, x in query.items() if name != "run"}
             return self._site(query["run"]).answer(what, rest)
         call = {
-            "page": lambda: self._now(query).page,
+            "page": lambda: self._reload(query).page,
             "leaf": lambda: self._leaf(query),
             "picture": lambda: self._picture(query),
             "spectrum": lambda: self._spectrum(query),
@@ -137,30 +141,32 @@ class Site:
             self._sites.setdefault(name, Site(self._subject.runs()[name]))
         return self._sites[name]
 
-    def _now(self, query: Mapping[str, str]) -> Shown:
-        """The source when a page is loaded: a run goes on while it is looked at."""
-        return self._lock.run(lambda: self._anew(query))
+    def _reload(self, query: Mapping[str, str]) -> SitePage:
+        """The page as it is now: a run goes on while it is looked at."""
+        return self._lock.run(lambda: self._reload_locked(query))
 
-    def _anew(self, query: Mapping[str, str]) -> Shown:
+    def _reload_locked(self, query: Mapping[str, str]) -> SitePage:
         if self._shown and isinstance(self._subject, Checkpoint):
             self._subject = _checkpoint.open(self._subject.path)
         at = query.get("at", "")
         self._opened.clear()
-        page, sides = self._show(at)
+        page, sides = self._make_page(at)
         if isinstance(self._subject, (Steps, Folder)) and not at:
             page["mark"] = hashlib.sha256(json.dumps(page).encode()).hexdigest()
             if page["mark"] == query.get("known"):
-                return Shown({}, sides)
+                return SitePage({}, sides)
         self._slots.clear()
-        self._shown = {at: Shown(page, sides)}
+        self._shown = {at: SitePage(page, sides)}
         return self._shown[at]
 
-    def _at(self, query: Mapping[str, str]) -> Shown:
+    def _page_at(self, query: Mapping[str, str]) -> SitePage:
         at = query.get("at", "")
-        show = lambda: self._shown.get(at) or self._shown.setdefault(at, self._show(at))
+        show = lambda: (
+            self._shown.get(at) or self._shown.setdefault(at, self._make_page(at))
+        )
         return self._lock.run(show)
 
-    def _show(self, at: str) -> Shown:
+    def _make_page(self, at: str) -> SitePage:
         subject = self._subject
         if isinstance(subject, Folder):
             return of_runs(subject)
@@ -179,7 +185,7 @@ class Site:
     # ---- Leaves.
 
     def _lazies(self, query: Mapping[str, str]) -> Sequence[LazyArray | None]:
-        _, sides = self._at(query)
+        _, sides = self._page_at(query)
         return sides(int(query["n"]))
 
     def _samples(self, query: Mapping[str, str]) -> list[Sample | None]:
@@ -197,12 +203,12 @@ class Site:
         lazy, first = lazies[side], lazies[0]
         assert lazy is not None
         is_like = first is not None and first.shape == lazy.shape
-        return slot.sampled(lazy, first if is_like else None)
+        return slot.sample(lazy, first if is_like else None)
 
-    def _slot(self, key: object) -> _Slot:
-        slot = self._slots.setdefault(key, _Slot())
+    def _slot(self, key: object) -> _SampleOnce:
+        slot = self._slots.setdefault(key, _SampleOnce())
         self._slots.move_to_end(key)
-        while len(self._slots) > _KEPT:
+        while len(self._slots) > _MAX_SAMPLES:
             self._slots.popitem(last=False)
         return slot
 
@@ -220,7 +226,8 @@ class Site:
         }
 
     def _picture(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """The difference of two checkpoints, where both have the leaf."""
+        """A slice of a leaf as a picture: its difference, if both checkpoints have
+        it."""
         lazies = self._lazies(query)
         here = [i for i, x in enumerate(lazies) if x is not None]
         shapes = {x.shape for x in lazies if x is not None}
@@ -294,10 +301,10 @@ def finite(x: float | None) -> float | str | None:
 # ---- Pages.
 
 
-def of_one(ckpt: Checkpoint) -> Shown:
+def of_one(ckpt: Checkpoint) -> SitePage:
     names = list(ckpt)
     page = {"kind": "checkpoint", "title": ckpt.path, **_contents(ckpt)}
-    return Shown(page, lambda n: [ckpt[names[n]]])
+    return SitePage(page, lambda n: [ckpt[names[n]]])
 
 
 def _contents(ckpt: Checkpoint) -> dict[str, Any]:
@@ -323,7 +330,7 @@ def _node(branch: Branch) -> Any:
     return [branch.part, branch.what, branch.nbytes, [_node(x) for x in branch.below]]
 
 
-def of_pair(a: Checkpoint, b: Checkpoint) -> Shown:
+def of_pair(a: Checkpoint, b: Checkpoint) -> SitePage:
     """Rows have a fourth column: `changed`, `same`, `unknown` (it must be read to
     know), or `a` or `b`, the only one that has the leaf."""
     before, after = _diff.paired(_elements.look(a), _elements.look(b))
@@ -348,14 +355,14 @@ def of_pair(a: Checkpoint, b: Checkpoint) -> Shown:
         "other_quiet": _model.headline(other),
     }
     page["metadata_differ"] = _model.metadata(source) != _model.metadata(other)
-    return Shown(page, sides.__getitem__)
+    return SitePage(page, sides.__getitem__)
 
 
-def of_run(steps: Steps) -> Shown:
+def of_run(steps: Steps) -> SitePage:
     history = _records.steps_of(steps)
     there = [x.number for x in history if x.path is not None]
     # The newest first, and as many as there is a use for.
-    found = _summary.summaries(steps, _TABLE)[::-1]
+    found = _summary.summaries(steps, _MAX_TABLE_STEPS)[::-1]
     newest = steps.latest()
     ckpt = None if newest is None else _checkpoint.open(steps.path(newest))
     quiet = _model.counted(len(there), "step")
@@ -380,10 +387,10 @@ def of_run(steps: Steps) -> Shown:
         "norm_steps": spread(sorted({*there}), _NORM_STEPS),
     }
     names = [] if ckpt is None else list(ckpt)
-    return Shown(page, lambda n: [] if ckpt is None else [ckpt[names[n]]])
+    return SitePage(page, lambda n: [] if ckpt is None else [ckpt[names[n]]])
 
 
-def of_runs(folder: Folder) -> Shown:
+def of_runs(folder: Folder) -> SitePage:
     """Its `runs` have `values`: of each of `metrics` the last, the least, the
     greatest."""
     histories: dict[str, list[Step]] = {}
@@ -406,14 +413,17 @@ def of_runs(folder: Folder) -> Shown:
         rows.append(row)
     page = {**curves, "kind": "runs", "title": folder.title, "runs": rows}
     page |= {"metrics": metrics, "quiet": _model.counted(len(rows), "run") + unread}
-    return Shown({**page, "rows": [], "tree": [], "labels": {}}, lambda n: [])
+    return SitePage({**page, "rows": [], "tree": [], "labels": {}}, lambda n: [])
 
 
 def _curves(series: dict[str, list[Step]]) -> dict[str, Any]:
     """`curves`: of each metric its name, a note, points by the number of a series."""
     found = _curves_of.curves(series.values())
-    some = list(found)[:_CURVES]
-    most = min(_MOST, max(_LEAST, _POINTS // max(1, len(series) * len(some))))
+    some = list(found)[:_MAX_CURVES]
+    most = min(
+        _MAX_LINE_POINTS,
+        max(_MIN_LINE_POINTS, _MAX_POINTS // max(1, len(series) * len(some))),
+    )
     curves = []
     for name in some:
         lines = found[name]

@@ -180,8 +180,8 @@ def ties(
     the `n` trees for which `sign(wᵢ τᵢ) = sign(Σ wᵢ τᵢ)`, after each `τᵢ` is trimmed.
 
     Of each leaf of each task vector the share `density` that is the largest in
-    magnitude is kept, with all that are equal to the least of these, and the rest is 0.
-    In leaves of more than 4 MiB magnitudes are equal that agree in 12 bits of the
+    magnitude is kept, with all that are equal to the least of these. The rest is 0. In
+    leaves of more than 4 MiB magnitudes are equal that agree in 12 bits of the
     mantissa. A weight of 1 for all is the paper's. A NaN in any of the trees stays one.
     A leaf is read twice.
 
@@ -221,8 +221,8 @@ def breadcrumbs(
     lambda_: Numbers = 1,
 ) -> Method:
     """Model Breadcrumbs: of each task vector the largest magnitudes, which are taken
-    for outliers, and the smallest are 0, and the weighted sum of the rest is added to
-    the base (Davari and Belilovsky,
+    for outliers, and the smallest are 0. The weighted sum of the rest is added to the
+    base (Davari and Belilovsky,
     [arXiv:2312.06795](https://arxiv.org/abs/2312.06795)): `base + λ Σ wᵢ mᵢ τᵢ`.
 
     Magnitudes are told apart as in [`ties`][eqx_ckpt.merging.ties], and a leaf is read
@@ -265,8 +265,8 @@ def dare(
     normalize: Normalize = None,
     lambda_: Numbers = 1,
 ) -> Method:
-    """DARE: elements of the task vectors are dropped at random, the rest are divided by
-    the share that stays, and their weighted sum is added to the base (Yu et al.,
+    """DARE: elements of the task vectors are dropped at random, and the rest are
+    divided by the share that stays. Their weighted sum is added to the base (Yu et al.,
     [arXiv:2311.03099](https://arxiv.org/abs/2311.03099)):
     `base + λ Σ wᵢ mᵢ τᵢ / density`.
 

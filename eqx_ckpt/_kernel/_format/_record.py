@@ -1,7 +1,7 @@
 """The record of a tree: all of it but its leaves. See FORMAT.md, "The tree".
 
-Nodes that are alike are one row, so that a model of many blocks has those of one, and
-comparing, storing and showing go by rows and not by leaves.
+Nodes that are alike are one row, so that a model of many blocks has the rows of one.
+Comparing, storing and showing go by rows and not by leaves.
 """
 
 import dataclasses

@@ -45,9 +45,10 @@ def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> Re
     return ReadPlan(source, lambda processes: _load_all(source, wanted, options))
 
 
-# Leaves are made into jax arrays together: so many, or of so many bytes.
-_COUNT, _BYTES = 256, 16 * 2**20
-# A function that makes many of them is called for no fewer leaves of a load.
+# Arrays are queued until there are so many, or until so many bytes have arrived. Then
+# they are made jax arrays together.
+_MAX_QUEUED, _MAX_ARRIVED_BYTES = 256, 16 * 2**20
+# Loads of fewer leaves use no compiled function, which makes many at once.
 _MIN_COMPILED = 8
 
 
@@ -179,32 +180,34 @@ def _stored_read(leaf: LeafRead) -> StoredRead:
 
 
 class LeafBuilder:
-    """The leaves, made as their arrays arrive: plain ones together.
+    """Makes leaves of arrays as these arrive: plain ones together, from queues.
 
-    What they are made of stays in host memory until they are on their devices, so no
-    more than `budget` bytes are under way.
+    Arrays stay in host memory until the leaves are on their devices. So no more than
+    `budget` bytes are on their way to devices.
     """
 
     def __init__(self, wanted: Sequence[LeafRead], budget: int):
         self._out: list[Any] = [None] * len(wanted)
         self._lost: dict[str, str] = {}
         self._wanted, self._budget = wanted, budget
-        # What waits to be made: plain leaves; and those that a compiled function makes,
-        # by what is alike in them.
-        self._plain: list[tuple[int, np.ndarray]] = []
-        self._alike: dict[Kind, list[tuple[int, np.ndarray]]] = {}
-        # The kind of the plain leaves of a target, and where they wait; arrays of NumPy
-        # do not.
-        self._waiting: dict[int, tuple[Kind, list[tuple[int, np.ndarray]] | None]] = {}
-        # What makes the leaves of a target of its plain ones, where these are not it.
-        self._finish: dict[int, Callable[[Any, Target], Any]] = {}
-        self._find_alike()
-        # The number of what waits, and the bytes that have come since nothing did.
-        self._count = self._size = 0
-        self._sending: collections.deque[tuple[int, list[Any]]] = collections.deque()
-        self._sent = 0
+        # Queues of leaves, by number, and their arrays: plain ones, and those that one
+        # compiled function makes, by their kind.
+        self._plain_queue: list[tuple[int, np.ndarray]] = []
+        self._compiled_queues: dict[Kind, list[tuple[int, np.ndarray]]] = {}
+        # By the id of a target, the kind of its plain leaves, and their queue. Leaves
+        # of NumPy have none.
+        self._queue_of: dict[int, tuple[Kind, list[tuple[int, np.ndarray]] | None]] = {}
+        # By the id of a target, the function that makes its leaves of plain ones, such
+        # as keys of their data.
+        self._finish_of: dict[int, Callable[[Any, Target], Any]] = {}
+        self._sort_targets()
+        # The number of arrays in queues, and the bytes that have arrived since these
+        # were empty.
+        self._queued = self._arrived_bytes = 0
+        self._transfers: collections.deque[tuple[int, list[Any]]] = collections.deque()
+        self._transfer_bytes = 0
 
-    def _find_alike(self) -> None:
+    def _sort_targets(self) -> None:
         targets = {id(leaf.target): leaf.target for leaf in self._wanted}
         kinds = {x: _from_host.plain_kind(target) for x, target in targets.items()}
         if len(self._wanted) >= _MIN_COMPILED:
@@ -213,14 +216,17 @@ class LeafBuilder:
                 if (kind := kinds[x]) is not None:
                     counts[kind] += n
             often = [x for x, n in counts.items() if _from_host.is_often(x, n)]
-            self._alike = {kind: [] for kind in often}
+            self._compiled_queues = {kind: [] for kind in often}
         for x, kind in kinds.items():
             if kind is not None:
-                self._waiting[x] = kind, self._alike.get(kind, self._plain)
+                self._queue_of[x] = (
+                    kind,
+                    self._compiled_queues.get(kind, self._plain_queue),
+                )
                 if (made := _from_host.finish(targets[x])) is not None:
-                    self._finish[x] = made
+                    self._finish_of[x] = made
             elif (kind := _from_host.numpy_kind(targets[x])) is not None:
-                self._waiting[x] = kind, None
+                self._queue_of[x] = kind, None
 
     def add(self, one: StoredRead, result: ReadResult) -> None:
         if not one.several:
@@ -241,19 +247,19 @@ class LeafBuilder:
             if lost:
                 self._lost[record.name] = lost
                 continue
-            kind, waiting = self._waiting.get(id(target), (None, self._plain))
+            kind, waiting = self._queue_of.get(id(target), (None, self._plain_queue))
             # A process may have no part of a leaf.
             array = arrays[0] if arrays and move is None else None
             if array is not None and (array.dtype, array.shape) == kind:
                 # A view may be all that is wanted of much memory.
                 if not owned and (view is not None or waiting is None):
                     array = array.copy()
-                elif not owned and waiting is self._plain:
+                elif not owned and waiting is self._plain_queue:
                     array = _from_host.unshared(array)
                 if waiting is None:
                     self._out[i] = array
                 else:
-                    self._wait(waiting, i, array)
+                    self._queue(waiting, i, array)
             else:
                 arguments = arrays, record.template, target, owned, converted
                 try:
@@ -265,25 +271,27 @@ class LeafBuilder:
                             self._out[i] = move.begin(parts)
                 except (ValueError, TypeError) as e:
                     self._lost[record.name] = str(e)
-                self._send(one.nbytes, [self._out[i]])
+                self._bound_transfers(one.nbytes, [self._out[i]])
             owned = False  # Other leaves that share the bytes get copies.
             # What waits may keep memory in which other leaves have come.
-            self._size += one.nbytes
-            if self._count >= _COUNT or self._size >= min(_BYTES, self._budget // 4):
-                self._flush()
+            self._arrived_bytes += one.nbytes
+            if self._queued >= _MAX_QUEUED or self._arrived_bytes >= min(
+                _MAX_ARRIVED_BYTES, self._budget // 4
+            ):
+                self._make_queued()
 
-    def _wait(
+    def _queue(
         self, waiting: list[tuple[int, np.ndarray]], i: int, array: np.ndarray
     ) -> None:
         waiting.append((i, array))
-        self._count += 1
-        if waiting is not self._plain and len(waiting) == _from_host.TOGETHER:
+        self._queued += 1
+        if waiting is not self._plain_queue and len(waiting) == _from_host.TOGETHER:
             self._make(_from_host.compiled, waiting)
 
     def finish(self, what: str) -> list[Any]:
         """All leaves, which are of `what`. **Raises:** `RuntimeError` for values that
         the conversion lost."""
-        self._flush()
+        self._make_queued()
         if self._lost:
             lines = [f"  {name}: {why}" for name, why in self._lost.items()]
             raise RuntimeError(
@@ -294,11 +302,11 @@ class LeafBuilder:
             )
         return self._out
 
-    def _flush(self) -> None:
-        self._make(_from_host.put, self._plain)
-        for waiting in self._alike.values():
+    def _make_queued(self) -> None:
+        self._make(_from_host.put, self._plain_queue)
+        for waiting in self._compiled_queues.values():
             self._make(_from_host.compiled, waiting)
-        self._size = 0
+        self._arrived_bytes = 0
 
     def _make(
         self,
@@ -314,21 +322,21 @@ class LeafBuilder:
             leaves = make(arrays)
             for (i, _), leaf in zip(waiting, leaves):
                 self._out[i] = leaf
-            for i, _ in waiting if self._finish else ():
+            for i, _ in waiting if self._finish_of else ():
                 target = self._wanted[i].target
-                if (finish := self._finish.get(id(target))) is not None:
+                if (finish := self._finish_of.get(id(target))) is not None:
                     self._out[i] = finish(self._out[i], target)
-        self._count -= len(waiting)
+        self._queued -= len(waiting)
         waiting.clear()
-        self._send(nbytes, leaves)
+        self._bound_transfers(nbytes, leaves)
 
-    def _send(self, nbytes: int, leaves: list[Any]) -> None:
+    def _bound_transfers(self, nbytes: int, leaves: list[Any]) -> None:
         # Small ones are soon on their devices.
         if nbytes < _from_host.SMALL_BYTES:
             return
-        self._sending.append((nbytes, leaves))
-        self._sent += nbytes
-        while self._sent > self._budget:
-            size, leaves = self._sending.popleft()
+        self._transfers.append((nbytes, leaves))
+        self._transfer_bytes += nbytes
+        while self._transfer_bytes > self._budget:
+            size, leaves = self._transfers.popleft()
             jax.block_until_ready(leaves)
-            self._sent -= size
+            self._transfer_bytes -= size

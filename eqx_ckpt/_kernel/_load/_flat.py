@@ -274,7 +274,7 @@ def _is_mapped(leaf: RowLeaf) -> bool:
 
 
 def _row_axis(views: Sequence[View], t: Template, largest: int) -> int:
-    """After which axis rows of a leaf begin, so that not much more is read of them than
+    """The axis after which rows of a leaf begin. Not much more is read of them than
     what views have, and none has more bytes than the `largest`."""
     last, shape = len(t.shape) - 1, t.shape
     picks = [view.ranges for view in views]

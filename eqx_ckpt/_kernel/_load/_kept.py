@@ -90,8 +90,8 @@ class KeptChunks:
 
 @contextlib.contextmanager
 def keeping(leaves: Iterable[StoredLeaf]) -> Iterator[None]:
-    """Reads of leaves, each on its own, have each chunk that views of them share in the
-    block read once, as far as it is kept until then."""
+    """Lets reads of single leaves in the block share chunks: each is read once, as far
+    as it is kept until then."""
     found = collections.defaultdict[Source, Any](collections.Counter[int])
     viewed: set[tuple[Source, int]] = set()
     for leaf in leaves:

@@ -34,7 +34,7 @@ class LazyArray(_target.Unread):
     its numbers, is a `TypeError`.
 
     Indexing as in NumPy (integers, slices, `...`, `None`, and an index array or a mask
-    along one axis), `.T`, `.transpose` and `.astype` give lazy views, which read the
+    along one axis), `.T`, `.transpose` and `.astype` give lazy views. They read the
     chunks that they touch.
 
     **Attributes:** `shape`, `dtype`, `sharding`, `weak_type` as of a

@@ -2,9 +2,9 @@
 
 A run that goes back to an older step, or begins anew, begins an attempt; with near
 disks each start does. An attempt has a file `eqx_ckpt.run/<number>` at the root. That
-has the id of the run, the near save that the attempt began from, and the steps at the
-root that earlier attempts had left by then. A step at the root is told by the id of its
-save, so that one that is saved again is of the new attempt.
+has the id of the run, and the near save that the attempt began from. It also lists the
+steps at the root that earlier attempts had left by then. A step at the root is told by
+the id of its save, so that one that is saved again is of the new attempt.
 
 At the root an attempt counts once it has a step of its own. So if its first save is
 killed, the run is as it was.

@@ -92,11 +92,11 @@ class CheckpointManager:
     How a step is saved:
 
     - `reuse`: whether data that have not changed since the step before, such as a
-        frozen base, are linked instead of written again, as with the `reuse` of a save;
-        on local file systems only. Such data are first written once more,
-        apart from what changes. From then on, a jax.Array on an accelerator that is the
-        very same object as in the step before is not even looked at. So pass False if
-        another framework writes to the memory of such arrays, by DLPack.
+        frozen base, are linked instead of written again. It is the `reuse` of a save,
+        on local file systems only. Such data are first written once more, apart from
+        what changes. From then on, a jax.Array on an accelerator that is the very same
+        object as in the step before is not even looked at. So pass False if another
+        framework writes to the memory of such arrays, by DLPack.
     - `options`: for every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
         `chunks`, `compression`, `durable`, `orbax`, `max_bytes`, `progress`, `base` and
         `processes` (a [`Together`][] with a `timeout`), as in

@@ -59,9 +59,9 @@ def async_tree_serialise_leaves(
 
     **No error is lost.** What is wrong with the tree or the path is raised here. A
     later error is raised by the handle. If you never ask the handle, the next save of
-    the process, blocking or not, raises it once, as the cause of a `RuntimeError`, and
-    is not started. If there is no next save, the error is written to stderr at exit,
-    and the exit status is 120.
+    the process, blocking or not, is not started. It raises the error once, as the cause
+    of a `RuntimeError`. If there is no next save, the error is written to stderr at
+    exit, and the exit status is 120.
 
     **The end of the process** waits for the saves that are under way, also after an
     exception or Ctrl-C in the main thread. A second Ctrl-C interrupts that wait: then

@@ -73,10 +73,10 @@ def delete(path: str | os.PathLike[str]) -> None:
     - `path`: as in [`exists`][], or the directory of a run. It may not be a symbolic
         link.
 
-    **Raises:** `FileNotFoundError` if there is neither; `ValueError` if its directory
-    holds something that is not part of it, such as a step of Orbax, if a step of the
-    run is pinned or being saved, or if the path is a symbolic link. Then nothing is
-    deleted.
+    **Raises:** `FileNotFoundError` if there is neither; `ValueError` if the path is a
+    symbolic link, or if a step of the run is pinned or being saved; and if its
+    directory holds something that is not part of it, such as a step of Orbax. Then
+    nothing is deleted.
 
     !!! example
 

@@ -86,16 +86,16 @@ def tree_serialise_leaves(
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `reuse`: the path of another checkpoint in the same local file system, such as of
         the step before; or the [`SaveHandle`][] of the save that has written it. Its
-        data files in which nothing has changed are not written again, but get a second
-        name (a hard link), unless they are less than a 64th of the save. Each of the
-        two checkpoints is whole without the other; a file that is damaged on disk is
-        damaged in both. This needs `layout="ocdbt"`. If it cannot be done, as with many
-        processes, all is written.
-        Digests tell what has changed, so all of the tree is read, except for lazy
-        leaves of that checkpoint, whatever their names are now. With a handle, a
-        jax.Array on an accelerator that is the very same object as in that save is
-        taken as unchanged, and neither read nor copied. (Leave `reuse` out if another
-        framework writes to the memory of such arrays, by DLPack.)
+        data files in which nothing has changed get a second name (a hard link), and are
+        not written again. If they are less than a 64th of the save, they are. Each of
+        the two checkpoints is whole without the other; a file that is damaged on disk
+        is damaged in both. This needs `layout="ocdbt"`. If it cannot be done, as with
+        many processes, all is written. Digests tell what has changed, so all of the
+        tree is read, except for lazy leaves of that checkpoint, whatever their names
+        are now. With a handle, a jax.Array on an accelerator that is the very same
+        object as in that save is taken as unchanged, and neither read nor copied.
+        (Leave `reuse` out if another framework writes to the memory of such arrays, by
+        DLPack.)
     - `functions`: a dict of names to functions of the tree, each made by
         [`function`][], that are stored with it, and run without its classes:
         docs/portable.md. You can also give those in the `functions` of a checkpoint.

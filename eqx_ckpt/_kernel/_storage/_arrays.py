@@ -90,10 +90,10 @@ def open_arrays(
     """Stored arrays, opened without a read: each is its template and where it lies.
 
     `files` are the keys of the data files, in which its `Chunks` lie; None: it lies in
-    a directory of the root, which has a key. TensorStore is not given the database that
-    may be beside the data files, as whoever wrote it may have written anything, but one
-    in memory that is made of `arrays`. So it parses nothing of a checkpoint: it reads
-    bytes of files.
+    a directory of the root, which has a key. TensorStore is given a database in memory
+    that is made of `arrays`. It is not given the one that may be beside the data files,
+    in which there may be anything. So it parses nothing of a checkpoint: it reads bytes
+    of files.
     """
     _context.check_fork()
     context = context_of(root)

@@ -20,13 +20,13 @@ from .._runtime import _log
 from ._descriptor import Descriptor, DIRECTORY
 
 
-# What file systems take, in bytes.
+# The longest names and paths of file systems, in bytes.
 LONGEST_NAME, LONGEST_PATH = 255, 4096
-# What the system says of names that no file has; some are too long for any.
+# Errors of the system for names that no file has, or that are too long for one.
 NOWHERE = errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG
-# What `statfs` of Linux calls file systems in which a memory-mapped file is one that
-# this machine has: a network file system can lose it while we read, which is a SIGBUS.
-_kinds = {
+# The file systems of this machine itself, as `statfs` of Linux numbers them. A network
+# file system can lose a memory-mapped file while we read it, which is a SIGBUS.
+_LOCAL_TYPES = {
     0xEF53: "ext4",
     0x58465342: "xfs",
     0x9123683E: "btrfs",
@@ -37,20 +37,20 @@ _kinds = {
     0x858458F6: "ramfs",
     0x794C7630: "overlay",
 }
-# Those in which one call syncs all files, and says so if one could not be written. In
-# others it may end here, as in overlays and FUSE.
-_synced_whole = frozenset(("ext4", "xfs", "btrfs"))
+# File systems of which one call syncs all files, and reports those that could not be
+# written. In others, such as overlays and FUSE, it may not reach the disk.
+_SYNCED_WHOLE = frozenset(("ext4", "xfs", "btrfs"))
 # The buffers that one system call reads into.
 _MOST_BUFFERS = 1024
-# Bytes that are read here and not by TensorStore.
-# Each thread counts its own: a lock could be left locked by Ctrl-C.
+# The bytes that each thread has read here, and not TensorStore. Threads count apart, as
+# Ctrl-C could leave a lock locked.
 counts: dict[int, int] = {}
 
 
 def read_into(fd: int, start: int, *into: np.ndarray) -> int:
-    """Reads an open file from a byte on into arrays of bytes, one after the other,
-    however few a read gives, and returns how many bytes it has there. Whatever reads a
-    local file does it here."""
+    """Reads an open file from a byte on into arrays of bytes, one after the other.
+    Returns how many bytes the file has there. All reads of local files are made
+    here."""
     done, left = 0, [array.data for array in reversed(into) if array.size]
     while left:
         count = os.preadv(fd, left[: -_MOST_BUFFERS - 1 : -1], start + done)
@@ -72,8 +72,8 @@ def read_bytes(fd: int, start: int, size: int) -> bytes:
     return into[: read_into(fd, start, into)].tobytes()
 
 
-# So deep are directories opened one in the other: each takes a descriptor.
-_DEEPEST = 64
+# At most so many directories are open, one in the other: each takes a descriptor.
+_MAX_OPEN_DEPTH = 64
 
 
 def adopt_mode(path: str, target: str, mode: int | None = None) -> None:
@@ -115,7 +115,8 @@ def _access_list(path: str) -> bytes:
 
 _MAX_BUFFERS = 512
 _MAX_BATCH = 2**18
-# So many bytes of a file that is to be synced go to the disk while others are made.
+# After so many bytes of a file that is to be synced, the system starts to write them to
+# the disk, while the next ones are made.
 _WRITE_BACK = 8 * 2**20
 
 
@@ -203,7 +204,7 @@ def sync_directory(path: str) -> None:
                 _log.say(_log.WARNING, f"{where} {what}", path=path)
 
 
-# File systems that cannot, and of which that was said.
+# File systems that cannot sync directories, of which a log line has said so.
 _unsynced: set[int] = set()
 
 
@@ -232,7 +233,7 @@ def remove(above: int, name: str, way: Sequence[int] = ()) -> None:
             while True:
                 names = names_in(fd)
                 for inner, is_directory in names.items():
-                    if is_directory and len(way) < _DEEPEST:
+                    if is_directory and len(way) < _MAX_OPEN_DEPTH:
                         remove(fd, inner, [*way, fd])
                         continue
                     # What has become a directory is one in the next list.
@@ -296,7 +297,7 @@ def folds_case(directory: str) -> bool:
 
 def reports_all(directory: str) -> bool:
     """Whether one call syncs all of a file system, and says what it could not."""
-    return _reports_all and _type_of(directory) in _synced_whole
+    return _reports_all and _type_of(directory) in _SYNCED_WHOLE
 
 
 def _can_report() -> bool:
@@ -332,4 +333,4 @@ def _type_of(directory: str) -> str:
     found = (ctypes.c_ulong * 64)()
     if _libc.statfs(os.fsencode(directory), found):
         return ""
-    return _kinds.get(found[0] & 0xFFFFFFFF, "")
+    return _LOCAL_TYPES.get(found[0] & 0xFFFFFFFF, "")

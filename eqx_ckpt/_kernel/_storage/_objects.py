@@ -1,4 +1,4 @@
-"""Object stores, and memory: what has keys, and no directories."""
+"""`ObjectStore`: stores, and memory, that have keys and no directories."""
 
 import contextlib
 import dataclasses
@@ -16,12 +16,12 @@ from . import _store
 from ._backend import Backend, Value
 
 
-# The generation of what is not there. An empty one would be any.
+# The generation of a file that is not there. An empty one would match any file.
 ABSENT = b"\x02"
-# A server says so that a range starts where its file has ended.
+# The answer of a server to a range that starts at the end of its file or later.
 _beyond = re.compile("(?:http_response_code='|HTTP code )416")
-# So many a server sends soon, over whatever connection.
-_FEW_BYTES = 2**20
+# So many bytes arrive soon, over any connection.
+_SOON_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ class ObjectStore(Backend):
     def _read_into(self, key: str, start: int, into: np.ndarray) -> int:
         # A range that goes on where the file ends is refused; one without an end is
         # not.
-        soon = into.nbytes <= _FEW_BYTES
+        soon = into.nbytes <= _SOON_BYTES
         for stop in (start + into.nbytes, None):
             try:
                 reading = self.start_read(key, start, stop)

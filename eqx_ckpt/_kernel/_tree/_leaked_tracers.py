@@ -1,4 +1,4 @@
-"""Tracers that a traced function has left where no array is: in functions and such."""
+"""Finds tracers that a traced function has left in closures and static fields."""
 
 import dataclasses
 import gc
@@ -19,11 +19,11 @@ from ._flatten import Flat
 
 
 def check_no_tracers(flat: Flat, record: TreeRecord) -> None:
-    """**Raises:** `ValueError` naming the field of what was made by a traced function
-    that keeps an array of it out of JAX's sight, as a function does in its closure.
+    """**Raises:** `ValueError` naming a field that holds a tracer out of JAX's sight,
+    such as a function with one in its closure.
 
-    Only a skeleton has such a field. It is looked for where some static value of the
-    tree, or a leaf that is no array, may hold one.
+    Only a skeleton, which a traced function has made, has such a field. The tree is
+    searched if a static value of it, or a leaf that is no array, may hold one.
     """
     if not any(isinstance(x, jax.ShapeDtypeStruct) for x in flat.leaves):
         return
@@ -69,8 +69,8 @@ def _not_arrays(tree: PyTree) -> Iterator[tuple[tuple, Any]]:
                 yield (*path, jtu.GetAttrKey(field.name)), value
 
 
-# So many objects are looked at for one tree: functions can lead anywhere.
-_MOST = 100_000
+# At most so many objects are searched for one tree: functions can lead anywhere.
+_MAX_OBJECTS = 100_000
 
 # Kinds of encoded values that say nothing of the objects that a value leads to. The
 # default of a parameter was there before the function that makes the tree was traced.
@@ -99,7 +99,7 @@ _ENDS = (
 def _find_tracer(value: object, seen: dict[int, Any]) -> Any:
     """A tracer that a value leads to, without the names that functions look up."""
     todo = [value]
-    while todo and len(seen) < _MOST:
+    while todo and len(seen) < _MAX_OBJECTS:
         x = todo.pop()
         if isinstance(x, jax_core.Tracer):
             return x
