@@ -29,6 +29,8 @@ def resolve(path: Any, follow: bool = False) -> Backend:
         text = None
     if not isinstance(text, str):
         inside = ": pass its `path`" if hasattr(path, "path") else ""
+        if isinstance(path, (dict, list, tuple)):
+            inside = ": to read a tree that you have, save it at `memory://tree` first"
         raise TypeError(
             f"A path must be a string or an `os.PathLike` of one, not a "
             f"`{type(path).__name__}`{inside}."
