@@ -43,7 +43,8 @@ _TOLD = {
     "replace": "was (replaced|deleted)",
     "for Orbax": "was (replaced|deleted)|There is no (checkpoint|step)",
     "put a good one there": "was (replaced|deleted)",
-    "save the damaged one": "is whole now|exists already|by another|There is no",
+    "save the damaged one": "is whole now|exists already|by another|"
+    "There is (no|a checkpoint)",
 }
 
 

@@ -226,7 +226,11 @@ def _remove_in_store(
     if not (is_wanted_still and release()):
         return False
     root.delete_files([_files.INDEX])
-    root.delete_files(key for key in keys if key != _files.INDEX)
+    rest = [key for key in keys if key != _files.INDEX]
+    # `write_orbax` may have added some since they were listed.
+    jobs = [ft.partial(root.delete_files, rest), root.list_all]
+    _, now = _store.gather(root, jobs)
+    root.delete_files(_files.OTHERS & {*(now or ())} - {*rest})
     return True
 
 
