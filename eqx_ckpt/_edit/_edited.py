@@ -83,7 +83,7 @@ _number = re.compile(r"0|[1-9][0-9]*")
 
 
 def _below(node: str | None, part: str) -> str:
-    return f"{node}.{part}" if node else part
+    return _names.joined(node or "", part)
 
 
 def _is_bare(ckpt: Checkpoint, full: Set[str], name: str) -> bool:

@@ -90,7 +90,7 @@ class StoredBody(Body):
     def _make(self, component: str, members: list[int | str]) -> Any:
         self._key(component)
         leaves = self.source.index.leaves
-        name = f"{self.name}.{component}" if self.name else component
+        name = _names.joined(self.name, component)
         places = [place for place in members if isinstance(place, int)]
         if not places or leaves.names[places[0]] != name:
             if self._depth + 1 >= _names.MAX_DEPTH:
