@@ -94,7 +94,7 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
         published = _published.read_index(root)
         if published is None or published.content.save != ckpt.save_id:
             raise source.error_for("")
-        index, found = published
+        index, found = published.content, published.file
         others = index.others | dict(zip(files, map(_index.digest, files.values())))
         added = _store.tops_of(files).keys() - _store.tops_of(index.others)
         for key in sorted(added, key=_metadata.LAST.__eq__):  # Which goes first then.

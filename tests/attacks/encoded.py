@@ -41,7 +41,7 @@ values = st.recursive(plain | names, _wider, max_leaves=12)
 class Nothing:
     """A resolver that has nothing, and notes that it was asked."""
 
-    def find(self, name):
+    def find_object(self, name):
         assert name.module and name.qualified
 
     def unknown(self, text):

@@ -45,7 +45,6 @@ CALLS = {
     "start in the background": "_kernel._save._background.start",
     "run in the background": "_kernel._save._background._run",
     "stage": "_kernel._tree._host_copy.stage",
-    "stage a part": "_kernel._tree._host_copy._stage_part",
     "send to the host": "_kernel._tree._host_copy._send",
     "is on the CPU": "_kernel._tree._host_copy._on_cpu",
     "bytes of an array": "_kernel._tree._host_copy.to_host",

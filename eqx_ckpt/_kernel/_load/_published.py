@@ -1,9 +1,10 @@
 """The published checkpoint at a root: its index, and the saves below it."""
 
+import dataclasses
 import functools as ft
 import itertools as it
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text
@@ -15,7 +16,8 @@ from .._storage._backend import Backend, Value
 T = TypeVar("T")
 
 
-class Published(NamedTuple, Generic[T]):
+@dataclasses.dataclass(frozen=True)
+class Published(Generic[T]):
     """What was made of the index at a root, and the file that it was read from."""
 
     content: T

@@ -82,8 +82,8 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
                 raise FileExistsError(
                     f"There is a checkpoint at `{root}`, and `overwrite=False`."
                 )
-            (layout, names), file = got
-            return PathState(file, frozenset(tops), keys, layout, names)
+            layout, names = got.content
+            return PathState(got.file, frozenset(tops), keys, layout, names)
     elif _is_leftover(root, tops):
         return PathState(None, frozenset(tops), keys)
     if _files.CLAIM in tops:
