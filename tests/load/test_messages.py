@@ -228,3 +228,16 @@ def test_an_error_with_very_long_names_is_bounded(tmp_path):
     assert len(str(caught.value)) < 2**14 + 2000
     assert "60 missing, 60 unexpected" in str(caught.value)
     assert str(caught.value).endswith(" more")
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_a_chunk_that_is_more_than_memory_is_not_damaged(tmp_path, layout, monkeypatch):
+    tree = {"x": np.arange(2.0**16), "y": 1}
+    ec.tree_serialise_leaves(tmp_path / "a", tree, layout=layout, compression="lz4")
+    inside.replace(monkeypatch, "largest chunk", lambda: 2**18)
+    calls = ec.tree_deserialise_leaves, lambda path, _: ec.verify(path)
+    said = "leaf `x` has 524288 .* is 262144, "
+    for call in calls:
+        with pytest.raises(MemoryError, match=said):
+            call(tmp_path / "a", tree)
+    assert ec.open(tmp_path / "a")["y"].read() == 1

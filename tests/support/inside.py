@@ -45,6 +45,7 @@ CALLS = {
     "start in the background": "_kernel._save._background.start",
     "run in the background": "_kernel._save._background._run",
     "stage": "_kernel._tree._host_copy.stage",
+    "largest chunk": "_kernel._storage._arrays.largest_chunk",
     "send to the host": "_kernel._tree._host_copy._send",
     "is on the CPU": "_kernel._tree._host_copy._on_cpu",
     "bytes of an array": "_kernel._tree._host_copy.to_host",

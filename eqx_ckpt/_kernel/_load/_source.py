@@ -221,21 +221,21 @@ class Source(abc.ABC):
         return _KeyedSegment(first, stop, self.files[file], offset)
 
     def check(self, record: LeafRecord, numbers: Sequence[int]) -> None:
-        """**Raises:** `ValueError` unless the files hold all that the index says.
-
-        That is, of the chunks of these `numbers`, in their order.
+        """**Raises:** `ValueError` unless the files hold all that the index says of the
+        chunks of these `numbers`, in their order; `MemoryError` if one of them is more
+        than this process can decode.
 
         So no memory is allocated for what is not there. In an object store it would
         take as long as to read it, which says so too.
         """
-        if record.template.codec is not None:
-            _check_memory(record.template)
         at, extents = 0, self.index.extents
         while at < len(numbers) and not self.root.is_remote:
             first, stop, file, offset = extents.segment(record, numbers[at])
             at = bisect.bisect_left(numbers, stop, at)
             end = offset + extents.extent(record, first, numbers[at - 1] + 1)
             self.directory.check_range(self.files[file], end)
+        if record.template.codec is not None:
+            _check_memory(record)
 
     # ---- Digests, and files beside the data.
 
@@ -376,16 +376,14 @@ class ZarrSource(Source):
 
     def check(self, record: LeafRecord, numbers: Sequence[int]) -> None:
         t = record.template
-        _check_memory(t)
-        if self.root.is_remote:
-            return
         size = t.full if t.codec is None else _template.least_encoded(t.full)
         most = size if t.codec is None else _template.most_encoded(t.full)
-        for number in numbers:
+        for number in () if self.root.is_remote else numbers:
             key = self._chunk_key(record, number)
             found = self.root.check_range(key, size)
             if found is not None and found > most:
                 raise ValueError(f"`{key}` is not a chunk of it")
+        _check_memory(record)
 
 
 def ours_at(root: Backend) -> Source | None:
@@ -406,10 +404,15 @@ def _has_index(directory: Backend, index: Index) -> bool:
     return value is not None and value.data == head
 
 
-def _check_memory(t: Template) -> None:
-    """**Raises:** `ValueError` for chunks that no memory holds decoded."""
-    if t.full > _arrays.largest_chunk():
-        raise ValueError(f"its chunks have {t.full} bytes, more than memory allows")
+def _check_memory(record: LeafRecord) -> None:
+    """**Raises:** `MemoryError` for chunks that no memory holds decoded."""
+    has, most = record.template.full, _arrays.largest_chunk()
+    if has > most:
+        raise MemoryError(
+            f"A chunk of leaf `{record.name}` has {has} bytes. The most that this "
+            f"process can decode is {most}, half of its memory. Load it where there is "
+            "more."
+        )
 
 
 class Digests:
