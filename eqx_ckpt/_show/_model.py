@@ -178,8 +178,8 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Span]]) -> Ta
 
 class Summary(NamedTuple):
     """A step of a run. `state` is "complete", "incomplete" (its save was killed, or
-    goes on), "damaged", or "unread" if nobody can tell now; `why` says more, such as
-    that a step is of an earlier attempt.
+    goes on), "damaged", or "unread" if nobody can tell now or Orbax has it as several
+    trees. `why` says more, such as that a step is of an earlier attempt.
 
     `nbytes` are those of its arrays in memory; `data` is what its data files take, and
     `time` when it was saved, if it is on a disk.

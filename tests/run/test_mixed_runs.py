@@ -9,6 +9,7 @@ import warnings
 import orbax.checkpoint as ocp
 import pytest
 from support import inside
+from support.command import main
 from support.helpers import files_of, fill_run, tree_at
 
 import eqx_ckpt as ec
@@ -131,7 +132,7 @@ def test_a_step_of_orbax_that_is_gone_is_saved_anew(root):
 
 
 @pytest.mark.parametrize("names", NAMED)
-def test_nothing_begins_beside_steps_of_orbax_that_are_not_read(root, names):
+def test_nothing_begins_beside_steps_of_orbax_that_are_not_read(root, names, capsys):
     options = ocp.CheckpointManagerOptions(
         enable_async_checkpointing=False, **NAMED[names]
     )
@@ -149,6 +150,10 @@ def test_nothing_begins_beside_steps_of_orbax_that_are_not_read(root, names):
     for call in calls.values():
         with pytest.raises(ValueError, match=f"`{name}`|step 7.* `model` and `opt`"):
             call(ec.CheckpointManager(root))
+    # The command line names them too.
+    main(["info", str(root), "--json"])
+    (row,) = json.loads(capsys.readouterr().out)["steps"]
+    assert row["state"] == "unread" and "`model` and `opt`" in row["why"]
     assert files_of(root) == before
     # Beside steps of ours they are left alone.
     ec.tree_serialise_leaves(root / "5/default", tree_at(5))
