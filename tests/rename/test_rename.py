@@ -26,7 +26,7 @@ def _shuffled(rng, keys):
 
 def _suffixed(keys):
     longer = lambda kind, key: f"{key}_zz" if kind in "ak" and key else key
-    return tuple((kind, longer(kind, key)) for kind, key in keys)
+    return tuple(key._replace(key=longer(*key)) for key in keys)
 
 
 @pytest.mark.parametrize("seed", [*range(8), *long(*range(8, 200))])

@@ -184,8 +184,9 @@ def unknown_attribute(owner: Any, kind: str, name: str) -> AttributeError:
     """The error for a name that an object of a public class does not have."""
     said = _said(_attributes(kind).get(name))
     # From `obj` Python itself finds names that are near, when the error is shown.
+    near = None if said else owner
     return AttributeError(
-        f"`{kind}` has no attribute `{name}`{said}", name=name, obj=owner
+        f"`{kind}` has no attribute `{name}`{said}", name=name, obj=near
     )
 
 
