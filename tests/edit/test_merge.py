@@ -302,4 +302,4 @@ def _calls_of_a_merge(path, count):
 @pytest.mark.skipif("support.checked" in sys.modules, reason="checks are calls too")
 def test_a_merge_of_small_leaves_takes_few_calls(tmp_path):
     few, many = (_calls_of_a_merge(tmp_path / str(n), n) for n in (50, 150))
-    assert many - few <= 100 * 700
+    assert many - few <= 100 * 800

@@ -46,6 +46,8 @@ CALLS = {
     "run in the background": "_kernel._save._background._run",
     "stage": "_kernel._tree._host_copy.stage",
     "largest chunk": "_kernel._storage._arrays.largest_chunk",
+    "stage a part": "_kernel._tree._host_copy._stage_part",
+    "send small leaves": "_kernel._tree._host_copy.send_together",
     "send to the host": "_kernel._tree._host_copy._send",
     "is on the CPU": "_kernel._tree._host_copy._on_cpu",
     "bytes of an array": "_kernel._tree._host_copy.to_host",
