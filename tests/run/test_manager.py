@@ -628,12 +628,20 @@ def test_a_save_that_has_just_begun_is_no_failure(tmp_path):
     assert manager.steps() == [1, 2]
 
 
-def test_there_always_is_a_step(tmp_path):
-    """Beside a run that keeps one step, and saves the next as fast as it can."""
+@pytest.mark.parametrize("pause", [0, 0.05])
+def test_there_always_is_a_step(tmp_path, pause):
+    """Beside a run that keeps one step, and saves the next as fast as it can, or that
+    pauses between each directory and its lock."""
     root = tmp_path / "run"
     code = f"""
-    import itertools, os
-    import numpy as np, eqx_ckpt as ec
+    import itertools, time
+    import numpy as np, pytest, eqx_ckpt as ec
+    from support import inside
+
+    def make(old):
+        return lambda directory: [old(directory), time.sleep({pause})][0]
+
+    inside.wrap(pytest.MonkeyPatch(), "make a directory", make)
     manager = ec.CheckpointManager({str(root)!r}, keep=1, reuse=False)
     for step in itertools.count(1):
         manager.save(step, {{"step": step, "x": np.full(2, step)}})

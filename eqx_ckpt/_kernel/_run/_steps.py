@@ -491,18 +491,20 @@ class Steps:
             return Skip("it is a symbolic link, and a manager follows none", True)
         root = self._at(step)
         tops, works = _tops(root), _work_directories(root)
-        for _ in range(_LOOKS):
+        for looks_left in reversed(range(_LOOKS)):
+            # Nothing is in the directory of a save before that has its lock.
+            is_new = not root.is_remote and {} in [x.list_top() for x in works.values()]
             if any(work.is_locked() for work in works.values()):
                 return Skip("it is being saved", False, is_going=True)
-            # A save has its lock just after its directory. Or the save whose files were
-            # seen may have ended since, and be deleted.
+            # It has that just after it, but on a busy machine. Or the save whose files
+            # were seen may have ended since, and be deleted.
             time.sleep(_LOCKING_SECONDS if works else 0)
             before, tops, works = (
                 (tops, works.keys()),
                 _tops(root),
                 _work_directories(root),
             )
-            if before == (tops, works.keys()):
+            if before == (tops, works.keys()) and not (is_new and looks_left):
                 break
         if _files.INDEX in tops:
             return Skip(f"its `{_files.INDEX}` is not a file", True)
