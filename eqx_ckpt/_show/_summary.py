@@ -63,8 +63,9 @@ def _without(steps: Steps, step: int, signature: Signature | Skip | None) -> Sum
     if signature is None:
         return Summary(step, "incomplete", "there is no checkpoint in it")
     if isinstance(signature, Skip):
-        whole = "unread" if signature.is_unread else "incomplete"
-        state = "damaged" if signature.is_lost else whole
+        state = "unread" if signature.is_unread else "incomplete"
+        if signature.is_lost:
+            state = "damaged"
         return Summary(step, state, signature.why)
     ckpt = _checkpoint.open(steps.path(step))
     return Summary(

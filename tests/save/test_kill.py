@@ -178,9 +178,9 @@ def test_killed(server, tmp_path, kind, case, layout):
     rng = random.Random(0)
     if CAN_TRACE:
         count = len(campaign.stops())
-        for number in range(3):
+        for number in range(4):
             campaign.kill(number, at=rng.randint(1, count))
-    for number in range(2):
+    for number in range(3):
         campaign.kill(number, seconds=rng.uniform(0, 0.05))
 
 

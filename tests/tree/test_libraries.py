@@ -6,9 +6,11 @@ import pytest
 from support.helpers import long
 
 
-@pytest.mark.parametrize("names", [["equinox"], *long(["optax"], ["nnx"])])
-def test_no_load_of_another_process_is_refused(tmp_path, names):
-    found = libraries.outcomes(tmp_path, names, 1)
+@pytest.mark.parametrize(
+    "name, most", [("equinox", 30), *long(("optax", 80), ("nnx", 8))]
+)
+def test_no_load_of_another_process_is_refused(tmp_path, name, most):
+    found = libraries.outcomes(tmp_path, [name], 1)
     wrong = [x for x in found if not x.is_good]
-    assert not wrong, libraries.table(found, names)
-    assert len(found) > 5
+    assert not wrong, libraries.table(found, [name])
+    assert len(found) > most

@@ -92,9 +92,9 @@ def small_by_template(
 
 
 def copied_together(leaves: Sequence[PlannedLeaf], but: Set[int]) -> dict[int, Any]:
-    """Copies of small leaves, `but` some, by their places, or from a device what they
-    will be in: those of one template in one step, as each alone takes longer than its
-    bytes."""
+    """Copies of small leaves, `but` some, by their places. Copies from a device have
+    been started. Leaves of one template are copied in one step, as each alone takes
+    longer than its bytes."""
     places = [
         place
         for place, leaf in enumerate(leaves)

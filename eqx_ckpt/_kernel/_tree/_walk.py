@@ -1,5 +1,5 @@
-"""The walk of a tree: its leaves, their names and keys, its empty nodes, and all that
-`_recorder.py` makes a record of.
+"""The walk of a tree: its leaves, their names and keys, and all that `_recorder.py`
+makes a record of.
 
 It goes down a layer at a time, nodes of one type together. Nothing calls itself by the
 depth of a tree, so that none is too deep.
@@ -120,7 +120,7 @@ class Walk:
         return out
 
     def _rank(self) -> None:
-        """Finds the order of the leaves, and which leaf comes after each empty node."""
+        """Finds the order of the leaves."""
         counts: list[list[int]] = []
         below: list[int] = []
         for layer in reversed(self.layers):
@@ -139,25 +139,16 @@ class Walk:
         counts.append([])
         starts = [0]
         ranks: list[int] = []
-        # Of each empty node its rank, its layer, its place there, and its type.
-        empty: list[tuple[int, int, int, type]] = []
-        for depth, layer in enumerate(self.layers):
-            after = counts[depth + 1]
+        for layer, after in zip(self.layers, counts[1:]):
             nexts: list[int] = [0] * len(after)
             for group in layer.groups:
-                own = _pick(group.places, starts)
                 if group.kind.parts:
-                    _lay_starts(group, own, after, nexts)
-                else:
-                    empty += [
-                        (n, depth, i, group.cls) for n, i in zip(own, group.places)
-                    ]
+                    _lay_starts(group, _pick(group.places, starts), after, nexts)
             ranks += _pick(layer.leaves, starts) if layer.leaves else []
             starts = nexts
         # Each leaf, in JAX's order, by its place in the order of the layers.
         self.order: list[int] = np.argsort(np.array(ranks, np.int64)).tolist()
         self._ranks = ranks
-        self._empty = sorted(empty, key=operator.itemgetter(0, 1, 2))
 
     # ---- Another tree.
 
@@ -231,7 +222,7 @@ class Walk:
 
     def _at(self, above: str) -> "Walk":
         other = object.__new__(Walk)
-        own = "layers", "order", "_ranks", "_empty", "values"
+        own = "layers", "order", "_ranks", "values"
         vars(other).update({name: vars(self)[name] for name in own})
         other.above, other._made, other.leaves = above, {}, []
         return other
@@ -328,18 +319,6 @@ class Walk:
     def types(self) -> set[type]:
         """The types of its nodes."""
         return {group.cls for layer in self.layers for group in layer.groups}
-
-    @ft.cached_property
-    def empty_nodes(self) -> list[tuple[int, str, str, type]]:
-        """Nodes without children: the number of the leaf that comes next, their name,
-        the letters of its keys, and their type."""
-        names, letters = self.nodes
-        ranks, out, at = sorted(self._ranks), [], 0
-        for rank, depth, place, cls in self._empty:
-            while at < len(ranks) and ranks[at] < rank:
-                at += 1
-            out.append((at, names[depth][place], letters[depth][place], cls))
-        return out
 
 
 # ---- Parts of a layer.
