@@ -222,7 +222,7 @@ def _rows(
             what = " and ".join(change.what)
             problems.add("kept", leaf.name, f"{change.a}, in {who} another {what}")
     for other, who in zip(others, shown[1:]):
-        passes = _compare.passing(static, [(first.record, "")], "first tree")
+        passes = _compare.passing(static, lambda: [(first.record, "")], "first tree")
         for name, pair in _diff.static(first, other, passes).items():
             if is_chosen(name):
                 problems.add("static", name, f"{pair[0]}, in {who} {pair[1]}")

@@ -108,7 +108,7 @@ def _compare_statics(matching: Matching, static: Static) -> list[StaticDifferenc
     not be the same: the others are problems."""
     saved, here = matching.stored.saved.tree, matching.model.record
     what = f"checkpoint at `{matching.stored.ckpt.path}`"
-    passes = _compare.passing(static, [(saved, ""), (here, "")], what)
+    passes = _compare.passing(static, lambda: [(saved, ""), (here, "")], what)
     out = []
     if saved is None:
         return out

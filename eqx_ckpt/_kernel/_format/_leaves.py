@@ -120,6 +120,16 @@ class Leaves:
         except ValueError as e:
             return str(e)
 
+    def is_recorded_as(self, other: TreeRecord) -> bool:
+        """Whether the record of the tree is this one, as far as its JSON tells, so that
+        it need not be parsed. Leaves that were renamed have no record of their own."""
+        own, encoded = self.recorded, other.encoded
+        if type(own) is not dict or self.origin is not None:
+            return False
+        # To `==` 1 and True are one.
+        texts = (json.dumps(x["values"]) for x in (own, encoded))
+        return own == encoded and next(texts) == next(texts)
+
     @ft.cached_property
     def labels(self) -> Mapping[int, Label]:
         """The label of the entry of an eqx.nn.State that a leaf is in, by its place."""

@@ -96,6 +96,11 @@ class TreeRecord:
         return self.kinds[self.rows[row].kind]
 
     @ft.cached_property
+    def encoded(self) -> dict[str, Any]:
+        """The field `tree` of an index."""
+        return encode(self)
+
+    @ft.cached_property
     def texts(self) -> list[str]:
         """The JSON of each value."""
         return list(map(json.dumps, self.values))

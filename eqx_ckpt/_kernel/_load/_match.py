@@ -104,8 +104,8 @@ class _Matcher:
     def match(self) -> Match:
         options, flat, above = self.options, self.flat, self.above
         _leaked_tracers.check_no_tracers(flat, self._record)
-        records = [(self.saved.tree, ""), (self._record, above)]
-        passes = _compare.passing(options.static, records, self.what)
+        sides = lambda: [(self.saved.tree, ""), (self._record, above)]
+        passes = _compare.passing(options.static, sides, self.what)
         where, is_leaf = options.where, options.is_leaf
         picked = _select.select(where, flat, self.chosen, is_leaf)
         if not any(self.chosen):
@@ -117,18 +117,13 @@ class _Matcher:
         self.names = flat.names(above)
         self.entries = _states.state_entries(flat, above)
         self.stored: list[str | None] = list(self.names)
-        moved = _compare.moved_names(self.names, self._moved_nodes())
-        if self.entries:
-            moved |= _states.stored_names(
-                self.saved, self.entries, self.names, lambda x: x
-            )
-        for number, name in moved.items():
+        for number, name in self._moved_names().items():
             self.stored[number] = name
         reads = self._pair_up(picked.leaves)
         nodes = [_flatten.module_name(path, above) for path in picked.wholes]
-        if options.unexpected == "error":
+        if options.unexpected == "error" and len(reads) < len(self.saved.names):
             self._find_unexpected(nodes)
-        if options.static != "ignore":
+        if options.static != "ignore" and not self._is_same_tree:
             self._find_static(nodes, passes)
         if self.problems.rows:
             is_apart = self.problems.rows.keys() == {"part"}
@@ -147,6 +142,23 @@ class _Matcher:
     def _record(self) -> TreeRecord:
         """The record of `like`."""
         return self.flat.record(self.chosen)
+
+    @ft.cached_property
+    def _is_same_tree(self) -> bool:
+        """Whether all but the leaves is as it was saved: nothing has to be compared."""
+        is_whole = not self.above and sum(self.chosen) == len(self.saved.names)
+        return is_whole and self.saved.is_recorded_as(self._record)
+
+    def _moved_names(self) -> dict[int, str | None]:
+        """The stored names of leaves that have other ones here."""
+        entries = self.entries
+        if self._is_same_tree and all(x.label.names for x in entries.values()):
+            return {}
+        moved = _compare.moved_names(self.names, self._moved_nodes())
+        if entries:
+            same = lambda state: state
+            moved |= _states.stored_names(self.saved, entries, self.names, same)
+        return moved
 
     def _moved_nodes(self) -> Iterable[_compare.MovedNode]:
         """Nodes of `like` whose children go by the attributes that they are."""

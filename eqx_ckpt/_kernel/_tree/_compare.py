@@ -287,10 +287,12 @@ def how_to_pass(names: Sequence[str]) -> str:
 
 
 def passing(
-    static: Static, records: Sequence[tuple[TreeRecord | None, str]], what: str
+    static: Static,
+    sides: Callable[[], Sequence[tuple[TreeRecord | None, str]]],
+    what: str,
 ) -> Callable[[str], bool]:
-    """A function that says whether the static value of a name may differ. `records`:
-    both sides, each with the name of its tree.
+    """A function that says whether the static value of a name may differ. `sides` gives
+    the records of both, each with the name of its tree.
 
     **Raises:** `ValueError` for a pattern that is the name of none. It says `what` the
     fields are in.
@@ -301,7 +303,7 @@ def passing(
     patterns = list(static)
     names = [
         name
-        for record, above in (records if patterns else ())
+        for record, above in (sides() if patterns else ())
         if record is not None
         for name in record.field_names(above)
     ]
