@@ -200,7 +200,8 @@ class Retention:
                 return looks[-1]
 
             try:
-                if self._steps.remove(step, may_still_go, self._is_behind):
+                is_behind, as_seen = self._is_behind, seen[step].signature
+                if self._steps.remove(step, may_still_go, is_behind, as_seen):
                     del seen[step]
                 elif self._is_behind():
                     return False

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from .._format import _schema
@@ -23,7 +23,7 @@ from ._pending import KeptState, PendingState
 from ._policy import Policy
 from ._retention import Retention, SeenStep
 from ._start import AttemptStart
-from ._steps import Steps
+from ._steps import Signature, Steps
 
 
 T = TypeVar("T")
@@ -270,33 +270,38 @@ class Saves:
         """Marks a step once its save is over, adds it to the history, deletes steps
         that need not stay, and tells the journal."""
         self._follower = threading.get_ident()
+        step, handle = going.step, going.handle
         try:
-            is_saved = going.handle._saved.exception() is None
-            found = None
+            is_saved, known = handle._saved.exception() is None, None
+            jobs: list[Callable[[], Any]] = []
             if leads:
-                save = going.handle._written.save if is_saved else None
-                found = self.steps.write_done_file(going.step, save)
+                jobs.append(lambda: self.steps.write_done_file(step, is_saved))
+            if is_saved and handle._generation:
+                # In an object store. In a directory the index is read.
+                known = SeenStep(Signature(handle._generation.hex()), metrics)
+                facts = self.start.number, round(time.time(), 3)
+                save, nbytes = handle._written.save, handle.progress.total
+                row = HistoryRow(step, save, *facts, nbytes, metrics)
+                jobs.append(lambda: self.steps.add_saved(row, known.signature))
+            elif is_saved and leads:
+                number = self.start.number
+                jobs.append(lambda: self.steps.add_to_history([step], number))
             if is_saved:
-                self.damaged.discard(going.step)
-                self.last_whole = going.handle
-                if found:  # In an object store. In a directory the index is read.
-                    facts = self.start.number, round(time.time(), 3)
-                    nbytes = going.handle.progress.total
-                    save = going.handle._written.save
-                    row = HistoryRow(going.step, save, *facts, nbytes, metrics)
-                    self.steps.history.append([row])
-                elif leads:
-                    self.steps.add_to_history([going.step], self.start.number)
-                if retain:
-                    known = found and SeenStep(found, metrics)
-                    retained = going.step, self.damaged, self.start.attempt, known
-                    self._undeleted.extend(self._retention.retain(*retained))
-                    self.steps.journal.note_saved(going.step)
+                self.damaged.discard(step)
+                self.last_whole = handle
+            if is_saved and retain:
+                jobs.append(lambda: self._retain(step, known))
+            _do_all(jobs, is_together=known is not None)
         except Exception as e:
             self._undeleted.append(f"{type(e).__name__}: {e}")
         finally:
             self._follower = None
             going.over.set()
+
+    def _retain(self, step: int, known: SeenStep | None) -> None:
+        retained = step, self.damaged, self.start.attempt, known
+        self._undeleted.extend(self._retention.retain(*retained))
+        self.steps.journal.note_saved(step)
 
     def _check_thread(self) -> None:
         """**Raises:** `RuntimeError` in `keep_if`, which is a part of a save."""
@@ -413,3 +418,18 @@ class Saves:
             f"The state of step {offer.step}, the last that was given to `save`, is "
             f"not saved in `{self.steps.root}`: {why.removesuffix('.')}."
         )
+
+
+def _do_all(jobs: Sequence[Callable[[], Any]], is_together: bool) -> None:
+    """Does all jobs, or those before the first that raises; the last in this thread."""
+    if not is_together:
+        for job in jobs:
+            job()
+        return
+    with _threads.Crew(len(jobs)) as crew:
+        outcomes = [crew.submit(job) for job in jobs[:-1]]
+        try:
+            jobs[-1]()
+        finally:
+            for outcome in outcomes:
+                crew.result(outcome)

@@ -94,8 +94,10 @@ class Steps:
         self._trees: dict[int, str] = {}
         self._listed_trees: dict[int, list[str]] = {}
         self._attempts: dict[int, Attempt] = {}
-        # In an object store, the steps that were listed, and those saved here since.
+        # In an object store, the steps that were listed, and those saved here since;
+        # and the signatures of these, once the history has them.
         self._there: set[int] | None = None
+        self._in_history: dict[int, Signature] = {}
 
     @property
     def is_local(self) -> bool:
@@ -398,6 +400,11 @@ class Steps:
 
     # ---- The history of the run.
 
+    def add_saved(self, row: HistoryRow, signature: Signature) -> None:
+        """Adds a save that was just made here to the history."""
+        self.history.append([row])
+        self._in_history[row.step] = signature
+
     def refresh(self, listing: Listing | None = None) -> None:
         """Reads the metrics that were added to steps since."""
         self.history.refresh_added(listing and listing.history)
@@ -601,32 +608,23 @@ class Steps:
         if not self.remove(step):
             raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
 
-    def write_done_file(self, step: int, save: str | None = None) -> Signature | None:
+    def write_done_file(self, step: int, is_new: bool = False) -> None:
         """Says that a step of ours is whole, to managers of Orbax that write steps in
-        place. `save`: the one that was just committed. Returns the signature of that,
-        where it takes a request to know it."""
+        place. `is_new`: its save was just committed."""
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             with self._at(step).lock(wait=True):
-                if save is not None and self._there is not None:
+                if is_new and self._there is not None:
                     self._there.add(step)
-                if (save is not None and not self.is_local) or self._is_ours(step):
-                    self.root.write(f"{step}/{_published.DONE}", [_published.OURS])
-                # Where there are no locks, another may have deleted it.
-                if not self.is_local:
-                    return self._check_mark(step, save)
-        return None
+                if (is_new and not self.is_local) or self._is_ours(step):
+                    self._write_mark(step)
 
-    def _check_mark(self, step: int, save: str | None) -> Signature | None:
-        """Takes the mark of a step away if that is gone. Returns the signature of the
-        step if it is this save."""
-        head = b"" if save is None else _index.head_of(save)
-        look = lambda: self.root.read(index_of(step), stop=max(1, len(head)))
-        found = _store.look_twice(self.root, look, lambda value: value is not None)
-        if found is None:
-            self._drop_mark(step)
-        elif found.data == head:
-            return Signature(found.generation.hex())
-        return None
+    def _write_mark(self, step: int) -> None:
+        self.root.write(f"{step}/{_published.DONE}", [_published.OURS])
+        # Where there are no locks, another may have deleted it.
+        if not self.is_local:
+            look = lambda: self.root.stamp(index_of(step))
+            if not _store.look_twice(self.root, look, bool):
+                self._drop_mark(step)
 
     def drop_done_file(self, step: int) -> None:
         """Takes the mark of `write_done_file` away from a step of ours that is replaced
@@ -646,26 +644,31 @@ class Steps:
         step: int,
         may_still_go: Callable[[], bool] = lambda: True,
         unless: Callable[[], bool] = lambda: False,
+        seen: Signature | None = None,
     ) -> bool:
         """Deletes a step of ours, and returns whether it has. The step stays if it is
-        pinned or `unless()` holds, and as `may_still_go` says (`_delete.remove`)."""
-        self.add_to_history([step])
+        pinned or `unless()` holds, and as `may_still_go` says (`_delete.remove`): not
+        unless it is still the one that was `seen`."""
+        if seen is None or self._in_history.get(step) != seen:
+            self.add_to_history([step])
 
         def release() -> bool:
             # First: see `_is_staying`.
             self._drop_mark(step)
-            if not (_numbered.has(self.root, PINS, step) or unless()):
+            is_pinned = lambda: _numbered.has(self.root, PINS, step)
+            if not any(look() for look in _store.ahead(self.root, [is_pinned, unless])):
                 return True
             with contextlib.suppress(FileExistsError):
-                self.root.write(f"{step}/{_published.DONE}", [_published.OURS])
+                self._write_mark(step)
             return False
 
+        # Another may have put the mark there since.
+        follow = lambda: self._drop_mark(step)
         with _log.timed("delete") as timer:
-            if not _delete.remove(self._at(step), release, may_still_go):
+            if not _delete.remove(self._at(step), release, may_still_go, follow):
                 return False
-            # Another may have put it there since.
-            self._drop_mark(step)
             self.root.drop_directory(str(step))
+        self._in_history.pop(step, None)
         if self._there is not None:
             self._there.discard(step)
         self.journal.deleted(step)

@@ -136,7 +136,8 @@ def begin(
     handle._written = written
 
     def write() -> None:
-        written.save = _serialise.write(planned, run, reused, handle._count)
+        committed = _serialise.write(planned, run, reused, handle._count)
+        handle._generation, written.save = committed.generation, committed.save_id
 
     return start_staged(handle, planned, write, run)
 

@@ -5,6 +5,7 @@ import functools as ft
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from .. import _rooms
 from .._errors import DamagedError
@@ -124,11 +125,13 @@ def remove(
     root: Backend,
     release: Callable[[], bool] = lambda: True,
     may_still_go: Callable[[], bool] = lambda: True,
+    follow: Callable[[], Any] = lambda: None,
 ) -> bool:
     """Deletes a checkpoint: atomically where there are renames, else its index first.
     The checkpoint stays unless both functions return True. `may_still_go` is called
     while its files are looked at. `release` is called last, under the lock of writers
-    where a store has locks. Returns whether the checkpoint is deleted.
+    where a store has locks. Once nobody reads the checkpoint any more, `follow` is
+    called. Returns whether the checkpoint is deleted.
 
     **Raises:** `FileNotFoundError` if there is none, `ValueError` if something else is
     in its directory; then nothing is deleted.
@@ -136,7 +139,7 @@ def remove(
     if root.entry() not in (None, "directory"):
         raise _nothing(root)
     if isinstance(root, ObjectStore):
-        return _remove_in_store(root, release, may_still_go)
+        return _remove_in_store(root, release, may_still_go, follow)
     assert isinstance(root, LocalDirectory)
     try:
         with root.lock(wait=True):
@@ -145,6 +148,7 @@ def remove(
             if not (may_still_go() and release()):
                 return False
             _rename_and_delete(root, entries)
+            follow()
             return True
     except FileNotFoundError:  # Another has deleted it.
         raise _nothing(root) from None
@@ -218,7 +222,10 @@ def _nothing(root: Backend) -> FileNotFoundError:
 
 
 def _remove_in_store(
-    root: ObjectStore, release: Callable[[], bool], may_still_go: Callable[[], bool]
+    root: ObjectStore,
+    release: Callable[[], bool],
+    may_still_go: Callable[[], bool],
+    follow: Callable[[], Any],
 ) -> bool:
     """Deletes a checkpoint, its index first. **Raises:** as `remove`."""
     looks = _store.ahead(root, [ft.partial(_keys, root), may_still_go])
@@ -228,8 +235,8 @@ def _remove_in_store(
     root.delete_files([_files.INDEX])
     rest = [key for key in keys if key != _files.INDEX]
     # `write_orbax` may have added some since they were listed.
-    jobs = [ft.partial(root.delete_files, rest), root.list_all]
-    _, now = _store.gather(root, jobs)
+    jobs = [ft.partial(root.delete_files, rest), root.list_all, follow]
+    _, now, _ = _store.gather(root, jobs)
     root.delete_files(_files.OTHERS & {*(now or ())} - {*rest})
     return True
 

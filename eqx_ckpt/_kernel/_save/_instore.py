@@ -32,9 +32,11 @@ class InStore(Transaction):
                 root.delete_files(self._outdated(side))
 
     def _replace(self, index: bytes) -> bool:
-        while not self.root.replace(_files.INDEX, index, self.found.index):
+        replace = ft.partial(self.root.replace, _files.INDEX, index)
+        while (written := replace(self.found.index)) is None:
             if not self.accept():
                 return False
+        self.generation = written.generation
         return True
 
     def _outdated(self, side: Mapping[str, bytes]) -> list[str]:
@@ -62,7 +64,7 @@ class Claimed(InStore):
 
     def begin(self, held: contextlib.ExitStack) -> None:
         self.found = self.found._replace(keys=(*self.found.keys, _files.CLAIM))
-        if not self.root.replace(_files.CLAIM, self.save_id.encode(), None):
+        if self.root.replace(_files.CLAIM, self.save_id.encode(), None) is None:
             raise claimed(self.root)
         self.undo.callback(_unclaim, self.root)
 

@@ -4,7 +4,7 @@ import contextlib
 import functools as ft
 import json
 import os
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from jaxtyping import PyTree
 
@@ -168,16 +168,24 @@ def processes_of(path: object, tree: PyTree, options: SaveOptions) -> Processes:
     return _processes.of_run("save", _root.place(path), together, what, mark)
 
 
+class Committed(NamedTuple):
+    """A save that is published: its id, if that has a directory, and the generation of
+    its index, if process 0 has written that to an object store."""
+
+    save_id: str = ""
+    generation: bytes = b""
+
+
 def write(
     plan: Plan,
     processes: Processes,
     reused: _reuse.ReusedSave | None = None,
     count: Count | None = None,
-) -> str:
+) -> Committed:
     """Writes what was planned, and publishes it: process 0 does that. The bytes that
     are done are added to the `count`.
 
-    Returns the id of the save, if that has a directory.
+    Returns what was committed.
     """
     count = count or Count()
     spec, options = plan.spec, plan.options
@@ -188,16 +196,16 @@ def write(
         if options.progress:
             bar = _progress.bar("save", spec.nbytes, sum(spec.counts), True)
             count.bar = held.enter_context(bar)
-        save_id, is_one_file = "", _open_files.is_archive(plan.root)
+        committed, is_one_file = Committed(), _open_files.is_archive(plan.root)
         if is_one_file and processes.count > 1:
             raise ValueError("Several processes cannot write one file: save to a path.")
         with processes.share_errors(), _payload.errors_of_casts(plan.leaves, spec):
             if is_one_file:
                 _rooms.save_file(plan, count.advance)
             elif processes.count > 1:
-                save_id = _save_together(plan, processes, count.advance, held)
+                committed = _save_together(plan, processes, count.advance, held)
             else:
-                save_id = _save_alone(plan, reused, count.advance, held)
+                committed = _save_alone(plan, reused, count.advance, held)
     if _log.is_on(_log.INFO):
         metadata = options.metadata
         step = metadata.get("step") if isinstance(metadata, dict) else None
@@ -210,7 +218,7 @@ def write(
             nbytes=spec.nbytes,
             seconds=timer.seconds,
         )
-    return save_id
+    return committed
 
 
 def _save_alone(
@@ -218,19 +226,19 @@ def _save_alone(
     reused: _reuse.ReusedSave | None,
     advance: Advance,
     held: contextlib.ExitStack,
-) -> str:
-    """Returns the id of the save, whose writer is seen to live while it is `held`."""
+) -> Committed:
+    """The writer of the save is seen to live while that is `held`."""
     with errors_before_commit(plan.root, plan.spec.nbytes):
         txn = _publish.begin(plan.root, plan.options, held)
         into = _write_leaves.destination(plan, txn.work, txn.data_key, held)
         root_files = _write_leaves.write_leaves(plan, into, advance, reused)
     _publish.publish(txn, root_files, plan.options.durable)
-    return txn.save_id
+    return Committed(txn.save_id, txn.generation)
 
 
 def _save_together(
     plan: Plan, processes: Processes, advance: Advance, held: contextlib.ExitStack
-) -> str:
+) -> Committed:
     """As `_save_alone`, by many processes. Each writes its own part of the leaves.
     Process 0 holds the transaction, collects notes on all parts, and publishes."""
     root, options, nbytes = plan.root, plan.options, plan.spec.nbytes
@@ -264,4 +272,5 @@ def _save_together(
     if txn is not None and root_files is not None:
         _publish.publish(txn, root_files, options.durable)
     processes.broadcast()
-    return into.save_id
+    generation = b"" if txn is None else txn.generation
+    return Committed(into.save_id, generation)

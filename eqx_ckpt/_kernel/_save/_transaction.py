@@ -30,6 +30,8 @@ class Transaction(abc.ABC):
     # there.
     has_failed_late = False
     last = ""
+    # In an object store, the generation of the index, once that is committed.
+    generation = b""
 
     def __init__(self, root: object, found: PathState, undo: contextlib.ExitStack):
         self.root: Any = root

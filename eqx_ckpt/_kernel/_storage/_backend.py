@@ -255,10 +255,11 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def replace(
         self, key: str, data: bytes, found: Value | None, aside: str = ""
-    ) -> bool:
+    ) -> Value | None:
         """Writes a file, if what is there is what was `found` (None: nothing). Returns
-        whether it was. Where there are renames it has been written already, as the file
-        `aside`, and the caller holds the lock of writers."""
+        what is there then, or None if it was something else. Where there are renames it
+        has been written already, as the file `aside`, and the caller holds the lock of
+        writers."""
 
     def lock(self, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
         """Holds the advisory lock of the directory, which ends with the process: that

@@ -312,12 +312,12 @@ class LocalDirectory(Backend):
 
     def replace(
         self, key: str, data: bytes, found: Value | None, aside: str = ""
-    ) -> bool:
+    ) -> Value | None:
         now = self.read(key)
         if (now and now.data) != (found and found.data):
-            return False
+            return None
         self.rename_over(aside, key)
-        return True
+        return Value(data)
 
     def rename_over(self, aside: str, key: str) -> None:
         """Puts the file `aside` in the place of the file `key`, whatever that is."""

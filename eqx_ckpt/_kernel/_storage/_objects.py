@@ -207,12 +207,12 @@ class ObjectStore(Backend):
 
     def replace(
         self, key: str, data: bytes, found: Value | None, aside: str = ""
-    ) -> bool:
+    ) -> Value | None:
         # The store compares and writes in one step.
         expected = ABSENT if found is None else found.generation
         writing = self.start_write(key, data, expected)
-        if _store.answer(self, key, writing).generation:
-            return True
+        if generation := _store.answer(self, key, writing).generation:
+            return Value(data, generation)
         # If the answer to a write was lost it was tried again, and refused: what was
         # there before had been replaced by the first one.
         is_ours = lambda now: now is not None and now.data == data
@@ -220,7 +220,7 @@ class ObjectStore(Backend):
         now = _store.look_twice(self, lambda: self.read(key), is_either)
         if now == found:
             raise _store.odd(self, key, "a write was refused on a condition that holds")
-        return is_ours(now)
+        return now if is_ours(now) else None
 
     def copy(self, source: str, key: str, sync: bool) -> None:
         read = lambda: self.read(source)
