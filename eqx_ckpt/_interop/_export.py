@@ -5,14 +5,14 @@ import functools as ft
 import itertools as it
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import PyTree
 
 from .._formats import _foreign_index, _safetensors
-from .._kernel._format import _digests, _files, _json, _names, _record, _template, _text
+from .._kernel._format import _files, _grid, _json, _names, _record, _template, _text
 from .._kernel._format._template import Template
 from .._kernel._load import _lazy
 from .._kernel._load._checkpoint import Checkpoint
@@ -20,16 +20,16 @@ from .._kernel._load._lazy import LazyArray
 from .._kernel._runtime import _arguments, _processes, _progress
 from .._kernel._runtime._arguments import Together, Who
 from .._kernel._runtime._processes import Processes
-from .._kernel._runtime._progress import Advance
-from .._kernel._save import _lazies
-from .._kernel._save._payload import PlannedLeaf
+from .._kernel._save import _lazies, _payload, _streams
+from .._kernel._save._payload import ArrayBytes, PlannedLeaf
+from .._kernel._save._tree_spec import TreeSpec
+from .._kernel._save._writing import ChunkRun, Destination, Sink
 from .._kernel._storage import _root
 from .._kernel._storage._backend import Backend
 from .._kernel._tree import (
     _compare,
     _flatten,
     _folding,
-    _host_copy,
     _leaf,
     _states,
 )
@@ -37,6 +37,7 @@ from .._kernel._tree._filters import FilterSpec
 from .._rename import _rename
 from .._zips import _onefile, _probe
 from . import _shards
+from ._shards import TensorFile, WriteFiles
 
 
 @_arguments.checked()
@@ -127,16 +128,14 @@ def export_safetensors(
             tensors, metadata = plan()
             _shards.check_target(root, overwrite, _lazies.places(tensors))
             files = _shards.deal(tensors, shard_bytes)
-            headers = {name: _header(some, metadata) for name, some in files.items()}
+            heads = {name: _header(some, metadata) for name, some in files.items()}
             if run.count > 1:
                 with _lazies.keeping(tensors):
-                    _shards.write_together(
-                        run, root, files, headers, max_bytes, durable
-                    )
+                    _shards.write_together(run, root, files, heads, max_bytes, durable)
                 return
             _check_here(tensors)
-            with _byte_source(tensors, max_bytes, progress) as lines:
-                _shards.write_files(root, files, headers, lines, durable)
+            with _writer(tensors, max_bytes, progress) as write:
+                _shards.write_files(root, files, heads, write, durable)
         return
     if isinstance(processes, Together):
         raise ValueError(
@@ -156,11 +155,12 @@ def export_safetensors(
         )
     tensors, metadata = plan()
     _check_here(tensors)
-    header = _header(tensors, metadata)
-    with _byte_source(tensors, max_bytes, progress) as lines:
-        data = it.chain([header], lines(tensors))
-        write = lambda file: file.writelines(data)
-        _onefile.publish(root, write, overwrite, durable)
+    head = _header(tensors, metadata)
+    with _writer(tensors, max_bytes, progress) as write:
+        files = [TensorFile("", head, len(tensors))]
+        into = lambda file: Destination(_onefile.FileSink(file), "", False)
+        pack = lambda file: write(into(file), files)
+        _onefile.publish(root, pack, overwrite, durable)
 
 
 def _run_of(root: Backend, processes: Who) -> Processes:
@@ -187,20 +187,47 @@ def _check_here(tensors: list[PlannedLeaf]) -> None:
 
 
 @contextlib.contextmanager
-def _byte_source(
-    tensors: list[PlannedLeaf], max_bytes: int, progress: bool
-) -> Iterator[Callable[[list[PlannedLeaf]], Iterator[Any]]]:
-    """A function that gives the bytes of some tensors, which a bar counts."""
-    nbytes = sum(leaf.template.nbytes for leaf in tensors)
-    bar = _progress.bar("save", nbytes, len(tensors), progress)
-    with bar as advance, _lazies.keeping(tensors):
+def _writer(
+    tensors: Sequence[PlannedLeaf], max_bytes: int, progress: bool
+) -> Iterator[WriteFiles]:
+    """A function that writes tensors, in their order, to files of which each has the
+    next few. A bar counts them."""
+    size = min(_lazies.PART, max_bytes // _payload.COPIES)
+    templates: dict[Template, int] = {}
+    leaves: list[PlannedLeaf] = []
+    for leaf in tensors:
+        t = leaf.template
+        t = t._replace(chunk=_grid.choose(t.shape, t.itemsize, size))
+        number = templates.setdefault(t, len(templates))
+        leaves.append(leaf._replace(template=t, template_number=number))
+    names, numbers = zip(*((x.name, x.template_number) for x in leaves))
+    spec = TreeSpec(names, numbers, tuple(templates), ())
+    requests = _lazies.requests(leaves, max_bytes)
+    bar = _progress.bar("save", spec.nbytes, len(leaves), progress)
+    with bar as advance, _lazies.keeping(leaves):
+        leaves = _lazies.read_small(leaves, frozenset(), max_bytes)
+        data = ArrayBytes(leaves, spec, advance)
+        yield ft.partial(_write_tensors, data, requests)
 
-        def lines(some: list[PlannedLeaf]) -> Iterator[Any]:
-            return _counted(
-                _lazies.read_small(some, frozenset(), max_bytes), max_bytes, advance
-            )
 
-        yield lines
+def _write_tensors(
+    data: ArrayBytes,
+    requests: int,
+    into: Destination[Sink],
+    files: Sequence[TensorFile],
+) -> None:
+    places = iter(range(len(data.leaves)))
+    for key, head, count in files:
+        runs = _runs(data.spec, it.islice(places, count), len(head))
+        batches = _streams.batches(data.spec, runs)
+        _streams.write_file(data, into, key, batches, requests, head)
+
+
+def _runs(spec: TreeSpec, places: Iterable[int], at: int) -> Iterator[ChunkRun]:
+    """Leaves that lie one after the other in a file, from an offset on."""
+    for place in places:
+        yield ChunkRun(place, range(len(spec.grids[place].keys)), at, None)
+        at += spec.templates[spec.template_of[place]].nbytes
 
 
 class ExportPlan(NamedTuple):
@@ -408,56 +435,3 @@ def _header(tensors: Sequence[PlannedLeaf], metadata: dict[str, str] | None) -> 
 
 
 _ROOM = 256 * 2**20
-
-
-def _buffers(leaf: PlannedLeaf, max_bytes: int) -> Iterator[Any]:
-    """The bytes of a leaf, one part after the other."""
-    t = leaf.template
-    if t.nbytes <= max_bytes // (4 * _host_copy.PREFETCH):
-        yield _digests.as_bytes(_host_copy.to_host(leaf.value, t))
-        return
-    regions = _shards.slabs(t.shape, t.itemsize, max_bytes)
-    yield from map(
-        _digests.as_bytes, _host_copy.to_host_by_regions(leaf.value, t, regions)
-    )
-
-
-def _counted(
-    leaves: list[PlannedLeaf], max_bytes: int, advance: Advance
-) -> Iterator[Any]:
-    """The bytes of leaves, each part counted once it is written."""
-    requests = _lazies.requests(leaves, max_bytes)
-    parts = _parts(leaves, max_bytes, requests)
-    for buffers, is_last in _lazies.in_order(parts, requests):
-        for buffer in buffers:
-            nbytes = memoryview(buffer).nbytes
-            yield buffer
-            del buffer
-            advance(nbytes, 0)
-        advance(0, is_last)
-
-
-def _parts(
-    leaves: list[PlannedLeaf], max_bytes: int, requests: int
-) -> Iterator[Callable[[], tuple[Iterable[Any], bool]]]:
-    """Calls that give the bytes of leaves in order, and whether a leaf ends with them.
-    Each gives a whole leaf, or less where threads read ahead."""
-    for leaf in leaves:
-        t = leaf.template
-        slabs: list[Any] = [None]
-        if requests > 1 and t.nbytes > _lazies.PART:
-            of_part = 4 * _host_copy.PREFETCH * _lazies.PART
-            slabs = _shards.slabs(t.shape, t.itemsize, of_part)
-        for region in slabs:
-            is_last = region is slabs[-1]
-            yield ft.partial(_part, leaf, region, max_bytes, requests > 1, is_last)
-
-
-def _part(
-    leaf: PlannedLeaf, region: Any, max_bytes: int, is_ahead: bool, is_last: bool
-) -> tuple[Iterable[Any], bool]:
-    if region is not None:
-        some = _host_copy.to_host_by_regions(leaf.value, leaf.template, [region])
-        return list(map(_digests.as_bytes, some)), is_last
-    buffers = _buffers(leaf, max_bytes)
-    return list(buffers) if is_ahead else buffers, is_last

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 
@@ -21,6 +21,7 @@ from .._kernel._runtime._batching import batched
 from .._kernel._runtime._processes import Processes
 from .._kernel._save._payload import PlannedLeaf
 from .._kernel._save._transaction import errors_before_commit
+from .._kernel._save._writing import Destination, Sink
 from .._kernel._storage import _local_files
 from .._kernel._storage._backend import Backend
 from .._kernel._storage._local import LocalDirectory
@@ -33,6 +34,17 @@ _WHOLE = "model.safetensors"
 _shard = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 # A file of which leaves may be read, and which an export may replace.
 _replaced = re.compile(r"[^/]*\.safetensors(\.index\.json)?")
+
+
+class TensorFile(NamedTuple):
+    """A file of tensors: its key, its header, and how many it has."""
+
+    key: str
+    head: bytes
+    count: int
+
+
+WriteFiles = Callable[[Destination[Sink], Sequence[TensorFile]], None]
 
 
 def check_target(root: Backend, overwrite: bool, sources: Set[str]) -> None:
@@ -128,11 +140,11 @@ def _drop(root: Backend, parts: Iterator[str]) -> None:
 def write_files(
     root: Backend,
     files: dict[str, list[PlannedLeaf]],
-    headers: dict[str, bytes],
-    lines: Callable[[list[PlannedLeaf]], Iterator[Any]],
+    heads: dict[str, bytes],
+    write: WriteFiles,
     durable: bool,
 ) -> None:
-    """Writes all files; `lines` gives the bytes of tensors."""
+    """Lets all files be written, and publishes them."""
     root, number = root.real(), secrets.token_hex(8)
     is_new = root.entry() == "nothing"
     # In a store, where a new name is a copy, only those that are there.
@@ -142,13 +154,8 @@ def write_files(
     try:
         with errors_before_commit(root):
             root.make_directories([""])
-            for name, tensors in files.items():
-                data = it.chain([headers[name]], lines(tensors))
-                put = lambda file, data=data: file.writelines(data)
-                if isinstance(root, LocalDirectory):
-                    root.write(part(name), data, durable)
-                else:
-                    _onefile.publish(root.below(part(name)), put, True, durable)
+            parts = [TensorFile(part(x), heads[x], len(files[x])) for x in files]
+            write(Destination(root, "", durable), parts)
         is_whole = True
         _publish(root, files, part, durable)
     finally:
@@ -166,7 +173,8 @@ def write_together(
     durable: bool,
 ) -> None:
     """Writes as `write_files` does, by many processes into files that they share: each
-    writes what its own devices hold, and process 0 all that is not spread."""
+    writes what its own devices hold, and process 0 all that is not spread. No sink can
+    take that, as it gets each file once and whole, from one process."""
     if not isinstance(root, LocalDirectory):
         raise ValueError(
             f"`{root}` is no directory, and many processes write parts of one file "
@@ -215,21 +223,15 @@ def _write_own(
     for outer, data in parts:
         shape = tuple(s.stop - s.start for s in outer)
         inner = t._replace(shape=shape, chunk=tuple(max(1, n) for n in shape))
-        regions = slabs(shape, t.itemsize, max_bytes)
+        # Elements that follow each other, of which some are in memory together.
+        size = max(1, max_bytes // (4 * _host_copy.PREFETCH))
+        regions = _grid.lay(
+            shape, _grid.choose(shape, t.itemsize, size), t.itemsize
+        ).regions
         arrays = _host_copy.to_host_by_regions(data, inner, regions)
         for region, array in zip(regions, arrays):
             starts = [o.start + r.start for o, r in zip(outer, region)]
             _put(file, at, t.shape, starts, array)
-
-
-def slabs(
-    shape: tuple[int, ...], itemsize: int, max_bytes: int
-) -> list[tuple[slice, ...]]:
-    """Regions whose elements follow each other, in order, of which some are in memory
-    together."""
-    size = max(1, max_bytes // (4 * _host_copy.PREFETCH))
-    chunk = _grid.choose(shape, itemsize, size)
-    return [_grid.region(shape, chunk, i) for i in _grid.indices(shape, chunk)]
 
 
 def _region(index: Sequence[slice], shape: Sequence[int]) -> tuple[slice, ...]:

@@ -304,6 +304,16 @@ class LeafBytes:
             row += 1
 
 
+class ArrayBytes(LeafBytes):
+    """The bytes of leaves as files of other libraries have them: without padding, and
+    without digests."""
+
+    def _pieces(
+        self, row: int, value: object, t: Template, part: np.ndarray, encode: object
+    ) -> Iterator[Any]:
+        yield _digests.as_bytes(part)
+
+
 # So many bytes are copied at a time, which the caches of a core hold.
 _PIECE = 2**18
 

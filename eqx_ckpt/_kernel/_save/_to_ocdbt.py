@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools as ft
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +16,9 @@ from .._format._placement import Placement
 from .._runtime import _log, _threads
 from .._storage import _arrays
 from .._storage._backend import Backend
-from . import _assign, _lazies, _payload, _tree_spec, _writing
-from ._payload import LeafBytes, PlannedLeaf, SmallBatch
+from . import _assign, _streams, _tree_spec, _writing
+from ._payload import PlannedLeaf
+from ._streams import Batch
 from ._tree_spec import TreeSpec
 from ._writing import (
     ChunkRun,
@@ -31,24 +32,25 @@ from ._writing import (
 )
 
 
-# Small leaves that follow each other are written together, up to so many bytes.
-_BATCH_BYTES = 2**18
-
-
 def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
     """Writes the data files of this process."""
     spec = writer.spec
-    files: list[tuple[int, Iterable[_Batch]]]
+    files: list[tuple[int, Iterable[Batch]]]
     if writer.is_fixed_by_spec:
         files = list(enumerate(_batches_of_files(spec, writer.max_file_bytes)))
     else:
-        files = [(i, _batches(spec, runs)) for i, runs in writer.files_of(writer.index)]
+        own = writer.files_of(writer.index)
+        files = [(i, _streams.batches(spec, lay_runs(spec, runs))) for i, runs in own]
     # What is sent is held in memory.
     threads = writer.threads(writer.max_file_bytes if into.outbox is not None else 0)
     requests = writer.requests // max(1, min(threads, len(files)))
     # Where a compressed chunk begins is known once the one before it is written.
     requests = 1 if spec.is_compressed else requests
-    jobs = [ft.partial(_write_file, writer, into, requests, *file) for file in files]
+    write_file = ft.partial(_streams.write_file, writer.data, into)
+    jobs = [
+        ft.partial(write_file, f"{into.data_key}/{number}", batches, requests)
+        for number, batches in files
+    ]
     return _threads.gather(
         jobs,
         threads,
@@ -57,107 +59,12 @@ def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
     )
 
 
-class _Batch(NamedTuple):
-    """Runs that follow each other in a file: those of small leaves, or one other."""
-
-    runs: list[ChunkRun]
-    small: SmallBatch | None = None
-
-
 @_tree_spec.remembered
-def _batches_of_files(spec: TreeSpec, most: int) -> list[list[_Batch]]:
+def _batches_of_files(spec: TreeSpec, most: int) -> list[list[Batch]]:
     """The batches of each file of a save that one process writes alone. Nothing is
     compressed, so they are known before anything is written."""
     deal = _writing.deal_alone(spec, most)
-    return [list(_batches(spec, runs)) for _, runs in deal]
-
-
-def _batches(spec: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
-    """The runs of a file, in batches. A caller that takes a compressed run fills its
-    `ends` before it takes the next batch, which begins where they stop."""
-    # Bytes of small leaves, by template.
-    small = [
-        t.full if t.codec is None and _payload.is_small(t) else 0
-        for t in spec.templates
-    ]
-    batch: list[ChunkRun] = []
-
-    def small_batch() -> _Batch:
-        places, _, starts, _ = zip(*batch)
-        return _Batch(batch, _payload.small_batch(places, starts, spec))
-
-    for run in lay_runs(spec, runs):
-        size = small[spec.template_of[run.leaf]]
-        is_full = batch and run.offset + size - batch[0].offset > _BATCH_BYTES
-        if batch and (is_full or not size):
-            yield small_batch()
-            batch = []
-        if size:
-            batch.append(run)
-        else:
-            yield _Batch([run])
-    if batch:
-        yield small_batch()
-
-
-# The runs that begin with a part of a file, and its chunks, each in pieces.
-_Part = tuple[list[ChunkRun], Iterable[Iterable[Any]]]
-
-
-def _parts(
-    data: LeafBytes, batches: Iterable[_Batch], requests: int
-) -> Iterator[Callable[[], _Part]]:
-    """Calls that give the parts of a file in order: a batch each, or less where threads
-    read ahead."""
-    for batch in batches:
-        leaf, chunks, *_ = batch.runs[0]
-        size = len(chunks) or 1
-        if requests > 1 and batch.small is None:
-            size = max(1, _lazies.PART // max(1, data.grids[leaf].full))
-        for first in range(chunks.start, max(chunks.stop, chunks.start + 1), size):
-            own = range(first, min(first + size, chunks.stop))
-            yield ft.partial(_part, data, batch, own, requests > 1)
-
-
-def _part(data: LeafBytes, batch: _Batch, numbers: range, is_ahead: bool) -> _Part:
-    runs, small = batch
-    if small is not None:
-        return runs, [[data.together(small)]]
-    chunks = data.chunks(runs[0].leaf, numbers)
-    begins = runs if numbers.start == runs[0].chunks.start else []
-    return begins, list(map(list, chunks)) if is_ahead else chunks
-
-
-def _write_file(
-    writer: LeafWriter,
-    into: Destination[Sink],
-    requests: int,
-    number: int,
-    batches: Iterable[_Batch],
-) -> list[ChunkRun]:
-    data = writer.data
-    written: list[ChunkRun] = []
-
-    def buffers() -> Iterator[Any]:
-        at = 0
-        parts = _parts(data, batches, requests)
-        for runs, chunks in _lazies.in_order(parts, requests):
-            if runs and runs[0].offset != at:
-                yield bytes(runs[0].offset - at)
-            written.extend(runs)
-            end, ends = 0, runs[0].ends if runs else None
-            for pieces in chunks:
-                for piece in pieces:
-                    end += len(piece)
-                    yield piece
-                    del piece  # Before the next chunk takes as much.
-                if ends is not None:
-                    ends.append(end)
-            if runs:
-                at = runs[-1].stop(data.grids[runs[-1].leaf].full)
-
-    into.write(f"{into.data_key}/{number}", buffers())
-    return written
+    return [list(_streams.batches(spec, lay_runs(spec, runs))) for _, runs in deal]
 
 
 def lay_runs(
