@@ -312,7 +312,7 @@ def main() -> None:
     import jax
     import numpy  # noqa: F401
 
-    import eqx_ckpt  # noqa: F401
+    from support import whole  # noqa: F401
 
     assert not jax._src.xla_bridge.backends_are_initialized()
     for line in sys.stdin:

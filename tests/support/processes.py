@@ -50,7 +50,7 @@ class Done(NamedTuple):
 # Processes are forks of one that has imported what all of them need: that takes longer
 # than most of what they do. Nothing in it has begun to compute.
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["jax.numpy", "equinox", "eqx_ckpt"])
+_forks.set_forkserver_preload(["jax.numpy", "equinox", "support.whole"])
 
 
 class _Last:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 # In a fork the loop ends, and the script is run where a script is.
 _ORIGIN = """
 import json, os, signal, socket, sys
-import equinox, jax.numpy, eqx_ckpt
+import equinox, jax.numpy, support.whole
 _asked = socket.socket(fileno=int(sys.argv[1]))
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 while True:
