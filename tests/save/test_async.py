@@ -775,8 +775,9 @@ def test_saves_that_wait_have_a_bounded_number_of_copies(tmp_path, monkeypatch):
 
     def make(write):
         def counted(*args):
-            write(*args)
+            committed = write(*args)
             written.append(args)
+            return committed
 
         return counted
 
