@@ -284,7 +284,7 @@ def _tensors(
         )
     names, leaves = [all_names[i] for i in numbers], [flat.leaves[i] for i in numbers]
     entries = _states.state_entries(flat)
-    _states.check_order(entries, flat, numbers)
+    _states.check_order(flat, {*numbers})
     unread = unreadable_leaves(names, leaves)
     known = {name for name, _ in unread}
     rows = [row for row in zip(names, leaves) if row[0] not in known]

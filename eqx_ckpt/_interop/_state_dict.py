@@ -64,7 +64,7 @@ def to_state_dict(
     flat = _flatten.flatten(pytree, is_leaf)
     chosen = _lazies.selected(filter_spec, pytree, flat.leaves, is_leaf)
     entries = _states.state_entries(flat)
-    _states.check_order(entries, flat, [i for i, good in enumerate(chosen) if good])
+    _states.check_order(flat, {i for i, good in enumerate(chosen) if good})
     out: dict[str, Any] = {}
     for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
         if not chosen[number]:

@@ -18,7 +18,7 @@ import xxhash
 from ..._version import __version__
 from .. import _rooms
 from .._errors import DamagedError
-from . import _extents, _files, _json, _leaves, _placement, _record
+from . import _extents, _files, _json, _leaves, _placement
 from ._extents import Extents
 from ._leaves import Leaves
 from ._placement import Placement
@@ -240,7 +240,7 @@ def encode_columns(
     """The fields with an entry for each leaf, template, data file or node."""
     tree = leaves.recorded
     if isinstance(tree, TreeRecord):
-        tree = _record.encode(tree)
+        tree = tree.encoded
     assert isinstance(placement, Placement)
     return _fields_of(
         {
@@ -307,9 +307,10 @@ def decode(data: bytes) -> Index:
     return _typed(value, digest(data.rpartition(_OTHERS)[0]))
 
 
-def check(parts: IndexParts, data: bytes) -> None:
+def check(parts: IndexParts, data: bytes, tree: TreeRecord | None) -> None:
     """Decodes an index that is about to be published: `data`, which has these `parts`.
-    Columns that have been decoded before are not decoded again.
+    Columns that have been decoded before are not decoded again, and neither is the
+    record of the tree where it is `tree`, which was checked.
 
     **Raises:** `ValueError` if it cannot be read.
     """
@@ -319,16 +320,19 @@ def check(parts: IndexParts, data: bytes) -> None:
     # each.
     value = _json.parse(head + b"}", encoding="ascii")
     value |= _json.parse(b"{" + tail + b"}", encoding="ascii")
-    index = _typed(value, known=_checked(columns, value["layout"]))
+    index = _typed(value, known=_checked(columns, value["layout"], tree))
     if index.functions:
         index.check_leaves()
 
 
 @ft.lru_cache(maxsize=4)
-def _checked(columns: bytes, layout: str) -> Index:
+def _checked(columns: bytes, layout: str, tree: TreeRecord | None) -> Index:
     """An index that has these columns, and nothing else."""
     value = _json.parse(b"{" + columns + b"}", encoding="ascii")
-    index = Index("", layout, None, *_table_of(value))
+    leaves, files, placement = _table_of(value)
+    if tree is not None and leaves.is_recorded_as(tree):
+        leaves = dataclasses.replace(leaves, recorded=tree)
+    index = Index("", layout, None, leaves, files, placement)
     _ = index.extents
     index.check_leaves()
     return index

@@ -240,31 +240,29 @@ class TreeRecord:
 
     # ---- States.
 
-    def index_names(self, above: str = "") -> dict[str | int, list[str]]:
-        """The names of the StateIndex of each marker."""
-        out: dict[str | int, list[str]] = {}
-        for name, row in self.nodes(self.has_labels, above):
-            if self.kind(row).how == "index":
-                for marker in self._markers(row):
-                    out.setdefault(marker, []).append(name)
-        return out
-
     def states(self, above: str = "") -> dict[str, list[Label]]:
         """The labels of the entries of each eqx.nn.State, by its name."""
-        labels: dict[str | int, Label] | None = None
-        out: dict[str, list[Label]] = {}
-        for name, row in self.nodes(self.has_labels, above):
-            if self.kind(row).how == "state":
-                if labels is None:  # States share them, and the names in them.
-                    indices = self.index_names(above).items()
-                    labels = {x: _label(x, names) for x, names in indices}
-                known = labels
-                out[name] = [known.get(x) or _label(x, ()) for x in self._markers(row)]
-        return out
+        found = (
+            (name, how, self.values[self.rows[row].values[0]])
+            for name, row in self.nodes(self.has_labels, above)
+            if (how := self.kind(row).how) in ("state", "index")
+        )
+        return labels_of_states(found)
 
-    def _markers(self, row: int) -> list[str | int]:
-        (number,) = self.rows[row].values
-        return self.values[number]["markers"]
+
+def labels_of_states(found: Iterable[tuple[str, str, Any]]) -> dict[str, list[Label]]:
+    """The labels of the entries of each eqx.nn.State, by its name. `found`: the name,
+    the kind and the encoded markers of each State and each StateIndex of a tree."""
+    states: dict[str, list[str | int]] = {}
+    names: dict[str | int, list[str]] = {}
+    for name, how, value in found:
+        if how == "state":
+            states[name] = value["markers"]
+        else:
+            names.setdefault(value["markers"][0], []).append(name)
+    wanted = {*it.chain.from_iterable(states.values())}  # States share them.
+    labels = {marker: _label(marker, names.get(marker, ())) for marker in wanted}
+    return {name: [labels[x] for x in markers] for name, markers in states.items()}
 
 
 def _label(marker: str | int, names: Sequence[str]) -> Label:
@@ -508,10 +506,9 @@ def _check_values(record: TreeRecord) -> None:
 
 
 def check(record: TreeRecord) -> None:
-    """**Raises:** `ValueError` for a tree of more nodes or values than are read."""
-    kinds = [_checked_kind(kind) for kind in _encode_kinds(record)]
-    rows = [_RawRow(x.kind, x.values, _runs(x.children)) for x in record.rows]
-    _check_costs(kinds, record.values, rows, record.counts[-1])
+    """**Raises:** `ValueError` for a tree that no reader takes, such as one of more
+    nodes or values than are read."""
+    parse(record.encoded, record.counts[-1])
 
 
 def _runs(children: Sequence[int]) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _index, _record
+from .._format import _index
 from .._runtime import _processes
 from .._runtime._processes import Processes
 from .._tree import _host_copy, _leaf, _sharding
@@ -60,7 +60,7 @@ def _lines(plan: Plan) -> dict[str, Any]:
         "the metadata": plan.options.metadata,
         "the base": plan.options.base,
         "static fields": plan.facts.record.values,
-        "the nodes of the tree": _record.encode(plan.facts.record),
+        "the nodes of the tree": plan.facts.record.encoded,
         "whether it has a state of its own (`own`)": plan.options.own is not None,
         "the leaves": [leaf.name for leaf in plan.leaves],
     }

@@ -108,8 +108,8 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
 
 def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeFacts:
     """Facts about a tree. `wholes`: the key paths of the nodes that are stored."""
-    _states.check_order(_states.state_entries(flat), flat, numbers)
     stored = {*numbers}
+    _states.check_order(flat, stored)
     record = flat.record([i in stored for i in range(len(flat.leaves))])
 
     def make() -> TreeFacts:

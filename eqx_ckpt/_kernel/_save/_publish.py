@@ -107,10 +107,10 @@ def encoded(index: Index) -> bytes:
 
     **Raises:** `RuntimeError` if it does not.
     """
-    parts = _index.encode_parts(index)
+    parts, tree = _index.encode_parts(index), index.leaves.tree
     data = _index.sealed(b",".join(parts))
     try:
-        _index.check(parts, data)
+        _index.check(parts, data, tree)
     except ValueError as e:
         raise RuntimeError(
             f"What was written cannot be read: {e}. Nothing was saved, and the path is "

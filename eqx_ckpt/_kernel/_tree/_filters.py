@@ -32,7 +32,10 @@ def selected(
         own = {*filter(_leaf.is_own_type, types)}
         if types == own:
             return [True] * len(leaves)
-        return [type(leaf) in own or by_default(leaf) for leaf in leaves]
+        # Functions and strings are few, and stand at many places.
+        others = {id(x): x for x in leaves if type(x) not in own}
+        goods = {i: by_default(x) for i, x in others.items()}
+        return [goods.get(id(leaf), True) for leaf in leaves]
     return evaluate(_per_leaf(filter_spec, tree, len(leaves), is_leaf), leaves)
 
 

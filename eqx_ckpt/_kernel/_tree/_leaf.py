@@ -162,60 +162,56 @@ def alike(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
     types are the same objects.
     """
     types = list(map(type, leaves))
-    examples = dict(zip(types, leaves))
-    traits = dict(zip(examples, map(_traits, examples, examples.values())))
-    of_jax = map(operator.is_, traits.values(), it.repeat(_OF_JAX))
-    is_jax = dict(zip(traits, of_jax))
-    arrays, rest = leaves, []
-    if not all(is_jax.values()):
-        arrays = list(it.compress(leaves, map(is_jax.__getitem__, types)))
-        others = it.filterfalse(lambda x: is_jax[type(x)], leaves)
-        rest = [tuple([trait(x) for trait in traits[type(x)]]) for x in others]
-    if any(map(operator.methodcaller("is_deleted"), arrays)):
-        return LeafKinds((), (-1,) * len(leaves))
-    avals, shardings = list(map(_OF_JAX[0], arrays)), list(map(_OF_JAX[1], arrays))
-    found = types, avals, shardings
-    for known, kinds in kept:
-        if rest == known[3] and all(map(_are_same, known, found)):
+    distinct = dict.fromkeys(types)
+    traits: dict[type, tuple[list[Any], list[Any]]] = {}
+    for cls in distinct:
+        own = leaves
+        if len(distinct) > 1:
+            own = list(it.compress(leaves, map(operator.is_, types, it.repeat(cls))))
+        both = _traits(cls, own[0])
+        if both is _OF_JAX and any(map(operator.methodcaller("is_deleted"), own)):
+            return LeafKinds((), (-1,) * len(leaves))
+        traits[cls] = list(map(both[0], own)), list(map(both[1], own))
+    for known_types, known, kinds in kept:
+        if types == known_types and traits == known:
             return kinds
-    kinds = _kinds_of(types, is_jax, zip(avals, _unified(shardings)), rest)
-    kept[:] = [((*found, rest), kinds)]
+    kinds = _kinds_of(types, traits)
+    kept[:] = [(types, traits, kinds)]
     return kinds
 
 
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
 def _kinds_of(
-    types: Sequence[type],
-    is_jax: dict[type, bool],
-    arrays: Iterator[tuple[Any, Any]],
-    rest: Sequence[tuple[Any, Any]],
+    types: Sequence[type], traits: dict[type, tuple[list[Any], list[Any]]]
 ) -> LeafKinds:
-    """The kinds of leaves of these types, by the traits of arrays of JAX and of other
-    leaves."""
-    others = iter(rest)
-    both = [next(arrays if is_jax[cls] else others) for cls in types]
-    # There are many leaves and few kinds: so these are compared by what they are, and
-    # only then by what they are equal to.
-    ones, twos = zip(*both) if both else ((), ())
-    ids = list(zip(map(id, types), map(id, ones), map(id, twos)))
+    """The kinds of leaves of these types. `traits` has those of the leaves of each."""
     kinds: dict[Any, int] = {}
-    numbers: dict[tuple[int, ...], int] = {}
-    for i, place in dict(zip(ids, range(len(ids)))).items():
-        kind = types[place], *both[place]
-        known = id(_UNKNOWN) not in i
-        numbers[i] = kinds.setdefault(kind, len(kinds)) if known else -1
-    return LeafKinds(tuple(kinds), tuple(map(numbers.__getitem__, ids)))
+    numbers: dict[type, Iterator[int]] = {}
+    for cls, (ones, twos) in traits.items():
+        # There are many leaves and few kinds: so these are compared by what they are,
+        # and only then by what they are equal to.
+        twos = _unified(twos)
+        ids = list(zip(map(id, ones), map(id, twos)))
+        known: dict[tuple[int, int], int] = {}
+        for i, place in dict(zip(ids, range(len(ids)))).items():
+            kind = cls, ones[place], twos[place]
+            is_known = ones[place] is not _UNKNOWN
+            known[i] = kinds.setdefault(kind, len(kinds)) if is_known else -1
+        numbers[cls] = map(known.__getitem__, ids)
+    in_order = map(next, map(numbers.__getitem__, types))
+    return LeafKinds(tuple(kinds), tuple(in_order))
 
 
-def _unified(shardings: Sequence[Any]) -> list[Any]:
-    """The same shardings, those that are equal as one object: there may be many."""
-    distinct = {id(x): x for x in shardings}
+def _unified(values: Sequence[Any]) -> list[Any]:
+    """The same values, those that are equal as one object: of shardings there may be
+    many, and nearly all are equal to the one before."""
     equal: dict[Any, Any] = {}
-    first = {i: equal.setdefault(x, x) for i, x in distinct.items()}
-    return list(map(first.__getitem__, map(id, shardings)))
+    first: dict[int, Any] = {}
+    last: Any = None
+    for i, x in {id(x): x for x in values}.items():
+        if x != last:
+            last = equal.setdefault(x, x)
+        first[i] = last
+    return list(map(first.__getitem__, map(id, values)))
 
 
 _UNKNOWN = object()

@@ -3,13 +3,13 @@ StateIndex each belongs to."""
 
 import collections
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
 
-from .._format import _names, _template
+from .._format import _names, _record, _template
 from .._format._leaves import Leaves
 from .._format._record import Label
 from . import _leaf, _register
@@ -55,7 +55,16 @@ def _entries(flat: Flat, above: str) -> dict[int, Entry]:
 
 def states_of(flat: Flat, above: str = "") -> Mapping[str, Sequence[Label]]:
     """The labels of the entries of each State in a tree, by its name."""
-    return flat.record([True] * len(flat.leaves)).states(above)
+    walk = flat.walk.at(above)
+    values = walk.values.encoded
+    found = (
+        (names[place], group.kind.how, values[number])
+        for layer, names in zip(walk.layers, walk.nodes.names)
+        for group in layer.groups
+        if group.kind.how in ("state", "index")
+        for place, number in zip(group.places, group.numbers[0])
+    )
+    return _record.labels_of_states(found)
 
 
 def stored_entries(
@@ -113,13 +122,17 @@ def stored_names(
     return out
 
 
-def check_order(entries: dict[int, Entry], flat: Flat, numbers: Iterable[int]) -> None:
+def check_order(flat: Flat, stored: Set[int]) -> None:
     """**Raises:** `ValueError` if only the order tells what some entries belong to, and
-    it could change unseen. `numbers` are those of the leaves that are stored."""
+    it could change unseen. `stored` are the numbers of the leaves that are stored."""
+    unlabelled = lambda: {
+        number: entry
+        for number, entry in state_entries(flat).items()
+        if not any(entry.label)
+    }
     states: dict[str, Looks] = {}
-    for number in numbers if entries else ():
-        entry = entries.get(number)
-        if entry is not None and not any(entry.label):
+    for number, entry in flat.walk.once("unlabelled", None, unlabelled).items():
+        if number in stored:
             leaf = _register.to_leaf(flat.leaves[number])
             kind = type(leaf).__name__
             if hasattr(leaf, "dtype"):
