@@ -409,9 +409,9 @@ def test_a_loop_waits_for_no_request(far):
         manager.wait()
         save = lambda: (fill_run(manager, [next(numbers)]), manager.wait())
         # What is there; the data; the index; whether the older step may go; its mark;
-        # pins; its index; its data. And together with these the mark, and whether the
-        # step is still there; and the history.
-        assert servers.round_trips(proxy, 8, save) == 8
+        # pins; whether its index is still that; its index; its data. And together with
+        # these the mark, and whether the step is still there; and the history.
+        assert servers.round_trips(proxy, 9, save) == 9
     with ec.CheckpointManager(root) as manager:
         manager.restore(tree_at(0))
         fill_run(manager, [1000])

@@ -103,9 +103,8 @@ class _Pair:
             if name in LOOKS:
                 assert said not in (None, []), said
         root = self._root
-        if "replace" in done and (done["replace"][0] or self._is_store):
-            # What it wrote where another was deleting is a leftover. A store deletes an
-            # index on no condition: one may be replaced after the last look at it.
+        if done.get("replace", [""])[0]:
+            # What it wrote where another was deleting is a leftover.
             ec.clean(root, idle=self._is_store)
         files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
         there = {int(x.parts[0]) for x in files if x.parts[0].isdecimal()}

@@ -121,5 +121,8 @@ def test_killed_everywhere(server, tmp_path, job):
         pytest.skip("a near disk is a directory")
     campaign = _Campaign(server, tmp_path, job)
     told = {campaign.kill(at) for at in range(1, campaign.points + 1)}
-    assert told >= {*range(len(JOBS[job]))}
+    # To make a manager asks nothing of a store.
+    is_asked = lambda call: not (call == "start" and server.as_store)
+    asked = {n for n, (call, _) in enumerate(JOBS[job]) if is_asked(call)}
+    assert told >= asked
     print(job, campaign.points, "kills")

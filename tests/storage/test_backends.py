@@ -322,7 +322,7 @@ def test_writes(writable):
     root.sync_directories(["a/b", "a", ""])
     root.copy("a/b/1", "c/1", True)
     assert root.read("c/1").data == b"abcd"
-    root.move("a", "moved", "b/1")
+    assert root.move("a", "moved", "b/1")
     assert root.read("a/b/1") is None and root.read("moved/b/1").data == b"abcd"
     root.write("moved-too", [b"m"])
     root.delete("moved")
@@ -355,7 +355,7 @@ def test_a_commit(writable, key):
         assert held == isinstance(root, LocalDirectory)
         replace = _staged(root)
         assert replace(key, b"1", None)
-        found = root.read(key)
+        found, first = root.read(key), root.stamp(key)
         assert found.data == b"1"
         # Another has been faster.
         assert not replace(key, b"2", None)
@@ -363,7 +363,11 @@ def test_a_commit(writable, key):
         assert replace(key, b"2", found)
         assert not replace(key, b"3", found)
         assert root.read(key).data == b"2"
-        root.delete(key)
+        # So is a deletion refused.
+        assert not root.delete_as(key, first)
+        assert root.read(key).data == b"2"
+        assert root.delete_as(key, root.stamp(key)) and root.read(key) is None
+        assert root.delete_as(key, first) and root.delete_as(key, "")
         assert not replace(key, b"4", found)
         assert root.read(key) is None
 

@@ -411,14 +411,15 @@ def serve_static(directory: str) -> None:
 
 
 def serve_gcs() -> None:
-    """The emulator, with what it lacks and TensorStore relies on: conditional writes,
-    the bounds of a listing and its errors, generations and the end of an object in
-    answers."""
+    """The emulator, with what it lacks and TensorStore relies on: conditional writes
+    and deletions, the bounds of a listing and its errors, generations and the end of an
+    object in answers."""
     from gcp_storage_emulator.exceptions import NotFound
     from gcp_storage_emulator.handlers import objects
 
     lock = threading.Lock()
     insert, ls, download = objects.insert, objects.ls, objects.download
+    delete = objects.delete
 
     def generation(request, storage, name):
         try:
@@ -426,16 +427,17 @@ def serve_gcs() -> None:
         except NotFound:
             return {"generation": "0"}
 
-    def conditional_insert(request, response, storage, *args, **kwargs):
-        with lock:
-            (name,), (wanted,) = (
-                request.query.get(key, [None]) for key in ("name", "ifGenerationMatch")
-            )
-            found = generation(request, storage, name)["generation"]
-            if wanted not in (None, found):
-                response.status = http.HTTPStatus.PRECONDITION_FAILED
-                return
-            insert(request, response, storage, *args, **kwargs)
+    def conditional(call, name_of):
+        def called(request, response, storage, *args, **kwargs):
+            with lock:
+                (wanted,) = request.query.get("ifGenerationMatch", [None])
+                found = generation(request, storage, name_of(request))["generation"]
+                if wanted not in (None, found):
+                    response.status = http.HTTPStatus.PRECONDITION_FAILED
+                    return
+                call(request, response, storage, *args, **kwargs)
+
+        return called
 
     def bounded_ls(request, response, storage, *args, **kwargs):
         ls(request, response, storage, *args, **kwargs)
@@ -463,7 +465,9 @@ def serve_gcs() -> None:
         response["x-goog-generation"] = found["generation"]
         download(request, response, storage, *args, **kwargs)
 
-    objects.insert, objects.ls = conditional_insert, bounded_ls
+    objects.insert = conditional(insert, lambda request: request.query["name"][0])
+    objects.delete = conditional(delete, lambda request: request.params["object_id"])
+    objects.ls = bounded_ls
     objects.download = download_with_generation
     from gcp_storage_emulator.__main__ import main
 

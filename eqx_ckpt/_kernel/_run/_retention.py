@@ -203,7 +203,7 @@ class Retention:
                 is_behind, as_seen = self._is_behind, seen[step].signature
                 if self._steps.remove(step, may_still_go, is_behind, as_seen):
                     del seen[step]
-                elif self._is_behind():
+                elif self._is_behind() or not self._is_still(seen, {step}):
                     return False
             except (OSError, ValueError) as e:
                 # Another may have deleted it, or saved something else there.

@@ -665,7 +665,10 @@ class Steps:
         # Another may have put the mark there since.
         follow = lambda: self._drop_mark(step)
         with _log.timed("delete") as timer:
-            if not _delete.remove(self._at(step), release, may_still_go, follow):
+            remove = ft.partial(_delete.remove, self._at(step), release, may_still_go)
+            if not remove(follow, seen.stamp if seen else ""):
+                if not self.is_local:  # The mark may be that of a save since.
+                    self.write_done_file(step)
                 return False
             self.root.drop_directory(str(step))
         self._in_history.pop(step, None)
@@ -708,15 +711,16 @@ class Steps:
             # Another may have deleted it, or saved it anew since.
             with contextlib.suppress(FileNotFoundError):
                 with self._at(step).lock(wait=True):
-                    if self.signature(step) == found:
-                        self._move_aside(step)
+                    if self.signature(step) == found and self._move_aside(step):
                         return
 
-    def _move_aside(self, step: int) -> None:
+    def _move_aside(self, step: int) -> bool:
         away = f"{_ITEM}.damaged-{secrets.token_hex(4)}"
-        self.root.below(str(step)).move(_ITEM, away, _files.INDEX)
+        if not self.root.below(str(step)).move(_ITEM, away, _files.INDEX):
+            return False
         why = f"it is damaged, and is `{away}` now"
         self.say(_log.WARNING, "Moved aside", step, why)
+        return True
 
     def _is_whole(self, step: int) -> bool:
         try:

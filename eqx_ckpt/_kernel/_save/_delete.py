@@ -4,13 +4,15 @@ import errno
 import functools as ft
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from .. import _rooms
 from .._errors import DamagedError
 from .._format import _files, _index, _text
+from .._format._index import Outline
 from .._load import _published
+from .._load._published import Published
 from .._runtime import _handlers, _log
 from .._storage import _open_files, _root, _store
 from .._storage._backend import Backend
@@ -116,8 +118,8 @@ def _delete_file(root: Backend) -> bool:
         stamp = directory.stamp(key)
         # Others may have put something else there since.
         if _is_file(root) and directory.stamp(key) == stamp:
-            directory.delete_files([key])
-            return True
+            if directory.delete_as(key, stamp):
+                return True
     return False
 
 
@@ -126,11 +128,13 @@ def remove(
     release: Callable[[], bool] = lambda: True,
     may_still_go: Callable[[], bool] = lambda: True,
     follow: Callable[[], Any] = lambda: None,
+    stamp: str = "",
 ) -> bool:
     """Deletes a checkpoint: atomically where there are renames, else its index first.
     The checkpoint stays unless both functions return True. `may_still_go` is called
     while its files are looked at. `release` is called last, under the lock of writers
-    where a store has locks. Once nobody reads the checkpoint any more, `follow` is
+    where a store has locks; elsewhere the index has to have the `stamp` of the one that
+    was seen, if that is said. Once nobody reads the checkpoint any more, `follow` is
     called. Returns whether the checkpoint is deleted.
 
     **Raises:** `FileNotFoundError` if there is none, `ValueError` if something else is
@@ -139,7 +143,7 @@ def remove(
     if root.entry() not in (None, "directory"):
         raise _nothing(root)
     if isinstance(root, ObjectStore):
-        return _remove_in_store(root, release, may_still_go, follow)
+        return _remove_in_store(root, release, may_still_go, follow, stamp)
     assert isinstance(root, LocalDirectory)
     try:
         with root.lock(wait=True):
@@ -157,7 +161,7 @@ def remove(
 def check(root: Backend) -> None:
     """**Raises:** as `remove`."""
     if isinstance(root, ObjectStore):
-        _keys(root)
+        _stored(root)
         return
     names, entries = _names(root), root.list_top() or {}
     if names is None:
@@ -172,6 +176,13 @@ def _names(root: Backend) -> Sequence[str] | None:
 
     **Raises:** `FileNotFoundError` if there is no checkpoint.
     """
+    published = _outline(root)
+    return published and published.content.names
+
+
+def _outline(root: Backend) -> Published[Outline] | None:
+    """The outline of a checkpoint; None if its index is damaged. **Raises:** as
+    above."""
     try:
         published = _published.read_outline(root)
     except _index.Newer:
@@ -180,7 +191,7 @@ def _names(root: Backend) -> Sequence[str] | None:
         return None
     if published is None:
         raise _nothing(root)
-    return published.content.names
+    return published
 
 
 def _rename_and_delete(root: LocalDirectory, entries: Iterable[str]) -> None:
@@ -226,24 +237,43 @@ def _remove_in_store(
     release: Callable[[], bool],
     may_still_go: Callable[[], bool],
     follow: Callable[[], Any],
+    stamp: str,
 ) -> bool:
-    """Deletes a checkpoint, its index first. **Raises:** as `remove`."""
-    looks = _store.ahead(root, [ft.partial(_keys, root), may_still_go])
-    keys, is_wanted_still = (look() for look in looks)
-    if not (is_wanted_still and release()):
-        return False
-    root.delete_files([_files.INDEX])
-    rest = [key for key in keys if key != _files.INDEX]
-    # `write_orbax` may have added some since they were listed.
+    """Deletes a checkpoint, its index first. One that was replaced meanwhile is looked
+    at anew. **Raises:** as `remove`."""
+    while True:
+        looks = _store.ahead(root, [ft.partial(_stored, root), may_still_go])
+        found, is_wanted_still = (look() for look in looks)
+        if stamp and stamp != found.stamp or not (is_wanted_still and release()):
+            return False
+        if root.delete_as(_files.INDEX, found.stamp):
+            break
+    rest = [key for key in found.keys if key != _files.INDEX]
     jobs = [ft.partial(root.delete_files, rest), root.list_all, follow]
     _, now, _ = _store.gather(root, jobs)
-    root.delete_files(_files.OTHERS & {*(now or ())} - {*rest})
+    # The list may be older than the index that is deleted: `write_orbax` may have added
+    # files, and another may have saved.
+    is_ours = lambda key: key in found.others or key.startswith(f"{found.data}/")
+    root.delete_files({key for key in now or () if is_ours(key)} - {*rest})
     return True
 
 
-def _keys(root: ObjectStore) -> list[str]:
-    """The files of a checkpoint in a store. **Raises:** as `remove`."""
-    names, listed = _store.ahead(root, [ft.partial(_names, root), root.list_all])
+class _Stored(NamedTuple):
+    """A checkpoint in a store: the leaves that have directories of their own, or None
+    if its index is damaged; the stamp of that; the directory of its data; its files for
+    other readers; and all files that are there."""
+
+    names: Sequence[str] | None
+    stamp: str
+    data: str = "d/none"
+    others: Collection[str] = ()
+    keys: Sequence[str] = ()
+
+
+def _stored(root: ObjectStore) -> _Stored:
+    """**Raises:** as `remove`."""
+    find = ft.partial(_find_in_store, root)
+    look, listed = _store.ahead(root, [find, root.list_all])
     keys = listed() or []
     inside: dict[str, set[str]] = {}
     for key in keys:
@@ -252,12 +282,23 @@ def _keys(root: ObjectStore) -> list[str]:
         if slash:
             entries.add(rest.partition("/")[0])
     try:
-        found = names()
+        found = look()
     except FileNotFoundError:
         if _files.INDEX not in keys:
             raise
-        found = _names(root)
-    if found is None:
-        found = [x for x in inside if inside[x]] if _files.DIGESTS in inside else []
-    _refuse(root, foreign_among(found, inside, lambda name: inside.get(name, ())))
-    return keys
+        found = find()
+    names = found.names
+    if names is None:
+        names = [x for x in inside if inside[x]] if _files.DIGESTS in inside else []
+    _refuse(root, foreign_among(names, inside, lambda name: inside.get(name, ())))
+    return found._replace(keys=keys)
+
+
+def _find_in_store(root: ObjectStore) -> _Stored:
+    published = _outline(root)
+    if published is None:
+        return _Stored(None, root.stamp(_files.INDEX))
+    data, stamp = published.file.data, published.file.generation.hex()
+    found = _Stored(published.content.names, stamp, others=_index.others_in(data))
+    head = _index.match_head(data)
+    return found._replace(data=f"d/{head[1].decode()}") if head else found

@@ -303,9 +303,15 @@ class Backend(abc.ABC):
         there are."""
 
     @abc.abstractmethod
-    def move(self, key: str, into: str, first: str) -> None:
+    def delete_as(self, key: str, stamp: str) -> bool:
+        """Deletes a file if it still has this `stamp`. Returns whether it is gone. Not
+        all stores know such a condition: others look right before."""
+
+    @abc.abstractmethod
+    def move(self, key: str, into: str, first: str) -> bool:
         """Gives the directory `key` another name. Where there are no renames its files
-        are copied and then deleted, beginning with the file `first` in it."""
+        are copied and then deleted, beginning with the file `first` in it. Returns
+        whether it has: not if that file was replaced meanwhile."""
 
 
 @ft.lru_cache(maxsize=256)

@@ -457,6 +457,11 @@ class LocalDirectory(Backend):
                 with at.parent()._open_directory() as fd:
                     os.unlink(at.name, dir_fd=fd)
 
+    def delete_as(self, key: str, stamp: str) -> bool:
+        if (now := self.stamp(key)) == stamp:
+            self.delete_files([key])
+        return now in (stamp, "")
+
     def delete(self, key: str) -> None:
         at = self.below(key)
         # Others may be deleting the same leftovers.
@@ -515,8 +520,9 @@ class LocalDirectory(Backend):
         self.write(into, _local_files.parts(fd), sync)
         return True
 
-    def move(self, key: str, into: str, first: str) -> None:
+    def move(self, key: str, into: str, first: str) -> bool:
         os.rename(f"{self.path}/{key}", f"{self.path}/{into}")
+        return True
 
     def rename(
         self, target: "LocalDirectory", mode: int | None = None, overwrite: bool = True

@@ -239,9 +239,21 @@ class ObjectStore(Backend):
         for key, deleting in [(key, self.start_write(key, None)) for key in keys]:
             _store.finish_write(self, key, deleting)
 
-    def move(self, key: str, into: str, first: str) -> None:
-        names = self.list_all(key + "/") or []
+    def delete_as(self, key: str, stamp: str) -> bool:
+        if stamp:
+            deleting = self.start_write(key, None, bytes.fromhex(stamp))
+            if _store.answer(self, key, deleting).generation:
+                return True
+        # If the answer was lost it was tried again, and refused: it is gone then.
+        return not self.has(key)
+
+    def move(self, key: str, into: str, first: str) -> bool:
+        names, first = self.list_all(key + "/") or [], f"{key}/{first}"
+        stamp = self.stamp(first)
         for name in names:
             self.copy(name, into + name.removeprefix(key), sync=True)
-        for name in sorted(names, key=f"{key}/{first}".__ne__):
-            self.delete_files([name])
+        if not self.delete_as(first, stamp):
+            self.delete(into)
+            return False
+        self.delete_files(name for name in names if name != first)
+        return True
