@@ -258,7 +258,7 @@ def _remove_in_store(
     return True
 
 
-class _Stored(NamedTuple):
+class _StoredCheckpoint(NamedTuple):
     """A checkpoint in a store: the leaves that have directories of their own, or None
     if its index is damaged; the stamp of that; the directory of its data; its files for
     other readers; and all files that are there."""
@@ -270,7 +270,7 @@ class _Stored(NamedTuple):
     keys: Sequence[str] = ()
 
 
-def _stored(root: ObjectStore) -> _Stored:
+def _stored(root: ObjectStore) -> _StoredCheckpoint:
     """**Raises:** as `remove`."""
     find = ft.partial(_find_in_store, root)
     look, listed = _store.ahead(root, [find, root.list_all])
@@ -294,11 +294,13 @@ def _stored(root: ObjectStore) -> _Stored:
     return found._replace(keys=keys)
 
 
-def _find_in_store(root: ObjectStore) -> _Stored:
+def _find_in_store(root: ObjectStore) -> _StoredCheckpoint:
     published = _outline(root)
     if published is None:
-        return _Stored(None, root.stamp(_files.INDEX))
+        return _StoredCheckpoint(None, root.stamp(_files.INDEX))
     data, stamp = published.file.data, published.file.generation.hex()
-    found = _Stored(published.content.names, stamp, others=_index.others_in(data))
+    found = _StoredCheckpoint(
+        published.content.names, stamp, others=_index.others_in(data)
+    )
     head = _index.match_head(data)
     return found._replace(data=f"d/{head[1].decode()}") if head else found
