@@ -10,6 +10,7 @@ from .._kernel._load._load_options import LoadKeywords
 from .._kernel._runtime import _arguments
 from .._kernel._save import _options, _serialise
 from .._kernel._save._options import BytesKeywords
+from .._kernel._storage._open_files import FileBytes
 from .._kernel._tree import _leaf
 from .._kernel._tree._filters import FilterSpec, IsLeaf
 
@@ -70,7 +71,7 @@ def from_bytes(
 
     **Arguments:**
 
-    - `data`: the bytes. They are copied once.
+    - `data`: the bytes. They are read where they are, and not copied.
     - `like`, `filter_spec`, `is_leaf`, `options`: as in [`tree_deserialise_leaves`][].
 
     **Returns:** `like`, with the selected leaves loaded.
@@ -89,4 +90,4 @@ def from_bytes(
         ```
     """
     load = _deserialise.tree_deserialise_leaves
-    return load(io.BytesIO(data), like, filter_spec, is_leaf, **options)
+    return load(FileBytes(data), like, filter_spec, is_leaf, **options)

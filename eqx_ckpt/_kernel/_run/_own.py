@@ -13,6 +13,7 @@ from .._load import _checkpoint, _deserialise, _source
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
 from .._save import _serialise
+from .._storage._open_files import FileBytes
 from .._tree import _leaf
 
 
@@ -68,7 +69,7 @@ def bytes_of(ckpt: Checkpoint, process: int) -> bytes:
 
 def decode(data: bytes, own: PyTree) -> Any:
     """The inverse of `encode`: like `own`, or as plain containers for "all"."""
-    file = io.BytesIO(data)
+    file = FileBytes(data)
     if is_all(own):
         tree = _checkpoint.open(file).tree
         return _deserialise.materialise(tree, processes="own")

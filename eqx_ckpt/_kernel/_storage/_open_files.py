@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from . import _context, _root
 from ._backend import Backend
+from ._buffer import BufferStore
 
 
 SUFFIX = ".zip"
@@ -26,6 +27,17 @@ class Readable(Protocol):
     """A file that is open for reading in binary."""
 
     def read(self, size: int = ..., /) -> bytes: ...
+
+
+class FileBytes:
+    """Bytes as an open file, which are not copied: nobody changes them before what is
+    read of them has been read."""
+
+    def __init__(self, data: bytes | bytearray | memoryview):
+        self.data = memoryview(data).cast("B")
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(self.data if size < 0 else self.data[:size])
 
 
 def is_file(path: object) -> bool:
@@ -56,6 +68,9 @@ def is_archive(root: object) -> bool:
 def root_of(file: Any) -> Backend:
     """Where the bytes of an open file are read from: its path, as they are read when
     they are asked for. What has none, as an `io.BytesIO`, is copied to memory."""
+    url = f"{_COPIES}{secrets.token_hex(8)}"
+    if isinstance(file, FileBytes):
+        return BufferStore(url, file=url, data=file.data)
     name = getattr(file, "name", None)
     if isinstance(name, (str, bytes)):
         with contextlib.suppress(OSError):
@@ -67,7 +82,7 @@ def root_of(file: Any) -> Backend:
             f"The file is at its end, byte {_place(file)}, as after a write: call "
             "`file.seek(0)` before it is read."
         )
-    root = _root.resolve(f"{_COPIES}{secrets.token_hex(8)}")
+    root = _root.resolve(url)
     above, key = root.split()
     above.write(key, [data])
     return root
@@ -82,13 +97,13 @@ def _place(file: Any) -> int:
 
 
 def is_copy(root: Backend) -> bool:
-    """Whether this is the copy of an open file."""
+    """Whether this is the copy of an open file, or bytes."""
     return root.url.startswith(_COPIES)
 
 
 def forget(root: Backend) -> None:
     """Frees the copy of an open file, if there is one."""
-    if is_copy(root):
+    if is_copy(root) and not isinstance(root, BufferStore):
         with contextlib.suppress(RuntimeError):
             _context.check_fork()
             above, key = root.split()
