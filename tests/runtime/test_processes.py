@@ -60,9 +60,21 @@ def _check_by_others(path, layout):
 
 
 def test_other_numbers_of_processes(tmp_path):
-    # They end right after the call, and wait for it.
-    save = 'ec.async_tree_serialise_leaves(path / "c", tree)'
+    save = """
+from support import inside
+some = {name: tree[name] for name in ("small", "keys", "empty", "step")}
+inside.forget()
+for _ in range(3):
+    ec.tree_serialise_leaves(path / "some", some)
+made = inside.made()
+# Where all lie is worked out once, and the files are planned by process 0.
+assert made["deal"] == 1 and made["database"] == (rank == 0), made
+# They end right after the call, and wait for it.
+ec.async_tree_serialise_leaves(path / "c", tree)
+"""
     good(run_team(4, SAVE + save, tmp_path, 1))
+    assert ec.verify(tmp_path / "some") == []
+    assert ec.open(tmp_path / "some")["small"].read().tolist() == list(range(64))
     good(run_team(2, SAVE + LOAD, tmp_path, 1))
     like = {"columns": jnp.zeros((1024, 1024))}
     out = ec.tree_deserialise_leaves(tmp_path / "c", like, unexpected="ignore")

@@ -317,7 +317,7 @@ def is_remembered(tree) -> bool:
 def made() -> dict[str, int]:
     """How often parts of saves were made, and not taken from the saves before."""
     names = {
-        "deal_alone": "deal",
+        "deal_by_spec": "deal",
         "files": "files for Orbax",
         "_place_by_spec": "database",
     }

@@ -64,11 +64,16 @@ def _lines(plan: Plan) -> dict[str, Any]:
         "whether it has a state of its own (`own`)": plan.options.own is not None,
         "the leaves": [leaf.name for leaf in plan.leaves],
     }
+    # Many leaves have the same ones.
+    alike = {id(x): x for leaf in plan.leaves for x in (leaf.owners, leaf.template)}
+    text = {key: repr(x) for key, x in alike.items()}
+    digests = {key: _index.digest(x.encode()) for key, x in text.items()}
     for leaf in plan.leaves:
-        shards = repr(leaf.owners) if leaf.owners is not None else _digest(leaf)
+        is_shared = leaf.owners is not None
+        shards = digests[id(leaf.owners)] if is_shared else _digest(leaf)
         count = None if leaf.owners is None else _count(leaf.value)
         seen[f"the leaf `{leaf.name}`"] = [
-            repr(leaf.template),
+            text[id(leaf.template)],
             leaf.alias,
             [shards, count],
         ]

@@ -156,24 +156,43 @@ def prepare(leaf: PlannedLeaf) -> PlannedLeaf:
     return leaf._replace(value=StagedBytes((whole(leaf),)))
 
 
+def small_chunk(t: Template) -> int:
+    """The bytes of a chunk of a leaf that is stored as it is, if they are few; else 0.
+    A chunk that is padded does not count."""
+    is_cut_evenly = lambda: not any(map(operator.mod, t.shape, t.chunk))
+    is_even = t.chunk == t.shape or (0 not in t.shape and is_cut_evenly())
+    return t.full if t.codec is None and t.full <= _SMALL and is_even else 0
+
+
 class SmallBatch(NamedTuple):
-    """Small leaves that lie one after the other in a file: their places, where each is,
-    from the first on, and the padding that follows it."""
+    """Small chunks that lie one after the other in a file: the place of the leaf of
+    each and its number there, the number of its digest, where it is, from the first on,
+    and the padding that follows it. `ended`: how many are the last of their leaf."""
 
     places: Sequence[int]
+    numbers: Sequence[int]
+    rows: list[int]
     slices: list[slice]
     gaps: list[bytes]
+    ended: int
 
 
 def small_batch(
-    places: Sequence[int], starts: Sequence[int], spec: TreeSpec
+    places: Sequence[int],
+    numbers: Sequence[int],
+    starts: Sequence[int],
+    spec: TreeSpec,
 ) -> SmallBatch:
-    """Leaves at these places, each of which begins in a file where this says."""
+    """Chunks of these numbers of leaves at these places, each of which begins in a file
+    where this says."""
+    firsts, grids = spec.first_digests, spec.grids
+    rows = [firsts[p] + grids[p].blocks[n] for p, n in zip(places, numbers)]
+    ended = sum(n + 1 == len(grids[p].keys) for p, n in zip(places, numbers))
     sizes = [grid.full for grid in spec.template_grids]
     stops = [a + sizes[spec.template_of[place]] for a, place in zip(starts, places)]
     own = [slice(a - starts[0], b - starts[0]) for a, b in zip(starts, stops)]
     gaps = [bytes(b - a) for a, b in zip(stops, [*starts[1:], stops[-1]])]
-    return SmallBatch(places, own, gaps)
+    return SmallBatch(places, numbers, rows, own, gaps, ended)
 
 
 @ft.cache
@@ -193,9 +212,10 @@ class LeafBytes:
         self._first = spec.first_digests
         self.digests = bytearray(_digests.SIZE * self._first[-1])
 
-    def rows(self, place: int, numbers: range) -> bytes:
-        """The digests of some chunks of a leaf."""
-        return bytes(self.digests[self._own(place, numbers)])
+    @ft.cached_property
+    def digest_table(self) -> np.ndarray:
+        """The digests, a row each, in the same memory."""
+        return np.frombuffer(self.digests, np.uint8).reshape(-1, _digests.SIZE)
 
     def _own(self, place: int, numbers: range) -> slice:
         first, blocks = self._first[place], self.grids[place].blocks
@@ -257,9 +277,8 @@ class LeafBytes:
         yield data if encode is None else encode(data)
 
     def together(self, batch: SmallBatch) -> bytes:
-        """The bytes of small leaves, each of one chunk that is not compressed, as they
-        lie in a file."""
-        places, own, gaps = batch
+        """The bytes of small chunks that are not compressed, as they lie in a file."""
+        places, numbers, rows, own, gaps, ended = batch
         leaves = list(map(self.leaves.__getitem__, places))
         pieces: list[Any] = list(map(operator.attrgetter("value"), leaves))
         # Those whose memory is not what is stored, by template.
@@ -269,7 +288,12 @@ class LeafBytes:
             if not (leaf.is_zero_copy and type(leaf.value) in arrays):
                 others.setdefault(leaf.template_number, []).append(i)
         for some in others.values():
-            for i, row in zip(some, small_bytes([leaves[i] for i in some])):
+            t = leaves[some[0]].template
+            if t.chunk == t.shape:
+                found = small_bytes([leaves[i] for i in some])
+            else:
+                found = [self._own_chunk(places[i], numbers[i]) for i in some]
+            for i, row in zip(some, found):
                 pieces[i] = row
         try:
             data = b"".join(it.chain.from_iterable(zip(pieces, gaps)))
@@ -279,16 +303,23 @@ class LeafBytes:
         parts = map(memoryview(data).__getitem__, own)
         digests = b"".join(map(_digests.block_digest, parts))
         size = _digests.SIZE
-        first, last = self._first[places[0]], self._first[places[-1]]
-        if last - first + 1 == len(leaves):
-            self.digests[size * first : size * (last + 1)] = digests
+        if rows[-1] - rows[0] + 1 == len(leaves):
+            self.digests[size * rows[0] : size * (rows[-1] + 1)] = digests
         else:  # Others lie elsewhere.
-            for i, place in enumerate(places):
-                start = size * self._first[place]
-                row = digests[size * i : size * (i + 1)]
-                self.digests[start : start + size] = row
-        self.advance(len(data) - sum(map(len, gaps)), len(leaves))
+            table = np.frombuffer(digests, np.uint8).reshape(-1, size)
+            self.digest_table[rows] = table
+        self.advance(len(data) - sum(map(len, gaps)), ended)
         return data
+
+    def _own_chunk(self, place: int, number: int) -> np.ndarray:
+        """The bytes of a chunk of a leaf of which other processes have others."""
+        leaf = self.leaves[place]
+        t, value = leaf.template, leaf.value
+        part = _host_copy.only_part(value, t)
+        if part is None:
+            region = self.grids[place].regions[number]
+            (part,) = _host_copy.to_host_by_regions(value, t, [region])
+        return _digests.as_bytes(part)
 
     def _copied(self, row: int, data: np.ndarray) -> Iterator[np.ndarray]:
         """The bytes of a chunk, copied: what is digested is then what is written, also

@@ -11,12 +11,12 @@ from ._tree_spec import TreeSpec
 from ._writing import ChunkRun, Destination, Sink
 
 
-# Small leaves that follow each other are written together, up to so many bytes.
+# Small chunks that follow each other are written together, up to so many bytes.
 _BATCH_BYTES = 2**18
 
 
 class Batch(NamedTuple):
-    """Runs that follow each other in a file: those of small leaves, or one other."""
+    """Runs that follow each other in a file: those of small chunks, or one other."""
 
     runs: list[ChunkRun]
     small: SmallBatch | None = None
@@ -25,19 +25,17 @@ class Batch(NamedTuple):
 def batches(spec: TreeSpec, runs: Iterable[ChunkRun]) -> Iterator[Batch]:
     """The runs of a file, in batches. A caller that takes a compressed run fills its
     `ends` before it takes the next batch, which begins where they stop."""
-    # Bytes of small leaves, by template.
-    small = [
-        t.full if t.codec is None and _payload.is_small(t) else 0
-        for t in spec.templates
-    ]
+    # Bytes of small chunks, by template.
+    small = list(map(_payload.small_chunk, spec.templates))
     batch: list[ChunkRun] = []
 
     def small_batch() -> Batch:
-        places, _, starts, _ = zip(*batch)
-        return Batch(batch, _payload.small_batch(places, starts, spec))
+        places, chunks, starts, _ = zip(*batch)
+        numbers = [own.start for own in chunks]
+        return Batch(batch, _payload.small_batch(places, numbers, starts, spec))
 
     for run in runs:
-        size = small[spec.template_of[run.leaf]]
+        size = small[spec.template_of[run.leaf]] if len(run.chunks) == 1 else 0
         is_full = batch and run.offset + size - batch[0].offset > _BATCH_BYTES
         if batch and (is_full or not size):
             yield small_batch()

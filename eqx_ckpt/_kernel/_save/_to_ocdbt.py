@@ -23,6 +23,7 @@ from ._tree_spec import TreeSpec
 from ._writing import (
     ChunkRun,
     DataFiles,
+    Deal,
     Destination,
     Ends,
     Files,
@@ -36,10 +37,11 @@ def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
     """Writes the data files of this process."""
     spec = writer.spec
     files: list[tuple[int, Iterable[Batch]]]
+    own = writer.files_of(writer.index)
     if writer.is_fixed_by_spec:
-        files = list(enumerate(_batches_of_files(spec, writer.max_file_bytes)))
+        batches = _batches_of_files(spec, writer.deal, writer.index)
+        files = list(zip([number for number, _ in own], batches))
     else:
-        own = writer.files_of(writer.index)
         files = [(i, _streams.batches(spec, lay_runs(spec, runs))) for i, runs in own]
     # What is sent is held in memory.
     threads = writer.threads(writer.max_file_bytes if into.outbox is not None else 0)
@@ -60,11 +62,11 @@ def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
 
 
 @_tree_spec.remembered
-def _batches_of_files(spec: TreeSpec, most: int) -> list[list[Batch]]:
-    """The batches of each file of a save that one process writes alone. Nothing is
-    compressed, so they are known before anything is written."""
-    deal = _writing.deal_alone(spec, most)
-    return [list(_streams.batches(spec, lay_runs(spec, runs))) for _, runs in deal]
+def _batches_of_files(spec: TreeSpec, deal: Deal, process: int) -> list[list[Batch]]:
+    """The batches of each file that a process writes. Nothing is compressed, so they
+    are known before anything is written."""
+    own = [runs for who, runs in deal.files if who == process]
+    return [list(_streams.batches(spec, lay_runs(spec, runs))) for runs in own]
 
 
 def lay_runs(
@@ -122,8 +124,10 @@ def files_of_process(
             files.append(list(lay_runs(writer.spec, runs, own)))
         else:
             files.append(PlainRuns(writer.spec, runs))
-        (last,) = collections.deque(files[-1], maxlen=1)
-        stop = last.stop(writer.data.grids[last.leaf].full)
+        if writer.is_fixed_by_spec:
+            stop = _stops(writer.spec, writer.deal)[number]
+        else:
+            stop = _stop(writer.spec, files[-1])
         into.work.check_range(f"{into.data_key}/{number}", stop)
     return files
 
@@ -133,7 +137,7 @@ def finish(writer: LeafWriter, files: Files, into: Destination[Sink]) -> Written
     to have one, and the digests."""
     spec = writer.spec
     if writer.is_fixed_by_spec:
-        placed, pages, database = _place_by_spec(spec, writer.max_file_bytes)
+        placed, pages, database = _place_by_spec(spec, writer.deal)
     else:
         placed, pages, database = _place_runs(spec, [*writer.linked.files, *files])
     others: dict[str, bytes] = {}
@@ -178,14 +182,26 @@ def _place_runs(spec: TreeSpec, files: Files) -> _Placed:
 
 
 @_tree_spec.remembered
-def _place_by_spec(spec: TreeSpec, most: int) -> _Placed:
+def _place_by_spec(spec: TreeSpec, deal: Deal) -> _Placed:
     """As `_place`, for a save of which the spec says where each chunk lies. The result
     is kept with the spec."""
     files: Files = [
         [run for batch in batches for run in batch.runs]
-        for batches in _batches_of_files(spec, most)
+        for batches in _batches_of_files(spec, deal, 0)
     ]
+    files += [PlainRuns(spec, runs) for who, runs in deal.files if who > 0]
     return _place_runs(spec, files)
+
+
+@_tree_spec.remembered
+def _stops(spec: TreeSpec, deal: Deal) -> list[int]:
+    """The bytes of each file of a save in which nothing is compressed."""
+    return [_stop(spec, PlainRuns(spec, runs)) for _, runs in deal.files]
+
+
+def _stop(spec: TreeSpec, runs: Iterable[ChunkRun]) -> int:
+    (last,) = collections.deque(runs, maxlen=1)
+    return last.stop(spec.grids[last.leaf].full)
 
 
 def _page(spec: TreeSpec, runs: Iterable[ChunkRun]) -> list[slice]:
@@ -291,12 +307,12 @@ def upper_bound(
 def _longest(
     leaves: Sequence[PlannedLeaf], files: int, total: int, processes: int
 ) -> Placement:
-    known: dict[tuple[tuple[int, int], ...], None] = {}
-    runs, sizes = 0, []
+    distinct: dict[int, _assign.Owners] = {}
+    runs, sizes, nobody = 0, [], [(range(0), 0)]
     for leaf in leaves:
         if leaf.alias is None:
-            owners = leaf.owners or [(range(0), 0)]
-            known[tuple((len(run), who) for run, who in owners)] = None
+            owners = leaf.owners or nobody
+            distinct[id(owners)] = owners
             runs += len(owners)
             if leaf.template.codec:
                 most = _template.most_encoded(leaf.template.full)
@@ -306,6 +322,8 @@ def _longest(
             f"it has {runs} runs of chunks that different processes write, and "
             f"{_placement.MAX_RUNS} are read at most"
         )
+    rows = [[(len(run), who) for run, who in owners] for owners in distinct.values()]
+    known = dict.fromkeys(map(tuple, rows))
     # What is linked from another save may be dealt out in another way.
     lanes = processes + 256
     rows = [*itertools.chain(*known), *[(2**16, lanes)] * 256]

@@ -8,15 +8,19 @@ more.
 """
 
 import dataclasses
+import functools as ft
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, runtime_checkable, TypeVar
 
+import numpy as np
+
+from .._format import _digests
 from .._format._placement import Placement
 from .._runtime._processes import Processes
 from .._storage._backend import Backend
 from . import _assign, _payload, _tree_spec
-from ._payload import LeafBytes
+from ._payload import LeafBytes, PlannedLeaf
 from ._sending import UploadQueue
 from ._tree_spec import TreeSpec
 
@@ -124,6 +128,22 @@ def largest_sent(max_bytes: int) -> int:
     return min(FAR_FILE, max_bytes // (2 * _FAR_COPIES))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Deal:
+    """The files to which the chunks of a save are dealt out: of each, its process and
+    its runs."""
+
+    files: list[tuple[int, _assign.Runs]]
+
+    @ft.cached_property
+    def run_count(self) -> int:
+        return sum(len(runs) for _, runs in self.files)
+
+
+# What follows from a deal of more runs is not kept for the next save.
+_KEPT_RUNS = 2**20
+
+
 class LeafWriter:
     """Writes the leaves of one save: each process its own part of them.
 
@@ -151,14 +171,18 @@ class LeafWriter:
             self.data.put_rows(place, run, digests)
             grid = self.data.grids[place]
             data.advance(len(run) * grid.full, run.stop == len(grid.keys))
-        if there or linked.same or processes.count > 1:
-            jobs = _jobs(self.spec, [leaf.owners for leaf in data.leaves], there)
-            self.deal = _assign.deal(jobs, processes.count, max_file_bytes, linked.same)
+        count = processes.count
+        if there or linked.same:
+            owners = [leaf.owners for leaf in data.leaves]
+            jobs = _jobs(self.spec, owners, there)
+            self.deal = Deal(_assign.deal(jobs, count, max_file_bytes, linked.same))
             self.is_fixed_by_spec = False
         else:
-            self.deal = deal_alone(self.spec, max_file_bytes)
-            # Then the spec alone says where each chunk lies.
-            self.is_fixed_by_spec = not self.spec.is_compressed
+            owners = _owners_of(data.leaves) if count > 1 else ((), ())
+            self.deal = deal_by_spec(self.spec, owners, count, max_file_bytes)
+            # Then the spec and the deal say where each chunk lies.
+            is_kept = count == 1 or self.deal.run_count <= _KEPT_RUNS
+            self.is_fixed_by_spec = is_kept and not self.spec.is_compressed
 
     def threads(self, file: int = 0) -> int:
         """Number of threads that may write, each of which holds a file of so many
@@ -170,14 +194,13 @@ class LeafWriter:
 
     def files_of(self, process: int) -> list[tuple[int, _assign.Runs]]:
         """The files that a process writes: their numbers, and the runs in each."""
-        files = enumerate(self.deal, len(self.linked.files))
+        files = enumerate(self.deal.files, len(self.linked.files))
         return [(number, runs) for number, (who, runs) in files if who == process]
 
     def account(self, files: Files) -> bytes:
         """An account of what this process has written, for process 0."""
         ends = [run.ends for file in files for run in file]
-        runs = [run for _, file in self.files_of(self.index) for run in file]
-        digests = b"".join(self.data.rows(*run) for run in runs)
+        digests = self.data.digest_table[self._digests_of(self.index)].tobytes()
         return json.dumps([ends, digests.hex()]).encode()
 
     def take(self, process: int, account: bytes) -> Ends:
@@ -186,19 +209,64 @@ class LeafWriter:
         **Raises:** `ValueError` if it is not of this save.
         """
         ends, text = json.loads(account)
-        digests = memoryview(bytes.fromhex(text))
-        for _, runs in self.files_of(process):
-            for place, run in runs:
-                digests = self.data.put_rows(place, run, digests)
-        if digests:
+        digests = np.frombuffer(bytes.fromhex(text), np.uint8)
+        numbers = self._digests_of(process)
+        if digests.size != len(numbers) * _digests.SIZE:
             raise ValueError("it has written something else than was planned")
+        self.data.digest_table[numbers] = digests.reshape(-1, _digests.SIZE)
         return ends
+
+    def _digests_of(self, process: int) -> np.ndarray:
+        """The numbers of the digests of what a process writes."""
+        if not self.is_fixed_by_spec:
+            runs = [run for _, file in self.files_of(process) for run in file]
+            return _digest_numbers(self.spec, runs)
+        # Process 0 takes those of all others.
+        which = range(self.count) if self.index == 0 else range(process, process + 1)
+        return _digests_of_deal(self.spec, self.deal, which)[process - which.start]
+
+
+# For each leaf the number of its owners among some, or -1; and these.
+_OwnersOfLeaves = tuple[tuple[int, ...], tuple[tuple[tuple[range, int], ...], ...]]
+
+
+def _owners_of(leaves: Iterable[PlannedLeaf]) -> _OwnersOfLeaves:
+    own = [leaf.owners for leaf in leaves]
+    # Leaves that are alike share one list.
+    some = {id(x): x for x in own if x is not None}
+    numbers = dict(zip(some, range(len(some))))
+    of_leaves = tuple(numbers.get(id(x), -1) for x in own)
+    return of_leaves, tuple(map(tuple, some.values()))
 
 
 @_tree_spec.remembered
-def deal_alone(spec: TreeSpec, max_file_bytes: int) -> list[tuple[int, _assign.Runs]]:
-    """The files of a process that saves all leaves alone."""
-    return _assign.deal(_jobs(spec, (), {}), 1, max_file_bytes)
+def deal_by_spec(
+    spec: TreeSpec, owners: _OwnersOfLeaves, count: int, max_file_bytes: int
+) -> Deal:
+    """The files that so many processes write of all leaves."""
+    of_leaves, some = owners
+    known = [*map(list, some), None]
+    own = map(known.__getitem__, of_leaves)
+    return Deal(_assign.deal(_jobs(spec, own, {}), count, max_file_bytes))
+
+
+@_tree_spec.remembered
+def _digests_of_deal(spec: TreeSpec, deal: Deal, which: range) -> list[np.ndarray]:
+    """The numbers of the digests of what each of some processes writes."""
+    own: list[_assign.Runs] = [[] for _ in which]
+    for process, runs in deal.files:
+        if process in which:
+            own[process - which.start] += runs
+    return [_digest_numbers(spec, runs) for runs in own]
+
+
+def _digest_numbers(spec: TreeSpec, runs: _assign.Runs) -> np.ndarray:
+    firsts, grids = spec.first_digests, spec.grids
+    out: list[int] = []
+    for place, run in runs:
+        first, blocks = firsts[place], grids[place].blocks
+        out += range(first + blocks[run.start], first + blocks[run.stop])
+    return np.asarray(out, np.int64)
 
 
 def _jobs(

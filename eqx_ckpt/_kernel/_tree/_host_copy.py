@@ -229,6 +229,25 @@ def is_zero_copy(leaf: object, template: Template) -> bool:
         return False
 
 
+def only_part(leaf: object, template: Template) -> np.ndarray | None:
+    """The elements that are stored of a chunk of a leaf, if they are the one part that
+    this process has of it, in the memory of the host."""
+    if isinstance(leaf, Shards):
+        part = leaf.parts[0] if len(leaf.parts) == 1 else None
+    elif isinstance(leaf, jax.Array) and _has_one_part(leaf.sharding):
+        part = as_numpy(leaf.addressable_data(0))
+    else:
+        return None
+    if not isinstance(part, np.ndarray) or part.shape != template.chunk:
+        return None
+    return _stored(part, template)
+
+
+@ft.lru_cache(maxsize=1024)
+def _has_one_part(sharding: jax.sharding.Sharding) -> bool:
+    return _on_cpu(sharding) and len(sharding.addressable_devices) == 1
+
+
 def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
     """The bytes that are stored for leaves of one template, copied: a row for each.
     None unless they are Python's numbers or arrays in the memory of the host, each in

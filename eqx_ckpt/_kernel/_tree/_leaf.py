@@ -331,9 +331,7 @@ def holders(leaf: object, template: Template) -> _sharding.Holders | None:
     if not isinstance(leaf, jax.Array) or is_local(leaf.sharding):
         return None
     shape = template.logical_shape
-    rest = _sharding.whole(template.shape[len(shape) :])
-    found = _sharding.holders(leaf.sharding, shape)
-    return tuple((region + rest, processes) for region, processes in found)
+    return _sharding.holders(leaf.sharding, shape, template.shape[len(shape) :])
 
 
 @ft.lru_cache(maxsize=1024)

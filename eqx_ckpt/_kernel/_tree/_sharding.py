@@ -45,8 +45,16 @@ Holders = tuple[tuple[Region, tuple[int, ...]], ...]
 
 
 @ft.lru_cache(maxsize=4096)
-def holders(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Holders:
-    """The processes that have each region of an array of this shape."""
+def holders(
+    sharding: jax.sharding.Sharding,
+    shape: tuple[int, ...],
+    rest: tuple[int, ...] = (),
+) -> Holders:
+    """The processes that have each region of an array of this shape, with all of the
+    axes that it has besides. Arrays that are alike have the same object."""
+    if rest:
+        some = holders(sharding, shape)
+        return tuple((region + whole(rest), own) for region, own in some)
     found: dict[_Ends, set[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         ends = _ends(index or (), shape)
