@@ -19,9 +19,9 @@ DEFAULTS = {
 
 class References(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        for name, member in pkg.members.items():
-            if not name.startswith("_"):
-                self._visit(member, "eqx_ckpt", pkg)
+        # The stub has names for its annotations too.
+        for name in eqx_ckpt.__all__:
+            self._visit(pkg.members[name], "eqx_ckpt", pkg)
 
     def _visit(self, member: Any, path: str, pkg: griffe.Module) -> None:
         target = member.final_target if member.is_alias else member
@@ -42,7 +42,9 @@ class References(griffe.Extension):
             parameter.default = DEFAULTS.get(default, parameter.default)
         if target.is_class or target.is_module:
             for name, child in target.members.items():
-                if not name.startswith("_") and not child.is_alias:
+                # A class has no names of others; a module gives on some of its own.
+                is_own = not child.is_alias or target.is_module
+                if is_own and not name.startswith("_"):
                     self._visit(child, here, pkg)
 
     def _link(self, name: str, target: Any, here: str, pkg: griffe.Module) -> str:

@@ -1,6 +1,7 @@
 """What the library says to those who take it for another one, or guess."""
 
 import inspect
+import operator
 import re
 import traceback
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from project import stubs
 from support import command, inside
 
 import eqx_ckpt as ec
@@ -205,6 +207,31 @@ def test_completion_of_a_tree(tmp_path):
     assert "layers" in _completed("ckpt.tree.model.", ckpt=ckpt)
     assert "weight" in _completed("node.", node=ckpt.tree.model.layers[0])
     assert {"read", "shape"} <= _completed("leaf.", leaf=ckpt["step"])
+
+
+def _edited(code):
+    """A file in an editor, which runs nothing of it."""
+    return pytest.importorskip("jedi").Script(f"import eqx_ckpt as ec\n{code}")
+
+
+@pytest.mark.parametrize("module", ["adapters", "merging"])
+def test_an_editor_shows_what_is_for_users(module):
+    found = {x.name for x in _edited(f"ec.{module}.").complete() if x.name[0] != "_"}
+    assert found == {*dir(getattr(ec, module))} == {*getattr(ec, module).__all__}
+
+
+@pytest.mark.parametrize(
+    "call", ["tree_serialise_leaves", "graft", "CheckpointManager", "merging.ties"]
+)
+def test_an_editor_shows_each_argument(call):
+    (shown,) = _edited(f"ec.{call}(").get_signatures()
+    parameters = inspect.signature(operator.attrgetter(call)(ec)).parameters
+    assert [x.name for x in shown.params] == [*parameters]
+    assert shown.docstring(raw=True)
+
+
+def test_the_stub_is_that_of_the_code():
+    assert stubs.STUB.read_text() == stubs.made(), "python tests/project/stubs.py"
 
 
 def test_completion_shows_what_is_for_users():

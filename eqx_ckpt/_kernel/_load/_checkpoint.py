@@ -3,7 +3,7 @@
 import functools as ft
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TYPE_CHECKING, Unpack
+from typing import Any, Literal, TYPE_CHECKING
 
 from jaxtyping import PyTree
 
@@ -15,10 +15,11 @@ from .._runtime import _arguments, _elsewhere, _handlers
 from .._storage._backend import Backend
 from .._storage._open_files import Readable
 from .._tree import _folding, _leaf, _nearest
+from .._tree._compare import Static
 from .._tree._filters import FilterSpec, IsLeaf
 from . import _lazy, _load_options, _match, _nodes, _open, _source
 from ._lazy import LazyArray
-from ._load_options import LoadOptions, SpliceKeywords
+from ._load_options import LoadOptions, Renaming
 from ._source import Source
 
 
@@ -139,13 +140,20 @@ class Checkpoint(_Base):
     def __hash__(self) -> int:
         return id(self)
 
-    @_arguments.checked(_load_options.DEFAULTS)
+    @_arguments.checked()
     def splice(
         self,
         like: PyTree,
         filter_spec: FilterSpec = _leaf.is_storable,
         is_leaf: IsLeaf = None,
-        **options: Unpack[SpliceKeywords],
+        *,
+        where: Callable[[PyTree], Any] | None = None,
+        source: str | Callable[[Any], Any] | None = None,
+        rename: Renaming = None,
+        missing: Literal["error", "keep", "init"] = "error",
+        unexpected: Literal["error", "ignore"] = "error",
+        static: Static = "error",
+        cast: bool = False,
     ) -> PyTree:
         """`like` with lazy leaves: everything is checked, and nothing is read.
 
@@ -169,7 +177,9 @@ class Checkpoint(_Base):
 
             ```
         """
-        given = _load_options.check(LoadOptions(filter_spec, is_leaf, **options))
+        chosen = filter_spec, is_leaf, where, source, rename
+        options = LoadOptions(*chosen, missing, unexpected, static, cast)
+        given = _load_options.check(options)
         matched = match_leaves(self, like, given)
         # `eqx.tree_at` does not find leaves by number: it makes one of every `()`.
         return matched.tree(

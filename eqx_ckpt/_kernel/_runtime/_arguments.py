@@ -234,15 +234,3 @@ def _expanded(
         if name not in signature.parameters
     ]
     return signature.replace(parameters=parameters)
-
-
-# ---- Modules.
-
-
-def public(module: Mapping[str, Any]) -> list[str]:
-    """The names that a module has for its users: its own, and what it gives on from
-    modules below it."""
-    own = module["__name__"]
-    home = lambda x: f"{getattr(x, '__module__', getattr(x, '__name__', ''))}."
-    names = (name for name, x in module.items() if home(x).startswith(f"{own}."))
-    return sorted(name for name in names if not name.startswith("_"))
