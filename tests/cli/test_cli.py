@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
-from support import inside
+from support import inside, scripts
 from support.command import main
 
 import eqx_ckpt as ec
@@ -111,13 +111,8 @@ def test_who_reads_may_stop(ckpt):
 
 def test_no_accelerator_is_started(ckpt):
     environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
-    code = """
-import atexit, jax, sys
-from support import command
-atexit.register(lambda: print(jax.config.jax_platforms))
-sys.exit(command.main(sys.argv[1:]))
-"""
-    command = [sys.executable, "-c", code, "stats", str(ckpt)]
+    program = scripts.PROGRAMS / "command_that_says_its_platforms.py"
+    command = [sys.executable, str(program), "stats", str(ckpt)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stdout.splitlines()[-1] == "cpu", done.stderr
 

@@ -8,7 +8,7 @@ import sys
 import equinox as eqx
 import jax
 import pytest
-from support import command
+from support import command, scripts
 
 import eqx_ckpt as ec
 
@@ -203,15 +203,8 @@ def test_the_script_runs_commands(ckpt):
 
 
 def test_an_interrupt_leaves_no_traceback():
-    finder = """
-import sys
-class Finder:
-    def find_spec(self, name, *rest):
-        if name == "click":
-            raise KeyboardInterrupt
-sys.meta_path.insert(0, Finder())
-"""
-    arguments = [sys.executable, "-c", finder + _START, "ls"]
+    program = scripts.PROGRAMS / "command_whose_import_is_interrupted.py"
+    arguments = [sys.executable, str(program), "ls"]
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 

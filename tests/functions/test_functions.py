@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from support import golden_functions, scripts
+from support import golden_functions
 from support.helpers import enable_x64, run_program
 from support.processes import good, run_team
 
@@ -60,16 +60,9 @@ def test_it_runs_where_the_class_cannot_be_imported(tmp_path):
         "Function(forward: (float32[4,3], key:threefry2x32[]) -> float32[4,2], "
         "of 2 leaves)"
     )
-    code = (
-        "import sys, jax.random as jr, numpy as np, eqx_ckpt as ec\n"
-        "f = ec.open(sys.argv[1]).functions['forward']\n"
-        "x = jr.normal(jr.key(1), (4, 3))\n"
-        "assert 'test_functions' not in sys.modules\n"
-        "print(np.asarray(f(x, jr.key(2))).tobytes().hex())\n"
-    )
-    out = scripts.run(code, tmp_path / "c")
+    out = run_program("call_a_stored_function", tmp_path / "c")
     expected = eqx.filter_jit(_forward)(tree, X, jr.key(2))
-    assert out.stdout.strip() == np.asarray(expected).tobytes().hex()
+    assert out.strip() == np.asarray(expected).tobytes().hex()
 
 
 def test_any_batch_and_gradients(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import textwrap
 
 import jax.numpy as jnp
 import numpy as np
@@ -144,18 +143,8 @@ def test_an_export_that_is_killed_leaves_what_was_there(tmp_path):
     """In the middle of its writes, when a file is whole already."""
     path = tmp_path / "out"
     ec.export_safetensors(path, TREE, shard_bytes=9000, metadata={"format": "pt"})
-    code = f"""
-        import os, jax.numpy as jnp, eqx_ckpt as ec
-        sync, done = os.fsync, []
-        def dies(fd):
-            if done:
-                os._exit(9)
-            done.append(sync(fd))
-        os.fsync = dies
-        tree = {{"a": jnp.zeros(9), "b": jnp.zeros(9)}}
-        ec.export_safetensors({str(path)!r}, tree, shard_bytes=9)
-    """
-    assert scripts.run(textwrap.dedent(code)).returncode == 9
+    program = scripts.program("export_that_is_killed")
+    assert scripts.run(program, path).returncode == 9
     _check(path)
 
 

@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import shutil
-import textwrap
 import threading
 import time
 import tracemalloc
@@ -246,12 +245,8 @@ def test_a_last_state_that_nobody_saves(root, caplog):
             del manager
             gc.collect()
     assert "The state of step 11" in caplog.text
-    code = f"""
-        import eqx_ckpt as ec
-        manager = ec.CheckpointManager({str(root)!r}, every=10)
-        manager.save(21, {{"x": 1}})
-    """
-    assert "UserWarning: The state of step 21" in scripts.run(code).stderr
+    done = scripts.run(scripts.program("run_that_ends_without_with"), root)
+    assert "UserWarning: The state of step 21" in done.stderr
     with ec.CheckpointManager(root, every=10) as manager:
         manager.save(22, tree_at(22))
     del manager
@@ -532,21 +527,8 @@ def test_a_deletion_that_is_killed_leaves_nothing_that_opens(root, layout, at):
     manager = ec.CheckpointManager(root, layout=layout)
     fill_run(manager, [1, 2])
     manager.wait()
-    code = f"""
-    import os, sys
-    import eqx_ckpt as ec
-    count = 0
-    def hook(event, args):
-        global count
-        if event in ("os.remove", "os.rmdir", "os.rename"):
-            if count == {at}:
-                os._exit(9)
-            count += 1
-    sys.addaudithook(hook)
-    ec.CheckpointManager({str(root)!r}).delete(1)
-    """
-    done = scripts.run(code)
-    assert done.returncode == 9
+    program = scripts.program("deletion_that_is_killed")
+    assert scripts.run(program, root, at).returncode == 9
     if at < 2:
         assert manager.steps() == [1, 2] and ec.verify(manager.path(1)) == []
         return
@@ -568,20 +550,8 @@ def test_orbax_reads_the_steps(root, layout):
     with ec.CheckpointManager(root, layout=layout, orbax=True) as manager:
         fill_run(manager, [1, 20])
         manager.pin(1)
-    code = f"""
-    import warnings
-    warnings.simplefilter("ignore")
-    import json, jax.numpy as jnp, orbax.checkpoint as ocp
-    manager = ocp.CheckpointManager({str(root)!r})
-    like = {{"x": jnp.zeros(1000), "step": 0}}
-    out = manager.restore(
-        manager.latest_step(), args=ocp.args.StandardRestore(like))
-    steps = list(manager.all_steps())
-    print(json.dumps([steps, float(out["x"][0]), int(out["step"])]))
-    """
-    done = scripts.run(code)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[1, 20], 20.0, 20]
+    out = run_program("restore_a_run_by_orbax", root)
+    assert json.loads(out) == [[1, 20], 20.0, 20]
 
 
 # ---- Several processes.
@@ -594,23 +564,7 @@ def test_several_processes(tmp_path):
 
 def test_what_process_0_says_counts(tmp_path):
     """Its metrics, and which step is the latest: others may see less of a disk."""
-    code = """
-    from support import inside
-    import pytest
-    if rank:
-        patch = pytest.MonkeyPatch()
-        inside.replace(patch, "find the latest step", lambda *_: None)
-    how = {"every": 2, "processes": ec.Together(timeout=30)}
-    with ec.CheckpointManager(path / "run", **how) as manager:
-        assert manager.latest() is None
-        for step in (1, 2, 3):
-            metrics = {"speed": object() if rank else step / 4}
-            manager.save(step, {"x": spread(np.ones((8, 8)), rows)}, metrics)
-        manager.wait()
-        assert manager.latest() == 2
-    assert manager.latest() == 3
-    """
-    good(run_team(2, textwrap.dedent(code), tmp_path))
+    good(run_team_program(2, "team_of_other_metrics", tmp_path))
     for step in (2, 3):
         metadata = ec.open(tmp_path / f"run/{step}/default").metadata
         assert metadata == {"step": step, "metrics": {"speed": step / 4}}
@@ -633,23 +587,9 @@ def test_there_always_is_a_step(tmp_path, pause):
     """Beside a run that keeps one step, and saves the next as fast as it can, or that
     pauses between each directory and its lock."""
     root = tmp_path / "run"
-    code = f"""
-    import itertools, time
-    import numpy as np, pytest, eqx_ckpt as ec
-    from support import inside
-
-    def make(old):
-        return lambda directory: [old(directory), time.sleep({pause})][0]
-
-    inside.wrap(pytest.MonkeyPatch(), "make a directory", make)
-    manager = ec.CheckpointManager({str(root)!r}, keep=1, reuse=False)
-    for step in itertools.count(1):
-        manager.save(step, {{"step": step, "x": np.full(2, step)}})
-        if step == 3:
-            print("begun", flush=True)
-    """
+    program = scripts.program("run_of_one_step_after_another")
     seen = set()
-    with scripts.start(textwrap.dedent(code)) as script:
+    with scripts.start(program, root, pause) as script:
         assert script.stdout.readline() == "begun\n"
         end = time.monotonic() + 1
         while time.monotonic() < end or len(seen) < 3:

@@ -309,20 +309,9 @@ def test_a_layout_with_fixed_names(far):
 def test_a_run_that_is_killed(far):
     """A process is killed as it commits: its data is there and no index."""
     proxy, root = far
-    code = f"""
-    import os, sys
-    import jax.numpy as jnp
-    import eqx_ckpt as ec
-    print(os.getpid(), flush=True)
-    with ec.CheckpointManager({root!r}, keep=1) as manager:
-        manager.restore({{"step": 0}}, filter_spec=True, unexpected="ignore")
-        for step in (2, 3):
-            manager.save(step, {{"x": jnp.full(1000, float(step)), "step": step}})
-            manager.wait()
-    """
     with ec.CheckpointManager(root, keep=1) as manager:
         fill_run(manager, [1])
-    script = scripts.start(code)
+    script = scripts.start(scripts.program("run_in_a_store"), root)
     pid = int(script.stdout.readline())
 
     def fault(method, path):

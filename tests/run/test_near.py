@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from support import near, near_kills, near_worlds
 from support.helpers import tree_at
-from support.processes import good, run_team
+from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
 from eqx_ckpt._kernel._run import _attempts
@@ -264,29 +264,8 @@ def test_a_near_disk_that_cannot_be_written_to(tmp_path):
 
 def test_a_copy_for_which_there_is_no_memory(tmp_path):
     """It is an error in both processes, which go on to the next step."""
-    code = """
-from eqx_ckpt._near import _disk
-def fail(file, mode, **how):
-    if "x" in mode:
-        raise MemoryError("no room")
-    return open(file, mode, **how)
-how = {"every": 100, "near": path / f"disk{rank}", "near_every": 1}
-how["processes"] = ec.Together(timeout=60)
-manager = ec.CheckpointManager(path / "run", **how)
-tree = {"x": spread(np.arange(8.0, dtype=np.float32), rows)}
-if rank == 1:
-    _disk.open = fail
-manager.save(1, tree)
-try:
-    manager.wait()
-except Exception as e:
-    print(type(e).__name__, e)
-_disk.open = open
-manager.save(2, tree)
-manager.wait()
-print(manager.latest())
-"""
-    first, second = good(run_team(2, code, tmp_path))
+    name = "team_without_memory_for_a_copy"
+    first, second = good(run_team_program(2, name, tmp_path))
     assert "process 1 has failed: MemoryError: no room" in first
     assert "MemoryError no room\n2\n" in second
     assert first.split()[-1] == second.split()[-1] == "2"

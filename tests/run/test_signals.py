@@ -2,46 +2,26 @@
 
 import multiprocessing
 import signal
-import subprocess
-import sys
 
 import pytest
+from support import scripts
 from support.helpers import run_program
 
 import eqx_ckpt as ec
 
 
-_END = {
-    "in the order of their begin": "a.__exit__(*3 * [None]); b.__exit__(*3 * [None])",
-    "without `with`": "del a, b; gc.collect()",
-    "in another thread": """
-for manager in (a, b):
-    thread = threading.Thread(target=manager.__exit__, args=3 * [None])
-    thread.start(); thread.join()
-""",
-    "below a handler of the program": """
-found = signal.getsignal(signal.SIGTERM)
-signal.signal(signal.SIGTERM, lambda *given: found(*given))
-a.__exit__(*3 * [None]); b.__exit__(*3 * [None])
-""",
-}
-
-
-@pytest.mark.parametrize("end", _END)
-def test_a_signal_after_the_runs_does_what_it_did_before(tmp_path, end):
-    code = f"""
-import gc, os, signal, threading
-import eqx_ckpt as ec
-a, b = [ec.CheckpointManager(name, signals=[signal.SIGTERM]) for name in "ab"]
-{_END[end]}
-os.kill(os.getpid(), signal.SIGTERM)
-for _ in range(1000):
-    pass
-print("goes on")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
+@pytest.mark.parametrize(
+    "end",
+    [
+        "in the order of their begin",
+        "without `with`",
+        "in another thread",
+        "below a handler of the program",
+    ],
+)
+def test_a_signal_after_the_runs_does_what_it_did_before(tmp_path, monkeypatch, end):
+    monkeypatch.chdir(tmp_path)
+    done = scripts.run(scripts.program("signal_after_runs"), end)
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), done.stderr
 
 

@@ -14,7 +14,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import inside, servers
+from support import inside, scripts, servers
 
 import eqx_ckpt as ec
 
@@ -272,39 +272,14 @@ def test_redirects_that_are_not_followed(leading, to, why):
     assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
 
 
-_ENCRYPTED = """
-import http.server, ssl, sys, threading
-import eqx_ckpt as ec
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    def do_GET(self):
-        self.send_response(302)
-        self.send_header("Location", sys.argv[2] + self.path)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-    def log_message(self, *_):
-        pass
-
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-context.load_cert_chain(sys.argv[1])
-server.socket = context.wrap_socket(server.socket, server_side=True)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-try:
-    ec.open(f"https://localhost:{server.server_port}/m.safetensors")
-except OSError as e:
-    print(e)
-"""
-
-
 def test_no_redirect_leads_out_of_encryption(served, tmp_path):
     path, url = served
     ec.export_safetensors(path / "m.safetensors", {"w": jnp.ones(3)})
     pem = tmp_path / "pem"
     pem.write_bytes(servers.certificate())
+    program = scripts.PROGRAMS / "server_that_leads_out_of_encryption.py"
     done = subprocess.run(
-        [sys.executable, "-c", _ENCRYPTED, str(pem), url],
+        [sys.executable, str(program), str(pem), url],
         env={
             **os.environ,
             "SSL_CERT_FILE": str(pem),

@@ -50,13 +50,10 @@ def run_python(code: str, *, check: bool = True, **env: str) -> str:
     return done.stdout
 
 
-PROGRAMS = pathlib.Path(__file__).parents[1] / "programs"
-
-
 def run_program(name: str, *arguments: object, check: bool = True, **env: str) -> str:
     """Runs a program of tests/programs in a process of its own and returns what it
     prints. It is a process without the type checks of the tests."""
-    done = scripts.run((PROGRAMS / f"{name}.py").read_text(), *arguments, **env)
+    done = scripts.run(scripts.program(name), *arguments, **env)
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

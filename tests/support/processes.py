@@ -24,6 +24,8 @@ import jax.random as jr
 import numpy as np
 from jax._src import distributed
 
+from support import scripts
+
 
 _HEAD = """
 import os, sys, time, signal, pathlib
@@ -107,9 +109,6 @@ def free_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-PROGRAMS = pathlib.Path(__file__).parents[1] / "programs"
-
-
 def run_team_program(
     size: int,
     name: str,
@@ -119,8 +118,7 @@ def run_team_program(
 ) -> list[Done]:
     """Runs a program of tests/programs in each of `size` processes, with what is given
     after the path as further arguments."""
-    code = (PROGRAMS / f"{name}.py").read_text()
-    return _run_team(size, code, path, devices, 600, given)
+    return _run_team(size, scripts.program(name), path, devices, 600, given)
 
 
 def run_team(

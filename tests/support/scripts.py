@@ -10,6 +10,7 @@ import contextlib
 import functools as ft
 import json
 import os
+import pathlib
 import select
 import signal
 import socket
@@ -60,6 +61,14 @@ os.chdir(_script["directory"])
 sys.argv = ["-c", *_script["arguments"]]
 exec(compile(_script["code"], "<string>", "exec"))
 """
+
+
+PROGRAMS = pathlib.Path(__file__).parents[1] / "programs"
+
+
+def program(name: str) -> str:
+    """The code of a program of tests/programs."""
+    return (PROGRAMS / f"{name}.py").read_text()
 
 
 class Done(NamedTuple):

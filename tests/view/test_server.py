@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import inside
+from support import inside, scripts
 from support.clock import timed
 
 import eqx_ckpt as ec
@@ -159,20 +159,16 @@ def test_a_slice_of_a_large_leaf(serve, get, save):
     assert "at most 64.0 MiB" in _ask(get, server, "picture?n=0&index=:")["error"]
 
 
-@pytest.mark.parametrize("name", [signal.SIGINT])
-def test_the_command(ckpt, get, name):
-    # A job that a shell runs in the background ignores SIGINT, and so do its children.
-    code = f"""import runpy, signal
-signal.signal({name:d}, signal.default_int_handler)
-runpy.run_module('eqx_ckpt', run_name='__main__')"""
-    command = [sys.executable, "-c", code, "view", str(ckpt), "--no-browser"]
+def test_the_command(ckpt, get):
+    program = scripts.PROGRAMS / "view_that_is_interrupted.py"
+    command = [sys.executable, str(program), "view", str(ckpt), "--no-browser"]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
     said = [process.stdout.readline() for _ in range(2)]
     url = said[1].strip()
     assert str(ckpt) in said[0] and url.startswith("http://127.0.0.1:")
     assert get(url + "page")[0] == 200
-    os.kill(process.pid, name)
+    os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=600)
     assert (process.returncode, err.strip(), out.strip()) == (0, "", "")
 

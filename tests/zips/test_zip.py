@@ -322,16 +322,10 @@ def test_what_is_there(tmp_path):
 
 def test_killed_at_any_time_the_old_or_the_new_is_there(tmp_path):
     path = tmp_path / "a.zip"
-    code = """
-        import sys, numpy as np, eqx_ckpt as ec
-        print("ready", flush=True)
-        for i in range(1, 10000):
-            tree = {"w": np.full(2**16, i)}
-            ec.tree_serialise_leaves(sys.argv[1], tree, durable=False)
-    """
+    program = scripts.program("saves_of_a_zip")
     ec.tree_serialise_leaves(path, {"w": np.zeros(2**16)})
     for pause in (0.0, 0.007):
-        with scripts.start(code, path) as script:
+        with scripts.start(program, path) as script:
             assert script.stdout.readline() == "ready\n"
             time.sleep(0.05 + pause)
         assert ec.verify(path) == []

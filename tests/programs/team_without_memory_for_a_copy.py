@@ -1,0 +1,30 @@
+"""Two processes save to near disks; process 1 has no memory for its first copy."""
+
+import numpy as np
+from support.member import path, rank, rows, spread
+
+import eqx_ckpt as ec
+from eqx_ckpt._near import _disk
+
+
+def fail(file, mode, **how):
+    if "x" in mode:
+        raise MemoryError("no room")
+    return open(file, mode, **how)
+
+
+how = {"every": 100, "near": path / f"disk{rank}", "near_every": 1}
+how["processes"] = ec.Together(timeout=60)
+manager = ec.CheckpointManager(path / "run", **how)
+tree = {"x": spread(np.arange(8.0, dtype=np.float32), rows)}
+if rank == 1:
+    _disk.open = fail
+manager.save(1, tree)
+try:
+    manager.wait()
+except Exception as e:
+    print(type(e).__name__, e)
+_disk.open = open
+manager.save(2, tree)
+manager.wait()
+print(manager.latest())
