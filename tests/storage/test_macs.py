@@ -1,6 +1,7 @@
 """What Macs, and others who write beside a checkpoint, make different: as far as Linux
 can play them. `.github/workflows` runs all tests on a Mac."""
 
+import contextlib
 import fcntl
 import os
 import pathlib
@@ -91,11 +92,23 @@ def test_durable_saves_empty_the_cache_of_the_drive(
     assert not full and not plain
 
 
-def test_windows_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("system", "machine", "said"),
+    [
+        ("linux", "x86_64", None),
+        ("darwin", "arm64", None),
+        ("darwin", "x86_64", "works on Macs with Apple's"),
+        ("win32", "AMD64", "Subsystem for Linux"),
+    ],
+)
+def test_other_systems_are_refused(monkeypatch, system, machine, said):
     platform = str(pathlib.Path(ec.__file__).with_name("_platform.py"))
-    runpy.run_path(platform)
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(ImportError, match="Subsystem for Linux"):
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result([*"abcd", machine]))
+    raises = (
+        pytest.raises(ImportError, match=said) if said else contextlib.nullcontext()
+    )
+    with raises:
         runpy.run_path(platform)
 
 
