@@ -3,7 +3,7 @@
 import contextlib
 import functools as ft
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from .._kernel._format import _files, _index, _ocdbt
 from .._kernel._load import _checkpoint, _published
@@ -13,7 +13,7 @@ from .._kernel._runtime import _arguments
 from .._kernel._save import _background, _payload
 from .._kernel._save._path_state import PathState, replaced
 from .._kernel._save._plan import Plan
-from .._kernel._save._transaction import discard, errors_before_commit
+from .._kernel._save._transaction import discard, drop_unlisted, errors_before_commit
 from .._kernel._save._tree_spec import TreeSpec
 from .._kernel._storage import _root, _store
 from .._kernel._storage._backend import Backend, Value
@@ -96,12 +96,18 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
             raise source.error_for("")
         index, found = published.content, published.file
         others = index.others | dict(zip(files, map(_index.digest, files.values())))
-        added = _store.tops_of(files).keys() - _store.tops_of(index.others)
-        for key in sorted(added, key=_metadata.LAST.__eq__):  # Which goes first then.
-            undo.callback(discard, root, key)
         data = _index.with_others(found.data, others)
         with errors_before_commit(root):
-            _put(root, index.save, files, data, found)
+            if isinstance(root, LocalDirectory):
+                added = _store.tops_of(files).keys() - _store.tops_of(index.others)
+                # The last goes first then.
+                for key in sorted(added, key=_metadata.LAST.__eq__):
+                    undo.callback(discard, root, key)
+                _put(root, index.save, files, data, found)
+            else:
+                stamps: dict[str, str] = {}
+                undo.callback(drop_unlisted, root, stamps)
+                _put_in_store(root, files, data, found, stamps)
         undo.pop_all()
 
 
@@ -150,29 +156,65 @@ def _files_of(ckpt: Checkpoint) -> dict[str, bytes]:
 
 
 def _put(
-    root: Backend, save: str, files: Mapping[str, bytes], index: bytes, found: Value
+    root: LocalDirectory,
+    save: str,
+    files: Mapping[str, bytes],
+    index: bytes,
+    found: Value,
 ) -> None:
     """Writes the files, and then an index that has their digests. Orbax finds nothing
     until it finds the last of the files."""
-    first = [key for key in files if key != _metadata.LAST]
     staged = ft.partial(_files.staged, f"d/{save}")
-    if isinstance(root, LocalDirectory):
-        is_new = not root.is_directory(f"d/{save}")  # With `layout="zarr"`.
-        root.make_directories([f"d/{save}"])
-        for key, data in {**files, _files.INDEX: index}.items():
-            root.delete(staged(key))  # Of a call that was killed.
-            root.write(staged(key), [data], sync=True)
-        for key in [*first, _metadata.LAST]:
-            root.rename_over(staged(key), key)
-        inside = {key.rpartition("/")[0] for key in files}
-        root.sync_directories({*inside, ""})
-    else:
-        is_new = False
-        _store.gather(root, [ft.partial(root.write, k, [files[k]]) for k in first])
-        root.write(_metadata.LAST, [files[_metadata.LAST]])
+    is_new = not root.is_directory(f"d/{save}")  # With `layout="zarr"`.
+    root.make_directories([f"d/{save}"])
+    for key, data in {**files, _files.INDEX: index}.items():
+        root.delete(staged(key))  # Of a call that was killed.
+        root.write(staged(key), [data], sync=True)
+    for key in _in_order(files):
+        root.rename_over(staged(key), key)
+    inside = {key.rpartition("/")[0] for key in files}
+    root.sync_directories({*inside, ""})
     if not root.replace(_files.INDEX, index, found, staged(_files.INDEX)):
         raise replaced(root, PathState(found, frozenset()))
     if is_new:
         root.drop_directory(f"d/{save}")
         root.drop_directory("d")
     root.sync_directories([""])
+
+
+def _in_order(files: Iterable[str]) -> list[str]:
+    return sorted(files, key=_metadata.LAST.__eq__)
+
+
+def _put_in_store(
+    root: Backend,
+    files: Mapping[str, bytes],
+    index: bytes,
+    found: Value,
+    stamps: dict[str, str],
+) -> None:
+    """The same in a store, where no lock keeps others away: each file is written only
+    if the index is as it was found, or as it is to be, and nobody has written that file
+    since. Adds the `stamps` of what it has written."""
+
+    def put(key: str) -> None:
+        written = None
+        while written is None:
+            before, now = root.read(key), root.read(_files.INDEX)
+            if now is None or now.data not in (found.data, index):
+                raise replaced(root, PathState(found, frozenset()))
+            written = root.replace(key, files[key], before)
+        stamps[key] = written.generation.hex()
+
+    *first, last = _in_order(files)
+    _store.gather(root, [ft.partial(put, key) for key in first])
+    put(last)
+    if root.replace(_files.INDEX, index, found) is None:
+        raise replaced(root, PathState(found, frozenset()))
+    # Another, whose file was the same, may have taken it away before it was listed.
+    if lost := [key for key in _in_order(files) if not root.has(key)]:
+        for key in lost:
+            if written := root.replace(key, files[key], None):
+                stamps[key] = written.generation.hex()
+        # Or because all of the save is gone.
+        drop_unlisted(root, stamps)

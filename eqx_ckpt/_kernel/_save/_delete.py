@@ -20,7 +20,7 @@ from .._storage._local import LocalDirectory
 from .._storage._objects import ObjectStore
 from . import _background, _leftovers
 from ._path_state import foreign, foreign_among
-from ._transaction import discard
+from ._transaction import discard, drop_unlisted, stamps_of
 
 
 @_handlers.pass_through
@@ -248,26 +248,27 @@ def _remove_in_store(
             return False
         if root.delete_as(_files.INDEX, found.stamp):
             break
-    rest = [key for key in found.keys if key != _files.INDEX]
+    # Beside its data they are taken for a leftover, and without it for somebody else's.
+    drop_unlisted(root, found.side)
+    rest = {*found.keys} - {_files.INDEX, *found.side}
     jobs = [ft.partial(root.delete_files, rest), root.list_all, follow]
     _, now, _ = _store.gather(root, jobs)
-    # The list may be older than the index that is deleted: `write_orbax` may have added
-    # files, and another may have saved.
-    is_ours = lambda key: key in found.others or key.startswith(f"{found.data}/")
-    root.delete_files({key for key in now or () if is_ours(key)} - {*rest})
+    # The list may be older than the index that is deleted: another had saved.
+    left = {key for key in now or () if key.startswith(f"{found.data}/")}
+    root.delete_files(left - rest)
     return True
 
 
 class _StoredCheckpoint(NamedTuple):
     """A checkpoint in a store: the leaves that have directories of their own, or None
-    if its index is damaged; the stamp of that; the directory of its data; its files for
-    other readers; and all files that are there."""
+    if its index is damaged; the stamp of that; the directory of its data; all files
+    that are there; and the stamps of its files for other readers."""
 
     names: Sequence[str] | None
     stamp: str
     data: str = "d/none"
-    others: Collection[str] = ()
-    keys: Sequence[str] = ()
+    keys: Collection[str] = ()
+    side: dict[str, str] = {}
 
 
 def _stored(root: ObjectStore) -> _StoredCheckpoint:
@@ -291,7 +292,9 @@ def _stored(root: ObjectStore) -> _StoredCheckpoint:
     if names is None:
         names = [x for x in inside if inside[x]] if _files.DIGESTS in inside else []
     _refuse(root, foreign_among(names, inside, lambda name: inside.get(name, ())))
-    return found._replace(keys=keys)
+    # `write_orbax` may have added some since they were listed.
+    keys = {*keys, *found.keys}
+    return found._replace(keys=keys, side=stamps_of(root, keys))
 
 
 def _find_in_store(root: ObjectStore) -> _StoredCheckpoint:
@@ -299,8 +302,7 @@ def _find_in_store(root: ObjectStore) -> _StoredCheckpoint:
     if published is None:
         return _StoredCheckpoint(None, root.stamp(_files.INDEX))
     data, stamp = published.file.data, published.file.generation.hex()
-    found = _StoredCheckpoint(
-        published.content.names, stamp, others=_index.others_in(data)
-    )
+    added = _index.others_in(data)
+    found = _StoredCheckpoint(published.content.names, stamp, keys=added)
     head = _index.match_head(data)
     return found._replace(data=f"d/{head[1].decode()}") if head else found

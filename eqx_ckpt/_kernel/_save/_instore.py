@@ -9,16 +9,19 @@ what was there.
 
 import contextlib
 import functools as ft
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from .._format import _files, _index
 from .._storage import _store
 from .._storage._objects import ObjectStore
 from ._path_state import claimed
-from ._transaction import discard, Transaction
+from ._transaction import discard, drop_unlisted, stamps_of, Transaction
 
 
 class InStore(Transaction):
+    # Of the files for other readers that were there right before the commit.
+    _stamps: dict[str, str] = {}
+
     def begin(self, held: contextlib.ExitStack) -> None:
         self.undo.callback(discard, self.root, self.data_key)
         self.root.check_conditions(f"{self.data_key}/digests")
@@ -29,15 +32,25 @@ class InStore(Transaction):
         self.commit(ft.partial(self._replace, index), index)
         with self.errors_after_commit():
             with contextlib.suppress(OSError, ValueError):
+                # `write_orbax` may add some as soon as there is the new index.
+                drop_unlisted(root, self._stamps)
                 root.delete_files(self._outdated(side))
 
     def _replace(self, index: bytes) -> bool:
         replace = ft.partial(self.root.replace, _files.INDEX, index)
-        while (written := replace(self.found.index)) is None:
+        while True:
+            self._stamps = stamps_of(self.root, self._found_keys())
+            if (written := replace(self.found.index)) is not None:
+                self.generation = written.generation
+                return True
             if not self.accept():
                 return False
-        self.generation = written.generation
-        return True
+
+    def _found_keys(self) -> Iterable[str]:
+        # `write_orbax` may have added some since they were listed.
+        found = self.found.index
+        added = _index.others_in(found.data) if found else ()
+        return dict.fromkeys([*self.found.keys, *added])
 
     def _outdated(self, side: Mapping[str, bytes]) -> list[str]:
         """The files that were there before, and that nothing refers to any more. A save
@@ -45,10 +58,7 @@ class InStore(Transaction):
         tops = {key.partition("/")[0] for key in side}
         gone = {*_files.SIDE, _files.CLAIM} - tops
         out = []
-        found = self.found.index
-        # `write_orbax` may have added some since they were listed.
-        added = _index.others_in(found.data) if found else ()
-        for key in dict.fromkeys([*self.found.keys, *added]):
+        for key in self._found_keys() - self._stamps.keys():
             top, _, inside = key.partition("/")
             other, slash, _ = inside.partition("/")
             is_data = top == "d" and slash and _index.is_save_id(other)

@@ -5,7 +5,7 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from .._format import _files, _index, _text
@@ -172,6 +172,26 @@ def discard(root: Backend, key: str = "") -> None:
     """Deletes what is of no use any more, if that can be done."""
     with contextlib.suppress(OSError, ValueError):
         root.delete(key)
+
+
+def stamps_of(root: Backend, keys: Iterable[str]) -> dict[str, str]:
+    """Those of the files among `keys` that are for other readers, as `drop_unlisted`
+    takes them."""
+    side = sorted(_files.OTHERS.intersection(keys), reverse=True)  # `_METADATA` last.
+    return dict(zip(side, _store.each(root, lambda root, key: root.stamp(key), side)))
+
+
+def drop_unlisted(root: Backend, stamps: dict[str, str]) -> None:
+    """Deletes files for other readers in a store, the last of them first. One stays
+    that has another stamp by now, or that the index lists: others have written it."""
+    if not stamps:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        index = root.read(_files.INDEX, limit=MAX_INDEX)
+        listed = _index.others_in(index.data) if index else ()
+        for key in reversed(stamps):
+            if key not in listed:
+                root.delete_as(key, stamps[key])
 
 
 @contextlib.contextmanager
