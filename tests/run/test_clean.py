@@ -310,6 +310,25 @@ def test_what_killed_managers_leave_at_the_root(tmp_path):
     assert (tmp_path / "180/default/d").exists() and (tmp_path / "160").exists()
 
 
+def test_files_of_the_history_that_are_torn(tmp_path):
+    root = tmp_path / "run"
+    with ec.CheckpointManager(root) as manager:
+        manager.save(3, _tree(1))
+    place = root / "eqx_ckpt.history"
+    (whole,) = place.iterdir()
+    data = whole.read_bytes()
+    files = {name: data[:end] for name, end in (("0", 0), ("1", 1), ("2", -1))}
+    files["3"] = bytes(len(data))  # It is damaged, and not torn.
+    paths = [place / f"saved-1-{_id[:-1]}{name}" for name in files]
+    for path, torn in zip(paths, files.values()):
+        path.write_bytes(torn)
+    with locked(place):
+        assert ec.clean(root) == []
+    left = list(map(str, paths[:3]))
+    assert ec.clean(root, remove=False) == left == ec.clean(root)
+    assert {*place.iterdir()} == {whole, paths[3]}
+
+
 def test_the_mark_of_a_step_that_is_gone(tmp_path):
     """It tells Orbax that a step is whole."""
     for step, said in ((1, b"by eqx_ckpt"), (2, b"by eqx_ckpt"), (3, b"")):

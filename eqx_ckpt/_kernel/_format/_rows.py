@@ -14,6 +14,16 @@ from . import _index, _json, _schema
 R = TypeVar("R", bound=tuple)
 
 
+def is_torn(data: bytes) -> bool:
+    """Whether a file of rows ends before its end, as a killed writer leaves it."""
+    stream = zlib.decompressobj()
+    try:
+        stream.decompress(data, _json.MAX_INDEX)
+    except zlib.error:
+        return False  # It is damaged.
+    return not (stream.eof or stream.unconsumed_tail)
+
+
 @dataclasses.dataclass(frozen=True)
 class RowFormat(Generic[R]):
     """Rows of a type, whose entries are of these kinds; and what they make up."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from .. import _rooms
-from .._format import _files, _history
+from .._format import _files, _history, _rows
 from .._load import _published
 from .._runtime import _arguments, _log
 from .._save import _inplace, _leftovers
@@ -90,6 +90,8 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
     for place in (_numbered.PINS, _attempts.PLACE):
         found |= _clean_beside(_numbered.new_directories(here, place), remove)
     is_run = _history.PLACE in tops
+    if is_run and isinstance(here, LocalDirectory) and not here.is_link(_history.PLACE):
+        found |= _clean_history(here.below(_history.PLACE), remove)
     for step in map(here.below, filter(_numbered.is_step, tops)):
         # Others may be deleting it.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -111,6 +113,22 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
             here.delete(key)
             here.below(os.path.dirname(key)).drop_directory()
     return sorted(found)
+
+
+def _clean_history(place: LocalDirectory, remove: bool) -> set[str]:
+    """Cleans the files of a history that are torn: their writers held its lock."""
+    found = set()
+    with contextlib.suppress(OSError), place.lock() as held:
+        names = (
+            list(filter(_history.parse_name, place.list_top() or ())) if held else []
+        )
+        for name in names:
+            value = place.read(name)
+            if value is not None and _rows.is_torn(value.data):
+                found.add(f"{place.path}/{name}")
+                if remove:
+                    place.delete_files([name])
+    return found
 
 
 def _clean_mark(step: Backend, tops: Mapping[str, bool], remove: bool) -> set[str]:

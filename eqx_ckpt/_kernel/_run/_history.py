@@ -147,7 +147,9 @@ class History:
         data = _history.FORMAT.encode(rows)
         name = _history.name(rows, secrets.token_hex(8))
         self._root.make_directories([PLACE])
-        self._root.write(f"{PLACE}/{name}", [data], sync=True)
+        # It says to `clean` that a file which is not whole is being written.
+        with self._root.below(PLACE).lock(wait=True):
+            self._root.write(f"{PLACE}/{name}", [data], sync=True)
         self._root.sync_directories([PLACE, ""])
         self._root.sync_above()
         self._names.add(name)

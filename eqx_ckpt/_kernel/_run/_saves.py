@@ -276,11 +276,12 @@ class Saves:
             jobs: list[Callable[[], Any]] = []
             if leads:
                 jobs.append(lambda: self.steps.write_done_file(step, is_saved))
-            if is_saved and handle._generation:
+            written = handle._written
+            if is_saved and written and written.generation:
                 # In an object store. In a directory the index is read.
-                known = SeenStep(Signature(handle._generation.hex()), metrics)
+                known = SeenStep(Signature(written.generation.hex()), metrics)
                 facts = self.start.number, round(time.time(), 3)
-                save, nbytes = handle._written.save, handle.progress.total
+                save, nbytes = written.save, handle.progress.total
                 row = HistoryRow(step, save, *facts, nbytes, metrics)
                 jobs.append(lambda: self.steps.add_saved(row, known.signature))
             elif is_saved and leads:

@@ -137,7 +137,7 @@ def begin(
 
     def write() -> None:
         committed = _serialise.write(planned, run, reused, handle._count)
-        handle._generation, written.save = committed.generation, committed.save_id
+        written.generation, written.save = committed.generation, committed.save_id
 
     return start_staged(handle, planned, write, run)
 

@@ -53,7 +53,6 @@ class SaveHandle:
         self._worker: _threads.Worker | None = None
         # What a later save can know of it: see `_reuse`.
         self._written: Any = None
-        self._generation = b""
         # The bytes of the copies that it has of the caller's arrays.
         self._copied = copied
         # Whether it does not wait for other kinds of saves, nor they for it.
