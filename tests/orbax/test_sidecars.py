@@ -81,6 +81,16 @@ def test_orbax_restores_more_trees(tmp_path):
     assert len(report) == 3 * 25
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_every_reader_reads_what_every_door_writes(tmp_path):
+    report = _ask_orbax(tmp_path, 8, "doors")
+    assert not _wrong(report)
+    # Layouts, kinds, doors, readers; the commit file is of one door, and zarr-python
+    # reads one layout.
+    assert len(report) == 12 * (2 * 6 * 5 + 2 + 6)
+
+
 def test_orbax_sees_the_last_save(tmp_path):
     report = _ask_orbax(tmp_path, 8, "overwritten", "missing_chunk", "manager")
     assert not _wrong(report)

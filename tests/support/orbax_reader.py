@@ -20,6 +20,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt as ec
+from support import command
 
 
 LAYOUTS = ("ocdbt", "zarr")
@@ -406,6 +407,117 @@ def manager(root):
             step = manager.latest_step()
             got = manager.restore(step, args=ocp.args.StandardRestore())
         yield (layout,), ["step"] * (step != 7) + _differences(got, tree)
+
+
+def doors(root):
+    """Files for Orbax from every door that writes them, for all of their readers."""
+    for layout in LAYOUTS:
+        for kind, part in held().items():
+            tree, expected = {kind: part}, eqx.filter({kind: part}, ec.is_storable)
+            for door, write in _DOORS.items():
+                base = root / f"{layout}-{kind}-{door}"
+                path = base / "7" / "default"
+                write(path, tree, layout)
+                for name, restore in _readers().items():
+                    case = layout, kind, door, name
+                    yield case, _differences(restore(path), expected)
+                for commit in ("rename", "COMMIT_FILE")[: 1 + (door == "manager")]:
+                    got = _by_manager(base, commit)
+                    case = layout, kind, door, f"manager, {commit}"
+                    yield case, _differences(got, expected)
+                yield (layout, kind, door, "TensorStore"), _unread(path, expected)
+                if layout == "zarr":
+                    wrong = _unlisted(path, expected)
+                    yield (layout, kind, door, "zarr-python"), wrong
+
+
+def _by_save(path, tree, layout):
+    ec.tree_serialise_leaves(path, tree, layout=layout, orbax=True)
+
+
+def _by_async_save(path, tree, layout):
+    ec.async_tree_serialise_leaves(path, tree, layout=layout, orbax=True).result()
+
+
+def _by_own_manager(path, tree, layout):
+    run = path.parent.parent
+    with ec.CheckpointManager(run, layout=layout, orbax=True) as manager:
+        manager.save(7, tree)
+
+
+def _by_write_orbax(path, tree, layout):
+    ec.tree_serialise_leaves(path, tree, layout=layout)
+    ec.write_orbax(path)
+
+
+def _by_convert(path, tree, layout):
+    source = path.parent.parent.with_suffix(".zip")
+    ec.tree_serialise_leaves(source, tree)
+    ec.convert(source, path, layout=layout, orbax=True)
+
+
+def _by_command(path, tree, layout):
+    ec.tree_serialise_leaves(path, tree, layout=layout)
+    assert command.main(["convert", "--orbax", path]) == 0
+
+
+_DOORS = {
+    "save": _by_save,
+    "async save": _by_async_save,
+    "manager": _by_own_manager,
+    "write_orbax": _by_write_orbax,
+    "convert": _by_convert,
+    "command": _by_command,
+}
+
+
+def _by_manager(base, commit):
+    import orbax.checkpoint as ocp
+
+    mode = {"rename": None, "COMMIT_FILE": ocp.options.AtomicityMode.COMMIT_FILE}
+    atomicity = mode[commit] and ocp.options.AtomicityOptions(mode=mode[commit])
+    options = ocp.CheckpointManagerOptions(atomicity_options=atomicity)
+    with ocp.CheckpointManager(base, options=options) as manager:
+        return manager.restore(7, args=ocp.args.StandardRestore())
+
+
+def _stored_of(tree):
+    """The arrays of leaves by name, as other readers than Orbax see them."""
+    names = jax.tree.leaves(ec.leaf_names(tree))
+    leaves = [jr.key_data(x) if _is_key(x) else x for x in jax.tree.leaves(tree)]
+    arrays = map(np.asarray, leaves)
+    return {
+        name: x.astype(x.dtype.newbyteorder("="))
+        for name, x in zip(names, arrays, strict=True)
+    }
+
+
+def _are_bits(got, x):
+    return (got.dtype, got.shape, got.tobytes()) == (x.dtype, x.shape, x.tobytes())
+
+
+def _unread(path, tree):
+    import tensorstore as ts
+
+    ckpt = ec.open(path)
+    return [
+        name
+        for name, x in _stored_of(tree).items()
+        for way in (ckpt[name].url, ckpt.spec(name))
+        if not _are_bits(ts.open(way, read=True).result().read().result(), x)
+    ]
+
+
+def _unlisted(path, tree):
+    import zarr
+
+    lacking = ("int2", "int4", "float4", "float8", "bfloat16")
+    stored = _stored_of(tree).items()
+    own = {name: x for name, x in stored if not x.dtype.name.startswith(lacking)}
+    arrays = dict(zarr.open_group(path, mode="r").arrays())
+    both = own.keys() & arrays.keys()
+    wrong = [n for n in both if not _are_bits(np.asarray(arrays[n][...]), own[n])]
+    return sorted(own.keys() ^ arrays.keys()) + wrong
 
 
 def main(root, *checks):
