@@ -2,6 +2,7 @@
 
 import concurrent.futures as cf
 import io
+import itertools
 import json
 import os
 import pickle
@@ -425,3 +426,20 @@ def test_other_zips(tmp_path):
         archive.writestr("b/eqx_ckpt.json", json.dumps({}))
     with pytest.raises(ValueError, match="with 2 `eqx_ckpt.json`"):
         ec.open(tmp_path / "b.zip")
+
+
+def test_a_zip_that_is_deleted_and_saved_again_is_no_other_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.zip"
+    ec.tree_serialise_leaves(path, {"x": np.ones(3)})
+    saved, looks, changes = path.read_bytes(), itertools.count(1), {}
+    look = lambda *_: changes.pop(next(looks), lambda: None)()
+    inside.watch(monkeypatch, "look what is there", look)
+    for gone, again in itertools.combinations(range(1, 8), 2):
+        path.write_bytes(saved)
+        looks = itertools.count(1)
+        changes.update({gone: path.unlink, again: lambda: path.write_bytes(saved)})
+        try:
+            assert list(ec.open(path)) == ["x"]
+        except FileNotFoundError as e:
+            assert str(e) == f"There is no checkpoint at `{path}`.", (gone, again)
+        changes.clear()

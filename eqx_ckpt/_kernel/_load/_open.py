@@ -96,16 +96,28 @@ def open_source(root: Backend, like: PyTree = None) -> Source:
 def _find(root: Backend, like: PyTree) -> Source | None:
     """The source at a root, if there is one."""
     if root.entry() not in (None, "directory"):
-        # Another process may delete a file, and save it again, while it is looked at.
-        for _ in range(_TRIES):
-            if (source := _rooms.find_source(root, like)) is not None:
-                return source
-            if root.entry() == "nothing":
-                break
-        return None
+        return _in_file(root, like)
     if _is_unfinished(root):
         return None
     return _source.ours_at(root) or _other_at(root, like)
+
+
+def _in_file(root: Backend, like: PyTree) -> Source | None:
+    """The source that is a file. **Raises:** `FileNotFoundError` for another file."""
+    above, key = root.split()
+    stamp = above.stamp(key)
+    for _ in range(_LOOKS):
+        if (source := _rooms.find_source(root, like)) is not None:
+            return source
+        if root.entry() == "nothing":
+            return None
+        # Others may have deleted a file, and saved it again, as it was looked at.
+        before, stamp = stamp, above.stamp(key)
+        if stamp == before:
+            break
+    raise FileNotFoundError(
+        f"`{root}` is a file, and not a checkpoint of a format that is read."
+    )
 
 
 def _is_unfinished(root: Backend) -> bool:
@@ -114,12 +126,7 @@ def _is_unfinished(root: Backend) -> bool:
 
 def _missing_error(root: Backend) -> FileNotFoundError:
     """The error of a root without a source."""
-    kind = root.entry()
-    if kind not in (None, "directory", "nothing"):
-        return FileNotFoundError(
-            f"`{root}` is a file, and not a checkpoint of a format that is read."
-        )
-    where = "" if kind == "nothing" else _what_is_there(root)
+    where = _what_is_there(root) if root.entry() in (None, "directory") else ""
     return FileNotFoundError(f"There is no checkpoint at `{root}`{where}.")
 
 
@@ -167,6 +174,8 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
 
 # A call is made at least so often, and again for at least so many seconds.
 _TRIES = 3
+# How often a file is looked at that others replace meanwhile.
+_LOOKS = 100
 
 
 def retried_if_replaced(
