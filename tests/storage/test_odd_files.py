@@ -97,6 +97,11 @@ def test_names_that_differ_by_case(odd, tmp_path):
         ec.tree_serialise_leaves(odd / name, tree)
         assert_alike(ec.tree_deserialise_leaves(odd / name, tree), tree)
     ec.tree_serialise_leaves(tmp_path / "x", tree, layout="zarr")
+    # A file of the checkpoint is called so, too.
+    tree = {"Zarr": {"json": np.ones(3)}}
+    with pytest.raises(ValueError, match="`zarr.json` and `Zarr.json` differ only"):
+        ec.tree_serialise_leaves(odd / "z", tree, layout="zarr")
+    ec.tree_serialise_leaves(tmp_path / "x", tree, layout="zarr")
 
 
 def test_what_may_be_memory_mapped(odd, tmp_path):

@@ -133,7 +133,8 @@ def _cuts(path: str) -> list[int]:
 def check_case(names: Sequence[str], root: Backend) -> None:
     """**Raises:** `ValueError` if two directories would be one on this file system, or
     one cannot be."""
-    seen: dict[str, str] = {}
+    own = *_files.SIDE, _files.INDEX, _files.SIGNATURE
+    seen = {name.casefold(): name for name in own}
     for name in names:
         if name.endswith(".__lock"):
             raise ValueError(
@@ -143,6 +144,6 @@ def check_case(names: Sequence[str], root: Backend) -> None:
         other = seen.setdefault(_files.directory(name).casefold(), name)
         if other != name and _store.folds_case(root):
             raise ValueError(
-                f"The leaves `{other}` and `{name}` differ only by case, and the file "
+                f"The names `{other}` and `{name}` differ only by case, and the file "
                 f'system of `{root}` takes them for one. Use `layout="ocdbt"`.'
             )
