@@ -65,6 +65,13 @@ with ec.CheckpointManager(
         assert "fit" in str(e), e
     else:
         raise AssertionError
+    # What each sees of the directory may differ.
+    try:
+        manager.restore(like, 5 + rank)
+    except ValueError as e:
+        assert f"restores step {5 + rank}" in str(e) and f"{6 - rank}." in str(e), e
+    else:
+        raise AssertionError
     # Other steps do not meet. That costs this call, and none after it.
     with ec.CheckpointManager(path, processes=ec.Together(timeout=3)) as other:
         try:

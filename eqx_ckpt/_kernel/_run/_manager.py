@@ -326,7 +326,8 @@ class CheckpointManager:
         **Arguments:**
 
         - `like`, `options`: as in [`tree_deserialise_leaves`][].
-        - `step`: a step at the root. Without it, newer steps that are incomplete or
+        - `step`: a step at the root, the same in all processes, unless each loads alone
+            with `processes="own"`. Without it, newer steps that are incomplete or
             damaged are skipped, and one warning says which and why. There is no warning
             for a step that another process is saving, if that holds its lock. A tree
             that does not fit is an error, and its step is not skipped. The same holds
@@ -353,7 +354,11 @@ class CheckpointManager:
 
     @_handlers.pass_through
     def steps(self) -> list[int]:
-        """The complete steps at the root, in order."""
+        """The complete steps at the root, in order.
+
+        In a run of many processes each looks for itself, and a network's file system
+        may show older ones to one of them: where they branch, let them ask `latest`.
+        """
         return self._steps.complete()
 
     @_handlers.pass_through
@@ -377,8 +382,9 @@ class CheckpointManager:
         if no step has metrics. With `n` a list of so many, the best first, or of fewer
         if there are no more.
 
-        Damaged steps count as without it. **Raises:** `OSError` for a step that cannot
-        be read now; `ValueError` if steps have metrics, and none has this one.
+        Damaged steps count as without it. In a run of many processes each looks for
+        itself, as `steps` does. **Raises:** `OSError` for a step that cannot be read
+        now; `ValueError` if steps have metrics, and none has this one.
         """
         found = _steps.best(self._steps, self._policy, 1 if n is None else n)
         return found if n is not None else next(iter(found), None)

@@ -47,6 +47,7 @@ def restore(
             found = _newest(saves, near, request)
         else:
             step = _steps.check_step(step)
+            _check_agreed(saves, step, request)
             steps.check_own(step)
             found = _of_step(saves, step, request)
             saves.start.note_restored(step)
@@ -56,6 +57,22 @@ def restore(
         facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
         steps.say(_log.INFO, "Restored", found.step, **facts)
     return found
+
+
+def _check_agreed(saves: Saves, step: int, request: LoadRequest) -> None:
+    """**Raises:** `ValueError` in all processes if they do not restore one step."""
+    root, who = saves.steps.root, request.options.get("processes", saves.together)
+    if who == "own":
+        return
+    together, what = _processes.together(who), f"Restoring a step, in `{root}`"
+    processes = _processes.of_run("restore a step", root, together, what)
+    with processes.share_errors():
+        said = said_by_all(processes, step, _SAID, COUNT)
+    if found := sorted({*said} - {step}):
+        raise ValueError(
+            f"This process restores step {step} of `{root}`, and others restore "
+            f"{', '.join(map(str, found))}. `latest()` gives all processes one step."
+        )
 
 
 def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
