@@ -27,14 +27,19 @@ def _program(name: str, *arguments: str) -> str:
     return _printed(scripts.PROGRAMS / f"{name}.py", *arguments)
 
 
-def _imported(line: str) -> set[str]:
-    """The modules that a new process has after a line."""
-    code = f"import json, sys; before = {{*sys.modules}}; {line}"
-    return {*json.loads(_printed("-c", f"{code}; print(json.dumps([*sys.modules]))"))}
+@pytest.fixture(scope="module")
+def imported() -> list[set[str]]:
+    """The modules that a new process has after the import, after it has asked for two
+    names, and after it has asked for all."""
+    asked = ["eqx_ckpt", "eqx_ckpt.tree_serialise_leaves, eqx_ckpt.open"]
+    asked.append("[getattr(eqx_ckpt, name) for name in dir(eqx_ckpt)]")
+    code = "import json, sys; import eqx_ckpt\n"
+    code += "".join(f"{x}\nprint(json.dumps([*sys.modules]))\n" for x in asked)
+    return [{*json.loads(line)} for line in _printed("-c", code).splitlines()]
 
 
-def test_the_import_is_of_no_library_and_no_more_than_hooks():
-    found = _imported("import eqx_ckpt")
+def test_the_import_is_of_no_library_and_no_more_than_hooks(imported):
+    found = imported[0]
     assert not {"jax", "numpy", "equinox", "tensorstore", "click"} & found
     ours = {x.replace("._kernel", "") for x in found if x.startswith("eqx_ckpt.")}
     deep = {x for x in ours if x.count(".") > 1}
@@ -42,9 +47,8 @@ def test_the_import_is_of_no_library_and_no_more_than_hooks():
     assert {x for x in deep if not x.startswith("eqx_ckpt._runtime._")} == set()
 
 
-def test_a_name_imports_what_it_needs():
-    whole = _imported("import eqx_ckpt as ec; [getattr(ec, name) for name in dir(ec)]")
-    saves = _imported("import eqx_ckpt as ec; ec.tree_serialise_leaves; ec.open")
+def test_a_name_imports_what_it_needs(imported):
+    _, saves, whole = imported
     assert "eqx_ckpt._kernel._save._serialise" in saves
     rooms = {x.split(".")[1] for x in saves if x.startswith("eqx_ckpt.") and "._" in x}
     assert not {"_graft", "_interop", "_edit", "merging", "_cli"} & rooms

@@ -220,5 +220,9 @@ def write_often(path, layouts, first):
     return {"saved": saved, "errors": errors}
 
 
-if __name__ == "__main__":
+def main():
     print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))
+
+
+if __name__ == "__main__":
+    main()
