@@ -16,7 +16,6 @@ from support.pauses import stores
 from support.run_kills import JOBS, KEEP, look, Seen
 
 import eqx_ckpt as ec
-from eqx_ckpt._kernel._format._rows import is_torn
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["directory", "store"])
@@ -92,8 +91,7 @@ class _Campaign:
             names = {path.name for path in root.iterdir() if path.name.isdecimal()}
             assert names == {*map(str, now.steps)}
             assert not [*root.glob("eqx_ckpt.*/new-*")]
-            files = [x.read_bytes() for x in root.glob("eqx_ckpt.history/*")]
-            assert not any(map(is_torn, files))
+            assert not any(map(run_kills.is_torn, root.glob("eqx_ckpt.history/*")))
         assert len(list(root.glob("eqx_ckpt.run/[0-9]*"))) <= 3
         for step in now.pinned:
             manager.unpin(step)

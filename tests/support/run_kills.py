@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import eqx_ckpt as ec
+from eqx_ckpt._kernel._format import _rows
 from support import killing, pauses
 
 
@@ -54,6 +55,10 @@ def make(root: pathlib.Path) -> None:
     with ec.CheckpointManager(root, keep=KEEP, reuse=False) as manager:
         for step in STEPS:
             save(manager, step, 0)
+
+
+def is_torn(file: pathlib.Path) -> bool:
+    return _rows.is_torn(file.read_bytes())
 
 
 def play(job: str, directory: pathlib.Path, told: Callable[[int], Any]) -> None:
