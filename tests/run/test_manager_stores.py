@@ -7,11 +7,12 @@ import random
 import signal
 import textwrap
 import threading
+import time
 
 import jax.numpy as jnp
 import pytest
 from support import inside, scripts, servers
-from support.helpers import fill_run, long, tree_at
+from support.helpers import fill_run, long, tree_at, until
 from support.processes import good, run_team
 from support.stores import StoredFiles
 
@@ -408,6 +409,32 @@ def test_a_loop_waits_for_no_request(far):
         step = itertools.count(1001)
         save = lambda: (fill_run(manager, [next(step)]), manager.wait())
         assert servers.round_trips(proxy, 5, save) == 5
+
+
+def test_an_older_step_stays_until_the_new_one_is_marked(far):
+    """Or a manager of Orbax would find neither."""
+    proxy, root = far
+    is_mark = lambda method, path, step: (
+        method == "PUT" and path.endswith(f"/{step}/commit_success.txt")
+    )
+    with ec.CheckpointManager(root, keep=1) as manager:
+        fill_run(manager, [0])
+        manager.wait()
+        proxy.fault = lambda *of: 403 if is_mark(*of, 1) else None
+        with pytest.warns(UserWarning, match="Older steps were not deleted"):
+            fill_run(manager, [1])
+            manager.wait()
+        assert manager.steps() == [0, 1]
+        at = threading.Event()
+        proxy.requests.clear()
+        proxy.fault = lambda *of: at.wait(60) and None if is_mark(*of, 2) else None
+        fill_run(manager, [2])
+        until(lambda: proxy.count("HEAD", "/2/default/eqx_ckpt.json"))
+        time.sleep(0.05)
+        assert proxy.count("DELETE") == 0
+        at.set()
+        manager.wait()
+        assert proxy.count("DELETE") > 0 and manager.steps() == [2]
 
 
 def test_a_step_that_another_has_saved_since(far):

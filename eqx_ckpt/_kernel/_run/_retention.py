@@ -1,6 +1,6 @@
 """Deletion of old steps once another is saved, without a look at all each time."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any, NamedTuple
 
 from .._runtime import _log
@@ -57,10 +57,12 @@ class Retention:
         damaged: Set[int],
         attempt: Attempt | None,
         known: SeenStep | None = None,
+        ready: Callable[[], Any] = lambda: None,
     ) -> list[str]:
         """Deletes steps that need not stay once a step is saved, and files that killed
         saves have left. Steps that are `damaged` are neither counted nor deleted.
-        `known` are the facts of the new step, if there are any.
+        `known` are the facts of the new step, if there are any. Nothing is deleted
+        before `ready` returns.
 
         **Returns:** what was not deleted, and why.
         """
@@ -79,7 +81,7 @@ class Retention:
         for _ in range(_AGAIN if keeps else 0):
             going, reasons = self._going(seen, new, damaged)
             going -= self._kept_by_rule(going, seen, failures)
-            if self._delete(going, reasons, seen, failures):
+            if self._delete(going, reasons, seen, failures, ready):
                 break
             seen, failures = self._look({}, new)
         if not failures:
@@ -187,7 +189,12 @@ class Retention:
         return {step: time for (step, _), time in self._times.items()}
 
     def _delete(
-        self, going: Iterable[int], reasons: Set[int], seen: Seen, failures: list[str]
+        self,
+        going: Iterable[int],
+        reasons: Set[int],
+        seen: Seen,
+        failures: list[str],
+        ready: Callable[[], Any],
     ) -> bool:
         """Deletes steps. Returns whether all are still what they were."""
         for step in sorted(going):
@@ -197,6 +204,7 @@ class Retention:
 
             def may_still_go(step: int = step, looks: list[bool] = looks) -> bool:
                 looks.append(self._is_still(seen, {step, *reasons}))
+                ready()
                 return looks[-1]
 
             try:

@@ -274,8 +274,9 @@ class Saves:
         try:
             is_saved, known = handle._saved.exception() is None, None
             jobs: list[Callable[[], Any]] = []
+            marked: _threads.Outcome[None] = _threads.Outcome()
             if leads:
-                jobs.append(lambda: self.steps.write_done_file(step, is_saved))
+                jobs.append(lambda: self._mark(step, is_saved, marked))
             written = handle._written
             if is_saved and written and written.generation:
                 # In an object store. In a directory the index is read.
@@ -291,7 +292,7 @@ class Saves:
                 self.damaged.discard(step)
                 self.last_whole = handle
             if is_saved and retain:
-                jobs.append(lambda: self._retain(step, known))
+                jobs.append(lambda: self._retain(step, known, marked.result))
             _do_all(jobs, is_together=known is not None)
         except Exception as e:
             self._undeleted.append(f"{type(e).__name__}: {e}")
@@ -299,8 +300,20 @@ class Saves:
             self._follower = None
             going.over.set()
 
-    def _retain(self, step: int, known: SeenStep | None) -> None:
-        retained = step, self.damaged, self.start.attempt, known
+    def _mark(self, step: int, is_saved: bool, marked: _threads.Outcome[None]) -> None:
+        try:
+            self.steps.write_done_file(step, is_saved, marked.set_result)
+        except BaseException as e:
+            marked.set_exception(e)
+            raise
+        finally:
+            marked.set_result(None)
+
+    def _retain(
+        self, step: int, known: SeenStep | None, ready: Callable[[], Any]
+    ) -> None:
+        # Orbax finds no step without its mark: older ones stay until that is there.
+        retained = step, self.damaged, self.start.attempt, known, ready
         self._undeleted.extend(self._retention.retain(*retained))
         self.steps.journal.note_saved(step)
 

@@ -608,18 +608,27 @@ class Steps:
         if not self.remove(step):
             raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
 
-    def write_done_file(self, step: int, is_new: bool = False) -> None:
+    def write_done_file(
+        self,
+        step: int,
+        is_new: bool = False,
+        marked: Callable[[None], Any] = lambda _: None,
+    ) -> None:
         """Says that a step of ours is whole, to managers of Orbax that write steps in
-        place. `is_new`: its save was just committed."""
+        place. `is_new`: its save was just committed. `marked` is called as soon as it
+        is said."""
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             with self._at(step).lock(wait=True):
                 if is_new and self._there is not None:
                     self._there.add(step)
                 if (is_new and not self.is_local) or self._is_ours(step):
-                    self._write_mark(step)
+                    self._write_mark(step, marked)
 
-    def _write_mark(self, step: int) -> None:
+    def _write_mark(
+        self, step: int, marked: Callable[[None], Any] = lambda _: None
+    ) -> None:
         self.root.write(f"{step}/{_published.DONE}", [_published.OURS])
+        marked(None)
         # Where there are no locks, another may have deleted it.
         if not self.is_local:
             look = lambda: self.root.stamp(index_of(step))
