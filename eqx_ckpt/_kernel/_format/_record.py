@@ -260,14 +260,11 @@ def labels_of_states(found: Iterable[tuple[str, str, Any]]) -> dict[str, list[La
             states[name] = value["markers"]
         else:
             names.setdefault(value["markers"][0], []).append(name)
-    wanted = {*it.chain.from_iterable(states.values())}  # States share them.
-    labels = {marker: _label(marker, names.get(marker, ())) for marker in wanted}
+    labels: dict[str | int, Label] = {}  # States share them.
+    for marker in it.chain.from_iterable(states.values()):
+        own = label_of(marker) if type(marker) is str else Label()
+        labels[marker] = own._replace(names=own.names.union(names.get(marker, ())))
     return {name: [labels[x] for x in markers] for name, markers in states.items()}
-
-
-def _label(marker: str | int, names: Sequence[str]) -> Label:
-    own = label_of(marker) if type(marker) is str else Label()
-    return own._replace(names=own.names.union(names))
 
 
 def label_of(text: str) -> Label:
@@ -299,7 +296,9 @@ def packed(children: Sequence[int]) -> list[int]:
 
 def encode(record: TreeRecord) -> dict[str, Any]:
     """The field `tree` of an index."""
-    made = _encode_kinds(record)
+    bare = _bare_kinds(record)
+    widths = {row.kind: len(row.children) for row in record.rows if row.kind in bare}
+    made = [_encode_kind(kind, widths.get(n)) for n, kind in enumerate(record.kinds)]
     texts = list(map(json.dumps, made))
     kinds = dict(zip(texts, made))
     number_of = dict(zip(kinds, range(len(kinds))))
@@ -308,16 +307,14 @@ def encode(record: TreeRecord) -> dict[str, Any]:
     return {"kinds": list(kinds.values()), "values": record.values, "rows": rows}
 
 
-def _encode_kinds(record: TreeRecord) -> list[list[Any]]:
-    bare = _bare_kinds(record)
-    widths = {row.kind: len(row.children) for row in record.rows if row.kind in bare}
-    return [_encode_kind(kind, widths.get(n)) for n, kind in enumerate(record.kinds)]
-
-
 def _bare_kinds(record: TreeRecord) -> set[int]:
     """The kinds of dicts whose keys the names of leaves tell, and in which nothing is
     compared."""
     out = {n for n, kind in enumerate(record.kinds) if kind.how in DICTS}
+    for n in [*out]:  # Only the record tells keys that are no strings or integers.
+        keys = record.kinds[n].keys
+        if keys and not {*map(type, json.loads(keys))} <= {str, int}:
+            out.discard(n)
     for row in record.rows:
         if row.kind in out:
             below = {*row.children}
@@ -325,12 +322,7 @@ def _bare_kinds(record: TreeRecord) -> set[int]:
                 record.has_values[x] or record.has_labels[x] for x in below
             ):
                 out.discard(row.kind)
-    return {n for n in out if _has_plain_keys(record.kinds[n])}
-
-
-def _has_plain_keys(kind: Kind) -> bool:
-    """Whether the keys of a dict are strings and integers."""
-    return not kind.keys or {*map(type, json.loads(kind.keys))} <= {str, int}
+    return out
 
 
 def _encode_kind(kind: Kind, width: int | None) -> list[Any]:

@@ -1,8 +1,6 @@
 """Python's cyclic garbage collector, and how not to wait for it."""
 
-import contextlib
 import gc
-from collections.abc import Iterator
 
 from ._settings import Setting
 
@@ -20,12 +18,7 @@ _thresholds = Setting(
 )
 
 
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """Lets the collector run rarely for a while.
-
-    A call that makes several objects for each of 10,000 leaves sets it off again and
-    again, each time over all that the process has: a third of the time of a save.
-    """
-    with _thresholds.changed():
-        yield
+# Lets the collector run rarely for a while. A call that makes several objects for each
+# of 10,000 leaves sets it off again and again, each time over all that the process has:
+# a third of the time of a save.
+paused = _thresholds.changed

@@ -89,18 +89,19 @@ def pass_through(call: Callable[P, T]) -> Callable[P, T]:
             or threading.current_thread() is not threading.main_thread()
         ):
             return call(*args, **kwargs)
-        found = {n: x for n in _NUMBERS if callable(x := _signal.getsignal(n))}
-        if all(x is signal.default_int_handler for x in found.values()):
+        found = zip(_NUMBERS, map(_signal.getsignal, _NUMBERS))
+        own = signal.default_int_handler
+        handlers = [(n, x) for n, x in found if callable(x) and x is not own]
+        if not handlers:
             return call(*args, **kwargs)
         guards: dict[int, _Guard] = {}
         raised: list[Exception] = []
         with _cleanup.surely(lambda: _put_back(guards)):
             try:
                 _raised = raised
-                for number, handler in found.items():
-                    if handler is not signal.default_int_handler:
-                        guards[number] = _Guard(behind(handler))
-                        _signal.signal(number, guards[number])
+                for number, handler in handlers:
+                    guards[number] = _Guard(behind(handler))
+                    _signal.signal(number, guards[number])
                 result = call(*args, **kwargs)
                 # Python ignores what is raised in a finaliser.
                 if not raised:

@@ -64,7 +64,9 @@ def describe(
     **Raises:** naming the leaf that cannot be stored.
     """
     values = list(map(flat.leaves.__getitem__, numbers))
-    alike = _leaf_kinds(flat, values)
+    # The kinds of the last tree like it, where these are the same.
+    last = flat.walk.once("kinds", None, list) if flat.is_walk_kept else []
+    alike = _leaf.alike(values, last)
     key = _key(flat, numbers, values, alike, options)
     kept: list[Any] = [] if key is None else flat.walk.once(key, None, list)
     parts: dict[int, Part] = {}
@@ -96,13 +98,6 @@ def _are_zero_copy(
         for (number, kind), value in dict(zip(both, values)).items()
     }
     return list(map(known.__getitem__, both))
-
-
-def _leaf_kinds(flat: Flat, values: Sequence[Any]) -> LeafKinds:
-    """The kinds of leaves, those of the last tree like it where these are the same."""
-    if not flat.is_walk_kept:
-        return _leaf.alike(values, [])
-    return _leaf.alike(values, flat.walk.once("kinds", None, list))
 
 
 def _key(

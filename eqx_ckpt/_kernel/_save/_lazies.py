@@ -284,7 +284,8 @@ def in_order(jobs: Iterable[Callable[[], T]], requests: int) -> Iterator[T]:
     """The results of jobs, one after the other: each is done in its turn, or, if they
     wait for a store, so many `requests` at a time."""
     if requests <= 1:
-        yield from (job() for job in jobs)
+        for job in jobs:
+            yield job()
         return
     starts = ((0, ft.partial(_same, job)) for job in jobs)
     with _threads.Crew(requests) as crew:

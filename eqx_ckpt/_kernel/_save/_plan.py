@@ -110,7 +110,7 @@ def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeF
     """Facts about a tree. `wholes`: the key paths of the nodes that are stored."""
     stored = {*numbers}
     _states.check_order(flat, stored)
-    record = flat.record([i in stored for i in range(len(flat.leaves))])
+    record = flat.record(list(map(stored.__contains__, range(len(flat.leaves)))))
 
     def make() -> TreeFacts:
         try:

@@ -18,6 +18,7 @@ from ._objects import ObjectStore
 
 
 LAYOUTS = ("ocdbt", "zarr")
+_url, _slashes = re.compile(r"[a-z][a-z0-9+.-]*://"), re.compile("^//+")
 
 
 def resolve(path: Any, follow: bool = False) -> Backend:
@@ -38,8 +39,8 @@ def resolve(path: Any, follow: bool = False) -> Backend:
     if text == "" or "\0" in text:
         raise ValueError(f"{text!r} is not a path.")
     scheme, is_url, _ = text.partition(":/")
-    kinds = {"memory": _in_memory, **_rooms.kinds_of_stores()}
-    if re.match(r"[a-z][a-z0-9+.-]*://", text):
+    kinds = {"memory": _in_memory, **_rooms.kinds_of_stores()} if is_url else {}
+    if _url.match(text):
         if not text.startswith("file://"):
             make = kinds.get(text.partition(":")[0]) or kinds.get("*")
             if make is None:
@@ -56,7 +57,8 @@ def resolve(path: Any, follow: bool = False) -> Backend:
             f"{text!r} is not a URL: give one as a string, such as `s3://bucket/run`."
         )
     # POSIX leaves two slashes as they are.
-    local = pathlib.Path(re.sub("^//+", "/", os.path.abspath(os.path.expanduser(text))))
+    whole = os.path.abspath(os.path.expanduser(text))
+    local = pathlib.Path(_slashes.sub("/", whole))
     try:
         text.encode()
     except UnicodeError:

@@ -13,6 +13,7 @@ import enum
 import fractions
 import functools as ft
 import inspect
+import itertools as it
 import json
 import math
 import operator
@@ -65,7 +66,17 @@ def encode(value: object, owner: type | None = None) -> Any:
         return value
     if type(value) is str and len(value) < 100 and value.isascii():
         return value
-    out = _Encoder().encode(value, 0)
+    count = it.count()
+
+    def encode(x: object, depth: int) -> Any:
+        if next(count) >= limits.value_parts or depth > MAX_DEPTH:
+            return {"unknown": ["builtins", "object"]}
+        try:
+            return _encode(x, lambda part: encode(part, depth + 1))
+        except Exception:  # Of the methods of a class that we do not know.
+            return _unknown(x)
+
+    out = encode(value, 0)
     if _values.split(out)[0] == "made" and owner is not None:
         found = [name for name, x in defaults(owner).items() if x is value]
         out = {"default": [found[0], out]} if found else out
@@ -85,22 +96,6 @@ def _shortened(x: object) -> Any:
         return x
     text = json.dumps(_values.compared(x))
     return {"digest": xxhash.xxh3_128_hexdigest(text.encode())}
-
-
-class _Encoder:
-    """Encodes one value, and counts its parts."""
-
-    def __init__(self):
-        self._count = 0
-
-    def encode(self, x: object, depth: int) -> Any:
-        self._count += 1
-        if self._count > limits.value_parts or depth > MAX_DEPTH:
-            return {"unknown": ["builtins", "object"]}
-        try:
-            return _encode(x, lambda part: self.encode(part, depth + 1))
-        except Exception:  # Of the methods of a class that we do not know.
-            return _unknown(x)
 
 
 def _encode(x: Any, below: Recurse) -> Any:
