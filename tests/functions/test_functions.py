@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support import golden_functions
 from support.helpers import enable_x64, run_program
-from support.processes import good, run_team
+from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
 
@@ -357,22 +357,11 @@ def test_older_readers_see_the_same_index_but_for_one_field(tmp_path):
 
 def test_two_processes(tmp_path):
     """Process 0 exports and writes; an error of it is one of both."""
-    code = """
-tree = {"w": spread(np.arange(8.0, dtype=np.float32), rows), "step": 3}
-n = jax.ShapeDtypeStruct("n", jnp.float32)
-f = ec.function(lambda t, x: t["w"].sum() * x, n, platforms=["cpu"])
-ec.tree_serialise_leaves(path / "a", tree, functions={"f": f})
-ec.async_tree_serialise_leaves(path / "b", tree, functions={"f": f}).result()
-for name in "ab":
-    print(ec.open(path / name).functions["f"](np.ones(2, np.float32)))
-try:
-    bad = ec.function(lambda t: 1 / 0)
-    ec.tree_serialise_leaves(path / "c", tree, functions={"bad": bad})
-except (ZeroDivisionError, RuntimeError) as e:
-    print("ZeroDivisionError" in repr(e))
-"""
     told = "[28. 28.]\n" * 2 + "True\n"
-    assert good(run_team(2, code, tmp_path)) == [told, told]
+    assert good(run_team_program(2, "team_that_saves_functions", tmp_path)) == [
+        told,
+        told,
+    ]
     assert not ec.exists(tmp_path / "c")
 
 

@@ -9,7 +9,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 from support import scripts
-from support.processes import good, run_team
+from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
 
@@ -189,48 +189,7 @@ def test_no_export_to_where_it_reads_from(tmp_path, name, store):
 
 def test_many_processes_write_their_own_parts(tmp_path):
     """Files that are the same as those of one process, and no array is gathered."""
-    code = """
-big = np.arange(4 * 2**20, dtype=np.float32).reshape(2048, 2048)
-tree = {
-    "rows": spread(big, rows), "columns": spread(2 * big, columns),
-    "copies": spread(big[:4], copies), "host": big[:2], "step": np.int32(7),
-}
-wrote = lambda: int(open("/proc/self/io").read().split("wchar: ")[1].split()[0])
-before = wrote()
-ec.export_safetensors(
-    path / "out", tree, shard_bytes=20 * 2**20, metadata={"format": "pt"}
-)
-print(wrote() - before)
-try:
-    other = {**tree, "host": big[: 1 + rank]}
-    ec.export_safetensors(path / "bad", other, shard_bytes=99)
-except RuntimeError as e:
-    assert "disagree" in str(e), e
-else:
-    raise AssertionError
-# One process alone has not all of it.
-for alone in ({}, {"processes": "own", "shard_bytes": 99}):
-    try:
-        ec.export_safetensors(path / "bad", tree, **alone)
-    except ValueError as e:
-        assert "The leaf `columns` is spread over several processes" in str(e), e
-    else:
-        raise AssertionError
-assert not (path / "bad").exists()
-# One that fails leaves what was there.
-own = path / f"damaged{rank}"
-ec.tree_serialise_leaves(own, {"z": np.arange(99.0)}, processes="own")
-bad = ec.open(own)["z"]
-data = max((own / "d").rglob("*"), key=lambda x: x.stat().st_size * x.is_file())
-data.write_bytes(bytes(data.stat().st_size))
-try:
-    ec.export_safetensors(path / "out", {**tree, "z": bad}, shard_bytes=20 * 2**20)
-except (RuntimeError, FileNotFoundError):
-    pass
-else:
-    raise AssertionError
-"""
-    wrote = list(map(int, good(run_team(2, code, tmp_path))))
+    wrote = list(map(int, good(run_team_program(2, "team_that_exports", tmp_path))))
     big = np.arange(4 * 2**20, dtype=np.float32).reshape(2048, 2048)
     tree = {"rows": big, "columns": 2 * big, "copies": big[:4], "host": big[:2]}
     tree["step"] = np.int32(7)

@@ -23,7 +23,7 @@ import pytest
 from attacks import ATTACKS, mutate
 from attacks.foreign import FOREIGN
 from support.clock import timed
-from support.helpers import assert_alike, files_of, run_python
+from support.helpers import assert_alike, call_main, files_of, run_python
 
 import eqx_ckpt as ec
 
@@ -345,8 +345,7 @@ def test_labels_of_a_state_that_take_long_to_compare(tmp_path):
 
 
 def _mutations(count, seed):
-    code = f"from attacks import mutate; mutate.main({count}, {seed})"
-    return json.loads(run_python(code))
+    return json.loads(call_main("attacks.mutate", count, seed)[-1])
 
 
 def test_mutations():

@@ -11,7 +11,7 @@ import pathlib
 import random
 
 import pytest
-from support.helpers import run_python
+from support.helpers import call_main
 
 
 # Layout, compression, and how much of a campaign goes to it.
@@ -25,11 +25,8 @@ VARIANTS = [
 
 def _run(directory: pathlib.Path, *campaigns: tuple) -> list[collections.Counter]:
     """Campaigns in a process of their own."""
-    out = run_python(f"""
-        from support import campaign
-        campaign.main({str(directory)!r}, *{campaigns!r})
-    """)
-    reports = [json.loads(line) for line in out.splitlines()[-len(campaigns) :]]
+    lines = call_main("support.campaign", str(directory), *campaigns)
+    reports = [json.loads(line) for line in lines[-len(campaigns) :]]
     failures = [text for report in reports for text in report["failures"]]
     assert not failures, "\n".join(failures[:20])
     return [

@@ -13,14 +13,13 @@ from attacks import forge
 from attacks.records import MADE
 from support import command
 from support.clock import timed
-from support.helpers import run_python
+from support.helpers import call_main
 
 import eqx_ckpt as ec
 
 
 def _records(count, seed, names):
-    code = f"from attacks import records; records.main({count}, {seed}, {names})"
-    out = json.loads(run_python(code))
+    out = json.loads(call_main("attacks.records", count, seed, names)[-1])
     assert out["tried"] == count and not out["wrong"], out["wrong"]
     return out["ended"]
 

@@ -13,7 +13,7 @@ import optax
 import pytest
 import tensorstore as ts
 from support import inside, orbax_reader
-from support.helpers import run_program, run_python
+from support.helpers import call_main, run_program
 from support.stores import StoredFiles
 
 import eqx_ckpt as ec
@@ -42,15 +42,14 @@ def saved(tmp_path_factory):
 
 def _ask_orbax(root, devices, *checks):
     """Runs checks of `support.orbax_reader`, and returns what each case found wrong."""
-    out = run_python(
-        f"""
-        from support import orbax_reader
-        orbax_reader.main({str(root)!r}, *{checks!r})
-        """,
+    lines = call_main(
+        "support.orbax_reader",
+        str(root),
+        *checks,
         XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}",
         JAX_ENABLE_X64="1",
     )
-    return json.loads(out.splitlines()[-1])
+    return json.loads(lines[-1])
 
 
 def _wrong(report):
@@ -271,12 +270,7 @@ def test_files_are_the_same_if_they_are_added_later(tmp_path, layout):
 def test_orbax_restores_what_was_told_later(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "later", {"w": np.ones(3), "n": None})
     ec.write_orbax(tmp_path / "later")
-    code = """
-import os, numpy as np, orbax.checkpoint as ocp
-got = ocp.PyTreeCheckpointer().restore(os.environ["WHERE"])
-print(got["n"], got["w"].sum())
-"""
-    said = run_python(code, WHERE=str(tmp_path / "later"))
+    said = run_program("restore_a_none_by_orbax", tmp_path / "later")
     assert said.splitlines()[-1] == "None 3.0"
     ec.tree_serialise_leaves(tmp_path / "later", {"w": 1})
     assert {x.name for x in (tmp_path / "later").iterdir()} == {"d", "eqx_ckpt.json"}

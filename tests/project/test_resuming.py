@@ -18,38 +18,12 @@ docs = pathlib.Path(__file__).parents[2] / "docs"
 page = (docs / "resuming.md").read_text()
 (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
-# Sends the process itself a signal at a phase of the program: at the import of a
-# module, at a printed step, as it restores, at the nth file that a save makes, and as
-# it waits for the last save.
 HEAD = """
-import builtins, os, sys
-phase, at, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
-def now(what, where):
-    if (what, str(where)) == (phase, at):
-        os.kill(os.getpid(), number)
-made = 0
-def hook(event, args):
-    global made
-    if event == "import":
-        now("import", args[0])
-    # A file of a save, in a directory that is open.
-    if event == "open" and args[2] & os.O_CREAT and "/" not in str(args[0]):
-        made += 1
-        now("save", made)
-sys.addaudithook(hook)
-real = print
-def print(*args, **kwargs):
-    real(*args, **kwargs)
-    now("step", args[0])
-import eqx_ckpt as ec
-def before(method, name):
-    def call(self, *args, **kwargs):
-        now(name, "")
-        return method(self, *args, **kwargs)
-    return call
-Manager = ec.CheckpointManager
-Manager.restore = before(Manager.restore, "restore")
-Manager.__exit__ = before(Manager.__exit__, "exit")
+import os, sys
+from support import phases
+phase, at, number, directory = sys.argv[1:]
+os.chdir(directory)
+phases.begin(phase, at, int(number))
 """
 
 TERM, USR1, KILL = signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL
@@ -80,8 +54,7 @@ LONG += [[("save", str(n), TERM, 0)] for n in range(1, 8)]
 
 def _run(cwd, phase="", at="", number=0):
     environment = {"PYTHONWARNINGS": "ignore", "XLA_FLAGS": ""}
-    code = "import os, sys; os.chdir(sys.argv.pop())" + HEAD + program
-    done = scripts.run(code, phase, at, number, cwd, **environment)
+    done = scripts.run(HEAD + program, phase, at, number, cwd, **environment)
     # Whoever is killed may have been in the middle of a line.
     whole = done.stdout[: done.stdout.rfind("\n") + 1]
     return done, [tuple(line.split()) for line in whole.splitlines()]

@@ -5,23 +5,9 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.processes import good, READ, run_team, run_team_program
+from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
-
-
-CATCH = """
-def caught(tag=None, **options):
-    start = time.monotonic()
-    try:
-        options["processes"] = ec.Together(tag, 500)
-        ec.tree_deserialise_leaves(path / "c", like, **options)
-    except Exception as e:
-        print(f"{type(e).__name__}: {e}".replace(chr(10), " "))
-    else:
-        print("loaded")
-    assert time.monotonic() - start < 400
-"""
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
@@ -59,25 +45,10 @@ def test_what_fails_in_one_process_fails_in_all(tmp_path, size):
     data[-5] ^= 1
     file.write_bytes(data)
     (tmp_path / "whole").write_bytes(whole)
-    code = f"""{CATCH}
-like = {{
-    n: jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=columns)
-    for n in "vw"
-}}
-caught(reshard="devices")
-# The first batch is moved, and then the second one is read.
-caught(reshard="devices", max_bytes=2**20)
-file, = (path / "c" / "d").glob("*/0")
-# The other process may still be reading it.
-meet("read")
-if rank == size - 1:
-    file.write_bytes((path / "whole").read_bytes())
-caught(reshard="devices" if rank else "read")
-caught(reshard="devices", max_bytes=2 ** (20 + 3 * rank))
-caught(reshard="devices", tag="all good")
-"""
     last = size - 1
-    for rank, text in enumerate(good(run_team(size, code, tmp_path))):
+    for rank, text in enumerate(
+        good(run_team_program(size, "team_whose_reshards_fail", tmp_path))
+    ):
         lines = re.findall("^(?:loaded|[A-Za-z]*Error: .*)$", text, re.M)
         for line in lines[:2]:
             assert "w: its bytes are not" in line
@@ -91,28 +62,7 @@ def test_lazy_leaves_and_grafts(tmp_path):
     x = np.arange(2**20, dtype=np.float32).reshape(1024, 1024)
     tree = {"v": jnp.asarray(x), "w": jnp.asarray(x + 1)}
     ec.tree_serialise_leaves(tmp_path / "c", tree, chunks=2**16)
-    code = f"""{READ}
-x = np.arange(2**20, dtype=np.float32).reshape(1024, 1024)
-ckpt = ec.open(path / "c")
-lazy = {{n: ckpt[n].update(sharding=copies) for n in "vw"}}
-lazy["slice"] = ckpt["v"][:2].update(sharding=copies)
-lazy["double"] = ec.lazy(lambda y: 2 * y, elementwise=True)(ckpt["v"][:2])
-like = {{n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=columns) for n in "vw"}}
-pairs = [(lambda m: m["v"], lambda c: c.v), (lambda m: m["w"], lambda c: c.w)]
-calls = [
-    lambda: ec.materialise(lazy, reshard="devices"),
-    lambda: ec.graft(like, ckpt, pairs, reshard="devices")[0],
-]
-for call in calls:
-    call()  # The first one imports and compiles.
-    before = read()
-    out = call()
-    print(f"read={{(read() - before) / x.nbytes}};")
-    assert same(out["v"], x) and same(out["w"], x + 1)
-    assert "slice" not in out or same(out["slice"], x[:2])
-    assert np.array_equal(out.get("double", 2 * x[:2]), 2 * x[:2])
-"""
-    team = good(run_team(2, code, tmp_path))
+    team = good(run_team_program(2, "team_that_reshards_lazy_leaves", tmp_path))
     each = [list(map(float, re.findall("read=([0-9.]+);", text))) for text in team]
     # Two arrays: each process has read half of both.
     assert [len(shares) for shares in each] == [2, 2]
@@ -123,24 +73,9 @@ def test_errors_among_collectives(tmp_path):
     """Of one process: those of others end too, and can go on if all have taken part."""
     x = np.arange(2**18, dtype=np.float32).reshape(512, 512)
     ec.tree_serialise_leaves(tmp_path / "c", {"v": x + 1, "w": x}, chunks=2**16)
-    code = f"""{CATCH}
-import pytest
-from support import inside
-like = {{
-    n: jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=copies) for n in "vw"
-}}
-def fail(*_):
-    raise MemoryError("no room")
-def fails(call, fake):
-    with pytest.MonkeyPatch.context() as patch:
-        if rank == 1:
-            inside.replace(patch, call, fake)
-        caught(reshard="devices")
-fails("end of a reshard", fail)
-caught(reshard="devices")
-fails("program of a reshard", lambda *_: fail)
-"""
-    for rank, text in enumerate(good(run_team(2, code, tmp_path))):
+    for rank, text in enumerate(
+        good(run_team_program(2, "team_with_errors_among_collectives", tmp_path))
+    ):
         after, fine, amid = re.findall("^(?:loaded|[A-Za-z]*Error: .*)$", text, re.M)
         for line in (after, amid):
             assert "MemoryError: no room" in line
@@ -153,21 +88,7 @@ def test_the_way_is_chosen(tmp_path):
     """Small arrays are read by all, as programs take time to compile."""
     x = np.arange(2**18, dtype=np.float32).reshape(512, 512)
     ec.tree_serialise_leaves(tmp_path / "c", {"w": x}, chunks=2**16)
-    code = """
-    import logging
-    logging.basicConfig(level=logging.DEBUG, stream=sys.stdout, force=True)
-    import pytest
-    from support import inside
-    patch = pytest.MonkeyPatch()
-    like = {"w": jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=copies)}
-    for rate in (None, 1):
-        if rate:
-            inside.limit(patch, read_bytes_per_second=rate)
-        out = ec.tree_deserialise_leaves(path / "c", like)
-        assert same(out["w"], np.arange(2**18, dtype=np.float32).reshape(512, 512))
-        print("next")
-    """
-    first, _ = good(run_team(2, code, tmp_path))
+    first, _ = good(run_team_program(2, "team_that_chooses_a_way", tmp_path))
     slow, fast, _ = first.split("next\n")
     assert "`w` (reading it takes less time)" in slow
     assert "moving" not in fast

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import inside
 from support.command import main
-from support.helpers import files_of, locked, run_python
+from support.helpers import files_of, locked, run_program
 from support.stores import StoredFiles
 
 import eqx_ckpt as ec
@@ -192,11 +192,7 @@ def test_command_line(tmp_path, capsys):
     steps, leftovers = _steps(tmp_path)
     assert main(["clean", "--list", str(steps)]) == 0
     assert capsys.readouterr().out.splitlines() == leftovers
-    out = run_python(f"""
-        import sys, runpy
-        sys.argv = ["eqx_ckpt", "clean", {str(steps)!r}]
-        runpy.run_module("eqx_ckpt", run_name="__main__")
-    """)
+    out = run_program("command", "clean", steps)
     assert out.splitlines() == leftovers
     assert main(["clean", str(steps)]) == 0 and not capsys.readouterr().out
     assert main(["clean", str(steps / "none")]) == 2

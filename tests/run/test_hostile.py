@@ -4,12 +4,11 @@ link is followed. `attacks/runs.py` makes many more.
 
 import json
 import os
-import pathlib
 
 import numpy as np
 import pytest
 from support import inside
-from support.helpers import files_of, run_python
+from support.helpers import call_main, files_of
 
 import eqx_ckpt as ec
 
@@ -92,10 +91,6 @@ def test_many_altered_runs():
 
 
 def _campaign(count):
-    # Without the type checks of the tests, which take ten times as long.
-    tests = str(pathlib.Path(__file__).parents[1])
-    code = f"import sys; sys.path.insert(0, {tests!r}); from attacks import runs"
-    told = f"import json; print(json.dumps(runs.main({count}, 1)))"
-    done = json.loads(run_python(f"{code}\n{told}").splitlines()[-1])
+    done = json.loads(call_main("attacks.runs", count, 1)[-1])
     assert done["tried"] == count and done["wrong"] == []
     return done["outcomes"]

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support import inside, scripts
 from support.helpers import files_of, fill_run, long, run_program, tree_at
-from support.processes import good, run_team, run_team_program
+from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
 
@@ -688,25 +688,9 @@ def test_a_save_does_not_look_at_all_steps_of_a_long_run(root, monkeypatch):
 @pytest.mark.parametrize("handler", ["JAX", "Python"])
 def test_preemption_stops_all_processes_at_one_step(tmp_path, handler):
     """By JAX's preemption service there is no message in each step."""
-    code = f"""
-    if "{handler}" == "Python":
-        signal.signal(signal.SIGTERM, lambda *_: print("handled"))
-    manager = ec.CheckpointManager(path / "run", every=1000, signals=[signal.SIGTERM])
-    messages = []
-    tell = manager._saves.is_true_in_any
-    manager._saves.is_true_in_any = lambda told: messages.append(told) or tell(told)
-    with manager:
-        for step in range(1, 20_000):
-            time.sleep(0.01 * (1 + rank))
-            manager.save(step, {{"step": step}})
-            if step == 7 and rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            if manager.should_stop():
-                break
-        assert manager.should_stop()
-    print(step, len(messages), manager.steps())
-    """
-    out = good(run_team(3, code, tmp_path, 1))
+    out = good(
+        run_team_program(3, "team_that_is_preempted", tmp_path, handler, devices=1)
+    )
     lines = [text.splitlines()[-1] for text in out]
     step = int(lines[0].split()[0])
     asked = 0 if handler == "JAX" else step

@@ -5,7 +5,6 @@ import itertools
 import os
 import random
 import signal
-import textwrap
 import threading
 import time
 
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from support import inside, scripts, servers
 from support.helpers import fill_run, long, tree_at, until
-from support.processes import good, run_team
+from support.processes import good, run_team_program
 from support.stores import StoredFiles
 
 import eqx_ckpt as ec
@@ -577,20 +576,4 @@ def test_over_http(tmp_path):
 
 def test_several_processes(far, tmp_path):
     _, root = far
-    code = f"""
-    X = np.arange(64.0).reshape(8, 8)
-    x = jax.ShapeDtypeStruct(X.shape, np.float32, sharding=columns)
-    like = {{"x": x, "step": 0}}
-    how = {{"keep": 1, "processes": ec.Together(timeout=60)}}
-    with ec.CheckpointManager({root!r}, **how) as manager:
-        for step in (1, 2, 3):
-            tree = {{"x": spread(X + step, rows), "step": step}}
-            manager.save(step, tree, {{"loss": 1 / step}})
-            if step == 2:
-                manager.pin(2)
-        manager.wait()
-        out, at = manager.restore(like)
-        assert at == 3 and same(out["x"], (X + 3).astype("float32"))
-        assert manager.steps() == [2, 3]
-    """
-    good(run_team(2, textwrap.dedent(code), tmp_path))
+    good(run_team_program(2, "team_of_a_manager_in_a_store", tmp_path, root))

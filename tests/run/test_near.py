@@ -124,9 +124,9 @@ def test_another_count_of_processes_goes_on(tmp_path):
     # What does not fit is an error of the caller, and no reason for an older step.
     with pytest.raises(RuntimeError, match="w  saved f32"):
         one.restore(like | {"w": np.zeros((24, 9), np.float32)})
-    again = near.run(tmp_path, 3, until=7, own='"all"', kill=True)
+    again = near.run(tmp_path, 3, until=7, all_own=True, kill=True)
     assert [out[0] for out in near.lines(again)] == ["from 4 2"] * 3
-    last = near.run(tmp_path, 2, until=9, own='"all"')
+    last = near.run(tmp_path, 2, until=9, all_own=True)
     assert begun(last) == [(6, 3)] * 2
     assert results(last) == near.never_stopped(2, until=9)
 
@@ -437,13 +437,7 @@ def test_damage_in_parts_and_copies(tmp_path):
 @pytest.mark.long
 def test_a_step_that_is_half_written(tmp_path):
     # One of them is killed as it is about to write its part of step 6.
-    body = """if step == 5 and rank == 2:
-        from eqx_ckpt._near import _near_steps
-        _near_steps.Near._write_part = lambda *_: os._exit(9)
-    elif step == 5:
-        import atexit
-        atexit.register(os._exit, 9)  # JAX would wait for the one that is dead."""
-    near.run(tmp_path, 4, until=7, body=body, timeout=15)
+    near.run(tmp_path, 4, until=7, dies_after=5, timeout=15)
     again = near.run(tmp_path, 4, until=9)
     assert begun(again) == [(4, 400 + i) for i in range(4)]
     assert results(again) == near.never_stopped(4, until=9)
@@ -494,7 +488,7 @@ def test_other_counts_and_shardings(tmp_path, counts, copies, spec):
         begins = [out[0] for out in near.lines(again)]
         assert begins == [f"from {step} {before}"] * count
         step += 2
-    last = near.run(tmp_path, counts[-1], until=step + 1, own='"all"')
+    last = near.run(tmp_path, counts[-1], until=step + 1, all_own=True)
     assert begun(last) == [(step, counts[-1])] * counts[-1]
     assert results(last) == near.never_stopped(counts[-1], until=step + 1)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attacks import seal
 from support.helpers import tree_at
-from support.processes import good, run_team
+from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
 
@@ -79,24 +79,7 @@ def test_impossible_own_states_are_refused(tmp_path, rows):
 
 
 def test_own_states_of_two_processes(tmp_path):
-    code = """
-with ec.CheckpointManager(path / "run", every=2) as manager:
-    for step in range(1, 4):
-        tree = {"x": spread(np.full(8, step, np.float32), rows), "step": step}
-        manager.save(step, tree, own={"at": 10 * step + rank})
-like = {"x": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=rows), "step": 0}
-tree, own, step = manager.restore(like, own={"at": 0})
-assert (step, own["at"]) == (3, 30 + rank), own
-tree, own, step = manager.restore(like, step=2, own="all")
-assert own == [{"at": 20}, {"at": 21}]
-# One of them has none.
-try:
-    manager.save(9, tree, own=None if rank else {"at": 0}, force=True)
-    manager.wait()
-except RuntimeError as e:
-    print(e)
-"""
-    for text in good(run_team(2, code, tmp_path, 1)):
+    for text in good(run_team_program(2, "team_with_own_states", tmp_path, devices=1)):
         assert "process 1 has something else for whether it has a state of its" in text
     manager = ec.CheckpointManager(tmp_path / "run")
     assert manager.steps() == [2, 3]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import inside
 from support.helpers import run_program
-from support.processes import good, run_team
+from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
 
@@ -162,20 +162,7 @@ def test_no_lock_is_taken_unless_somebody_listens(tmp_path, monkeypatch):
 
 
 def test_process_0_speaks(tmp_path):
-    code = """
-    import logging
-    logging.getLogger("eqx_ckpt").setLevel(logging.DEBUG)
-    class Shown(logging.Handler):
-        def emit(self, record):
-            print(record.getMessage().split()[0], flush=True)
-    logging.getLogger("eqx_ckpt").addHandler(Shown())
-    with ec.CheckpointManager(path / "run", keep=1) as manager:
-        for step in (1, 2):
-            manager.save(step, {"w": spread(np.arange(8), rows)})
-        manager.wait()
-    manager.restore({"w": spread(np.arange(8), rows)})
-    """
-    first, second = good(run_team(2, code, tmp_path))
+    first, second = good(run_team_program(2, "team_that_logs", tmp_path))
     assert first.split() == ["Saved", "Saved", "Deleted", "Loaded", "Restored"]
     assert second == ""
 

@@ -13,11 +13,7 @@ from support.helpers import long, run_program
 from support.processes import (
     expected,
     good,
-    LOAD,
-    READ,
-    run_team,
     run_team_program,
-    SAVE,
     X,
 )
 
@@ -26,21 +22,9 @@ import eqx_ckpt as ec
 
 @pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])
 def test_a_tree_of_two_processes(tmp_path, layout):
-    code = f"""{SAVE}
-ec.tree_serialise_leaves(path / "c", tree, layout={layout!r}, metadata={{"n": 1}})
-{LOAD}
-# Again, over it, and loaded onto other devices.
-tree["step"] = 8
-again = ec.async_tree_serialise_leaves(path / "c", tree, layout={layout!r}, orbax=True)
-again.result()
-abstract = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=columns)
-like = {{"rows": abstract, "step": 0}}
-out = ec.tree_deserialise_leaves(path / "c", like, unexpected="ignore")
-assert same(out["rows"], X) and out["step"] == 8
-lazy = ec.open(path / "c")["columns"].update(sharding=rows)
-print(same(ec.materialise([lazy])[0], 2 * X))
-"""
-    assert good(run_team(2, code, tmp_path)) == ["True\n"] * 2
+    assert (
+        good(run_team_program(2, "team_of_a_tree", tmp_path, layout)) == ["True\n"] * 2
+    )
     # Without any of the processes that saved it.
     assert ec.verify(tmp_path / "c") == []
     got = ec.materialise(ec.open(tmp_path / "c").tree)
@@ -60,48 +44,17 @@ def _check_by_others(path, layout):
 
 
 def test_other_numbers_of_processes(tmp_path):
-    save = """
-from support import inside
-some = {name: tree[name] for name in ("small", "keys", "empty", "step")}
-inside.forget()
-for _ in range(3):
-    ec.tree_serialise_leaves(path / "some", some)
-made = inside.made()
-# Where all lie is worked out once, and the files are planned by process 0.
-assert made["deal"] == 1 and made["database"] == (rank == 0), made
-# They end right after the call, and wait for it.
-ec.async_tree_serialise_leaves(path / "c", tree)
-"""
-    good(run_team(4, SAVE + save, tmp_path, 1))
+    good(run_team_program(4, "team_that_saves_and_ends", tmp_path, devices=1))
     assert ec.verify(tmp_path / "some") == []
     assert ec.open(tmp_path / "some")["small"].read().tolist() == list(range(64))
-    good(run_team(2, SAVE + LOAD, tmp_path, 1))
+    good(run_team_program(2, "team_that_loads", tmp_path, devices=1))
     like = {"columns": jnp.zeros((1024, 1024))}
     out = ec.tree_deserialise_leaves(tmp_path / "c", like, unexpected="ignore")
     assert np.array_equal(np.asarray(out["columns"]), 2 * X)
 
 
 def test_each_byte_is_written_once_and_read_where_it_is_needed(tmp_path):
-    code = """
-    X = np.arange(2048 * 1024, dtype=np.float32).reshape(2048, 1024)
-    tree = {"rows": spread(X, rows), "copies": spread(X, copies)}
-    def io(name):
-        text = pathlib.Path("/proc/self/io").read_text()
-        return int(text.split(name + ": ")[1].split()[0])
-    def moved():
-        import tensorstore as ts
-        found = ts.experimental_collect_matching_metrics("/tensorstore/file/mmap_bytes")
-        return io("rchar") + sum(v.get("value", 0) for m in found for v in m["values"])
-    ec.tree_serialise_leaves(path / "warm", tree)
-    before = io("wchar")
-    ec.tree_serialise_leaves(path / "c", tree)
-    wrote = io("wchar") - before
-    like = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=columns)
-    before = moved()
-    ec.tree_deserialise_leaves(path / "c", {"rows": like}, unexpected="ignore")
-    print(wrote / X.nbytes, (moved() - before) / X.nbytes)
-    """
-    out = good(run_team(2, code, tmp_path))
+    out = good(run_team_program(2, "team_that_counts_bytes", tmp_path))
     for line in out:
         wrote, read = map(float, line.split())
         # Half of each of two arrays; and half of one array, by its columns.
@@ -109,55 +62,29 @@ def test_each_byte_is_written_once_and_read_where_it_is_needed(tmp_path):
         assert 0.5 <= read < 0.65
 
 
-CATCH = """
-def caught(fn, *args, **kwargs):
-    try:
-        fn(*args, **kwargs)
-    except BaseException as e:
-        print(f"{type(e).__name__}: {e}".replace("\\n", " "))
-    else:
-        print("nothing")
-"""
-
-
 _DIFFERENT = {
-    "numpy": ('tree["numpy"] = np.arange(10) + rank', "`numpy` differs.*process 1"),
-    "scalar": ('tree["step"] = rank', "the leaf `step` differs.*process 1"),
-    "more": ('if rank: tree["more"] = 1', "process 1 saves other.*also has `more`"),
-    "fewer": ('if rank: del tree["rows"]', "process 1 saves other.*lacks `rows`"),
-    "path": (
-        "if rank: place = path / 'other'",
-        "in 6 seconds: 1.*waited in another|process 0 of 2 has been silent",
-    ),
-    "bad on 1": ('if rank: tree["b"] = np.array([None])', "`b` cannot be saved"),
-    "bad on 0": ('if not rank: tree["b"] = np.array([None])', "`b` cannot be saved"),
-    "foreign": ('(path / "foreign").touch()', "is not empty, and not a checkpoint"),
-    "function": (
-        'if rank: tree["function"] = print',
-        "has something else for static",
-    ),
+    "numpy": "`numpy` differs.*process 1",
+    "scalar": "the leaf `step` differs.*process 1",
+    "more": "process 1 saves other.*also has `more`",
+    "fewer": "process 1 saves other.*lacks `rows`",
+    "path": "in 6 seconds: 1.*waited in another|process 0 of 2 has been silent",
+    "bad on 1": "`b` cannot be saved",
+    "bad on 0": "`b` cannot be saved",
+    "foreign": "is not empty, and not a checkpoint",
+    "function": "has something else for static",
 }
 
 
 def test_trees_that_differ(tmp_path):
-    code = SAVE + CATCH + "whole = tree\n"
-    for name, (change, _) in _DIFFERENT.items():
+    for name in _DIFFERENT:
         (tmp_path / name).mkdir()
         if name != "foreign":
             ec.tree_serialise_leaves(tmp_path / name / "c", {"old": 1})
-        code += f"""
-path, tree = pathlib.Path(sys.argv[4]) / {name!r}, dict(whole)
-place = path if {name!r} == "foreign" else path / "c"
-{change}
-together = ec.Together(timeout=6 if {name!r} == "path" else 60)
-meet({name!r})
-caught(ec.tree_serialise_leaves, place, tree, processes=together)
-"""
-    both = good(run_team(2, code, tmp_path))
+    both = good(run_team_program(2, "team_whose_trees_differ", tmp_path, *_DIFFERENT))
     for text in both:
         lines = text.splitlines()
         assert len(lines) == len(_DIFFERENT)
-        for line, (name, (_, message)) in zip(lines, _DIFFERENT.items()):
+        for line, (name, message) in zip(lines, _DIFFERENT.items()):
             assert re.search(message, line), (name, line)
     for name in _DIFFERENT:
         if name == "foreign":
@@ -178,31 +105,7 @@ caught(ec.tree_serialise_leaves, place, tree, processes=together)
 )
 def test_a_process_dies(tmp_path, who, when):
     """Nothing is published, and the other has an error in time."""
-    code = f"""{SAVE}{CATCH}
-ec.tree_serialise_leaves(path / "c", {{"old": 1}})
-import pytest
-from support import inside
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-when = {when!r}
-def before(change, key):
-    if (when, change) == ("during", "write") and key.rpartition("/")[2].isdigit():
-        die()
-def after(change, key):
-    is_last = "part-" in key or key.endswith("tree")
-    if (when, change) == ("after", "write") and is_last:
-        die()
-if when != "before":
-    meet("begin")
-if rank == {who}:
-    if when == "before":
-        die()
-    inside.watch_store(pytest.MonkeyPatch(), path, before, after)
-caught(ec.tree_serialise_leaves, path / "c", tree, processes=ec.Together(timeout=5))
-sys.stdout.flush()
-os._exit(0)  # The runtime waits for all at the end.
-"""
-    done = run_team(2, code, tmp_path, 1)
+    done = run_team_program(2, "team_of_which_one_dies", tmp_path, who, when, devices=1)
     assert done[who].status == -signal.SIGKILL
     for other in done:
         if other.rank == who:
@@ -225,31 +128,13 @@ os._exit(0)  # The runtime waits for all at the end.
 
 
 def test_a_process_that_never_comes(tmp_path):
-    code = f"""{SAVE}{CATCH}
-if rank == 0:
-    caught(ec.tree_serialise_leaves, path / "c", tree, processes=ec.Together(timeout=2))
-"""
-    done = run_team(2, code, tmp_path, 1)
+    done = run_team_program(2, "team_of_which_one_saves", tmp_path, devices=1)
     assert "of 2 processes these have not come in 2 seconds: 1." in done[0].out
     assert not (tmp_path / "c").exists()
 
 
 def test_a_path_that_is_not_shared(tmp_path):
-    code = f"""{SAVE}{CATCH}
-import pytest
-from support import inside
-patch = pytest.MonkeyPatch()
-inside.limit(patch, directory_seconds=1)
-# Each has a directory of its own, under one name, as on hosts without a shared disk.
-mine = path / str(rank)
-mine.mkdir()
-os.chdir(mine)
-make = lambda lines: lambda *args: lines(*args) | {{"the path": "same"}}
-inside.wrap(patch, "lines that processes agree on", make)
-inside.replace(patch, "URL of a place", str)
-caught(ec.tree_serialise_leaves, "c", tree, processes=ec.Together(timeout=60))
-"""
-    out = good(run_team(2, code, tmp_path, 1))
+    out = good(run_team_program(2, "team_without_a_shared_path", tmp_path, devices=1))
     for text in out:
         assert "all processes share" in text, text
     assert not list(tmp_path.glob("*/c/eqx_ckpt.json"))
@@ -258,17 +143,7 @@ caught(ec.tree_serialise_leaves, "c", tree, processes=ec.Together(timeout=60))
 def test_leaves_without_a_sharding_and_saves_that_differ(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "0", {"w": np.zeros(8, np.float32)})
     ec.tree_serialise_leaves(tmp_path / "1", {"w": np.zeros(8, np.float32)})
-    code = f"""{CATCH}
-like = {{"w": jax.ShapeDtypeStruct((8,), jnp.float32)}}
-caught(ec.tree_deserialise_leaves, path / "0", like)
-import pytest
-from support import inside
-inside.replace(pytest.MonkeyPatch(), "URL of a place", lambda _: "one path")
-like = {{"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=rows)}}
-together = ec.Together(timeout=60)
-caught(ec.tree_deserialise_leaves, path / str(rank), like, processes=together)
-"""
-    for text in good(run_team(2, code, tmp_path)):
+    for text in good(run_team_program(2, "team_that_opens_other_saves", tmp_path)):
         first, second = text.splitlines()
         assert "`w`" in first and "has no sharding" in first
         assert "has opened another save" in second
@@ -282,11 +157,7 @@ def test_damage_that_one_process_finds(tmp_path):
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes(data)
-    code = f"""{CATCH}
-like = {{"w": jax.ShapeDtypeStruct((2048, 1024), jnp.float32, sharding=rows)}}
-caught(ec.tree_deserialise_leaves, path / "c", like, processes=ec.Together(timeout=60))
-"""
-    first, second = good(run_team(2, code, tmp_path))
+    first, second = good(run_team_program(2, "team_that_finds_damage", tmp_path))
     assert "process 1 has failed" in first and "w: its bytes are not" in first
     assert "w: its bytes are not" in second
 
@@ -294,23 +165,7 @@ caught(ec.tree_deserialise_leaves, path / "c", like, processes=ec.Together(timeo
 def test_replicas_are_read_once_and_sent(tmp_path):
     x = np.arange(2**21, dtype=np.float32).reshape(2048, 1024)
     ec.tree_serialise_leaves(tmp_path / "c", {"w": x, "odd": x[:3, :5]})
-    code = """
-x = np.arange(2**21, dtype=np.float32).reshape(2048, 1024)
-like = {
-    "w": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=copies),
-    "odd": jax.ShapeDtypeStruct((3, 5), x.dtype, sharding=copies),
-}
-for how in ("auto", "devices"):
-    # What is imported for a load is read too.
-    odd = lambda tree: tree["odd"]
-    ec.tree_deserialise_leaves(path / "c", like, reshard=how, where=odd)
-    before = read()
-    out = ec.tree_deserialise_leaves(path / "c", like, reshard=how)
-    print(f"read={(read() - before) / x.nbytes};")
-    assert same(out["w"], x) and same(out["odd"], x[:3, :5])
-    assert out["w"].sharding == copies
-"""
-    for text in good(run_team(2, READ + code, tmp_path)):
+    for text in good(run_team_program(2, "team_that_reads_replicas", tmp_path)):
         # The runtime prints too.
         each, once = map(float, re.findall("read=([0-9.]+);", text))
         assert 1 <= each < 1.2 and 0.5 <= once < 0.7
@@ -357,43 +212,14 @@ def test_every_bit_is_sent(tmp_path, dtypes):
     tree["key"] = jr.split(jr.key(3), 16)
     # Chunks of a few numbers, so that each process can read some.
     ec.tree_serialise_leaves(tmp_path / "c", tree, chunks=64)
-    code = f"""
-    jax.config.update("jax_enable_x64", True)
-    want = dict(np.load(path / "bits.npz"))
-    names = {dtypes!r}
-    grid = Mesh(np.asarray(jax.devices()).reshape(2, 2), ("a", "b"))
-    specs = [P(), P("b"), P(None, "a")]
-    for spec in specs:
-        to = NamedSharding(grid, spec)
-        like = {{
-            n: jax.ShapeDtypeStruct((16, 8), jnp.dtype(n), sharding=to) for n in names
-        }}
-        like["key"] = jax.ShapeDtypeStruct(
-            (16,), jax.random.key(0).dtype, sharding=NamedSharding(grid, P(*spec[:1])))
-        for reshard in ("read", "devices"):
-            out = ec.tree_deserialise_leaves(path / "c", like, reshard=reshard)
-            out["key"] = jax.random.key_data(out["key"])
-            for name, x in out.items():
-                for shard in x.addressable_shards:
-                    data = np.asarray(shard.data)
-                    whole = want[name].view(data.dtype)[shard.index]
-                    same = data.tobytes() == np.ascontiguousarray(whole).tobytes()
-                    assert same, (name, spec, reshard)
-    print("every bit")
-    """
-    for text in good(run_team(2, code, tmp_path)):
+    for text in good(run_team_program(2, "team_that_compares_bits", tmp_path, *dtypes)):
         assert text.splitlines()[-1] == "every bit"
 
 
 def _campaign(path, size, seeds, kills=False):
     path.mkdir()
-    code = f"""
-    from support import schedules
-    player = schedules.start(path, rank, size)
-    for seed in {list(seeds)!r}:
-        player.play(seed, {kills})
-    """
-    done = run_team(size, code, path, 1, timeout=3000)
+    name, given = "team_of_schedules", [int(kills), *seeds]
+    done = run_team_program(size, name, path, *given, devices=1, timeout=3000)
     if not kills:
         good(done)
     return [f for s in seeds for f in schedules.check(path, s, size, kills)]
@@ -427,34 +253,4 @@ def test_what_is_interrupted_in_one_process_leaves_nothing_behind(tmp_path, coun
 
 def test_a_graft_of_two_processes(tmp_path):
     """What fails in one fails in both, and the next call is met."""
-    code = f"""{SAVE}
-ec.tree_serialise_leaves(path / "c", {{"model": {{"w": tree["rows"], "n": 3}}}})
-model = {{"new": {{"w": spread(0 * X, columns), "n": 0}}, "head": jnp.zeros(2)}}
-def graft(how=(), tag=None):
-    pairs = [(lambda m: m["new"]["w"], lambda c: c.model.w, *how)]
-    pairs += [(lambda m: m["new"]["n"], lambda c: c.model.n)]
-    return ec.graft(
-        model, path / "c", pairs, fresh=lambda m: m["head"],
-        processes=ec.Together(tag, 200))
-out, report = graft()
-assert same(out["new"]["w"], X) and out["new"]["n"] == 3
-assert out["new"]["w"].sharding == columns
-assert report.names("fresh") == ["head"]
-def broken(saved, like):
-    if rank == 1:
-        raise OSError("the disk of process 1")
-    return saved
-def fails(how, tag):
-    try:
-        graft(how, tag)
-    except (RuntimeError, OSError) as e:
-        return str(e)
-start = time.monotonic()
-said = fails([broken], "a")
-assert "the disk of process 1" in said, said
-assert time.monotonic() - start < 100
-out, _ = graft(tag="a")
-assert same(out["new"]["w"], X)
-print("good")
-"""
-    assert good(run_team(2, code, tmp_path)) == ["good\n"] * 2
+    assert good(run_team_program(2, "team_that_grafts", tmp_path)) == ["good\n"] * 2

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -436,46 +435,14 @@ def test_settings_of_the_process_come_back(tmp_path):
 
 # ---- The end of the process, in real ones.
 
-_start = """
-import atexit, fcntl, os, signal, sys, threading, time
-# As in a terminal, also where the tests run in the background of a shell.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-import jax.numpy as jnp, eqx_ckpt as ec
-path, save = sys.argv[1], ec.async_tree_serialise_leaves
-tree = lambda v: {"x": jnp.full(3_000_000, v)}
-def failing():
-    # The first cannot be committed before the second has been begun.
-    os.makedirs(path, exist_ok=True)
-    held = os.open(path, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    save(path, tree(1))
-    handle = save(path, tree(2), overwrite=False)
-    os.close(held)
-    return handle
-def hold():
-    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
-def say_when_in(name):
-    # As soon as the main thread is in a function of this name.
-    main = threading.main_thread().ident
-    def is_in():
-        frame = sys._current_frames().get(main)
-        while frame is not None and frame.f_code.co_name != name:
-            frame = frame.f_back
-        return frame is not None
-    def say():
-        while not is_in():
-            time.sleep(0.01)
-        print("now", flush=True)
-    threading.Thread(target=say, daemon=True).start()
-"""
+
+def _process(case, path, *options) -> scripts.Script:
+    program = scripts.program("end_with_saves")
+    return scripts.start(program, case, path, *options, PYTHONWARNINGS="ignore")
 
 
-def _process(path, code) -> scripts.Script:
-    return scripts.start(_start + textwrap.dedent(code), path, PYTHONWARNINGS="ignore")
-
-
-def _ends(path, code) -> tuple[int, str, str]:
-    with _process(path, code) as process:
+def _ends(case, path, *options) -> tuple[int, str, str]:
+    with _process(case, path, *options) as process:
         return _end(process)
 
 
@@ -485,94 +452,57 @@ def _end(process) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])
 def test_a_script_may_end_right_after(tmp_path, layout):
-    status, _, err = _ends(tmp_path / "a", f"save(path, tree(1), layout={layout!r})")
+    status, _, err = _ends("at_once", tmp_path / "a", layout)
     assert (status, err) == (0, "") and _value(tmp_path / "a") == 1
-    code = f"""
-        for v in range(3):
-            save(path, tree(v), layout={layout!r})
-        sys.exit(3)
-    """
-    status, _, err = _ends(tmp_path / "a", code)
+    status, _, err = _ends("after_three_saves", tmp_path / "a", layout)
     assert (status, err) == (3, "") and _value(tmp_path / "a") == 2
 
 
 def test_an_exception_in_the_main_thread(tmp_path):
-    status, _, err = _ends(tmp_path / "a", "save(path, tree(1)); 1 / 0")
+    status, _, err = _ends("with_an_exception", tmp_path / "a")
     assert status == 1 and "ZeroDivisionError" in err and "asynchronous" not in err
     assert _value(tmp_path / "a") == 1
 
 
 @pytest.mark.parametrize(
     "end",
-    ["", "sys.stderr.close()", *long("sys.exit(3)", "1 / 0", "sys.stderr = None")],
+    ["at once", "closed", *long("exit", "exception", "without stderr")],
 )
 def test_an_error_nobody_asks_for_fails_the_exit(tmp_path, end):
-    code = f"""
-        atexit.register(lambda: print("bye", flush=True))
-        failing()
-        {end}
-    """
-    status, out, err = _ends(tmp_path / "a", code)
+    status, out, err = _ends("with_an_error", tmp_path / "a", end)
     assert status == 120 and out == "bye\n"
-    if "stderr" not in end:
+    if end not in ("closed", "without stderr"):
         assert f"The asynchronous save to `{tmp_path / 'a'}` has failed" in err
         assert "Traceback" in err and "FileExistsError: There is a checkpoint" in err
         assert "Exception ignored" not in err
     assert _value(tmp_path / "a") == 1
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        "handle.add_done_callback(lambda h: h._saved.exception() and attempt(h))",
-        "atexit.register(lambda: attempt(handle))",
-        "attempt(handle)",
-    ],
-)
+@pytest.mark.parametrize("ask", ["in a callback", "at exit", "at once"])
 def test_an_error_asked_for_does_not(tmp_path, ask):
-    code = f"""
-        def attempt(h):
-            try: h.result()
-            except FileExistsError: print("told")
-        handle = failing()
-        {ask}
-    """
-    assert _ends(tmp_path / "a", code) == (0, "told\n", "")
+    ended = _ends("with_an_error_asked_for", tmp_path / "a", ask)
+    assert ended == (0, "told\n", "")
 
 
 @pytest.mark.parametrize(
-    "call", ["ec.tree_serialise_leaves", "ec.async_tree_serialise_leaves"]
+    "call", ["tree_serialise_leaves", "async_tree_serialise_leaves"]
 )
 def test_saves_at_exit(tmp_path, call):
     """In `atexit` handlers, and in callbacks while the interpreter waits."""
-    code = f"""
-        atexit.register(lambda: {call}(path + "1", tree(2)))
-        save(path, tree(1)).add_done_callback(lambda _: {call}(path + "2", tree(3)))
-    """
-    assert _ends(tmp_path / "a", code) == (0, "", "")
+    assert _ends("with_saves_at_exit", tmp_path / "a", call) == (0, "", "")
     assert [_value(tmp_path / name) for name in ("a", "a1", "a2")] == [1, 2, 3]
 
 
 def test_a_full_disk(tmp_path):
-    code = """
-        import resource
-        save(path, tree(1)).result()
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6))
-        handle = save(path, tree(2))
-        try: handle.result()
-        except OSError as e: print(type(e).__name__)
-        save(path, tree(3))
-    """
-    status, out, err = _ends(tmp_path / "a", code)
+    status, out, err = _ends("with_a_full_disk", tmp_path / "a")
     assert (status, out) == (120, "OSError\n") and "File too large" in err
     assert _value(tmp_path / "a") == 1
     assert len(os.listdir(tmp_path / "a" / "d")) == 1
 
 
-def _interrupt(path, code, times) -> tuple[int, str]:
+def _interrupt(case, path, times) -> tuple[int, str]:
     """Sends SIGINT at every line that the process prints."""
-    with _process(path, code) as process:
+    with _process(case, path) as process:
         assert process.stdout is not None
         for _ in range(times):
             assert process.stdout.readline()
@@ -584,49 +514,20 @@ def _interrupt(path, code, times) -> tuple[int, str]:
 
 def test_ctrl_c_in_the_main_thread(tmp_path):
     """The save goes on, and the process ends when it is done."""
-    code = """
-        save(path, tree(0)).result()
-        fd = os.open(path, os.O_RDONLY)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        save(path, tree(1))
-        try:
-            print("now", flush=True)
-            time.sleep(600)
-        finally: threading.Timer(0.2, os.close, [fd]).start()
-    """
-    status, err = _interrupt(tmp_path / "a", code, 1)
+    status, err = _interrupt("interrupted", tmp_path / "a", 1)
     assert status == -signal.SIGINT and "KeyboardInterrupt" in err
     assert "asynchronous" not in err and _value(tmp_path / "a") == 1
 
 
 def test_ctrl_c_while_waiting_for_the_save(tmp_path):
-    code = """
-        save(path, tree(0)).result()
-        fd = os.open(path, os.O_RDONLY)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        handle = save(path, tree(1))
-        say_when_in("result")
-        try: handle.result()
-        except KeyboardInterrupt: os.close(fd)
-        handle.result()
-        sys.exit(5)
-    """
-    assert _interrupt(tmp_path / "a", code, 1) == (5, "")
+    ended = _interrupt("interrupted_as_it_waits", tmp_path / "a", 1)
+    assert ended == (5, "")
     assert _value(tmp_path / "a") == 1
 
 
 def test_ctrl_c_twice(tmp_path):
     """The second one interrupts the wait at the end: the path holds what it held."""
-    code = """
-        save(path, tree(0)).result()
-        hold()
-        save(path, tree(1))
-        try:
-            print("now", flush=True)
-            time.sleep(600)
-        finally: say_when_in("_shutdown")
-    """
-    status, err = _interrupt(tmp_path / "a", code, 2)
+    status, err = _interrupt("interrupted_twice", tmp_path / "a", 2)
     assert status not in (0, None) and "was interrupted" in err
     assert "NoneType" not in err
     assert _value(tmp_path / "a") == 0
@@ -637,33 +538,8 @@ def test_ctrl_c_twice(tmp_path):
 @pytest.mark.parametrize("layout", [*long("ocdbt"), "zarr"])
 def test_ctrl_c_in_blocking_saves(tmp_path, layout):
     """At any moment: the path holds the save before, or the one that was broken off."""
-    code = f"""
-        import random
-        import numpy as np
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-        rng = random.Random(0)
-        interrupts = took = 0
-        for v in range(1, 500):
-            if v >= 100 and interrupts > 20:
-                break
-            before = time.perf_counter()
-            try:
-                after = rng.uniform(1e-4, 1.2 * took) if v > 3 else 0
-                signal.setitimer(signal.ITIMER_REAL, after)
-                save = {{"x": np.full(50_000, v), "z": v}}
-                ec.tree_serialise_leaves(path, save, layout={layout!r})
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                least = v
-                took = time.perf_counter() - before
-            except KeyboardInterrupt:
-                interrupts += 1
-                least = held
-            held = ec.open(path)["z"].read()
-            assert held in (least, v) and (ec.open(path)["x"].read() == held).all()
-        print(interrupts > 20)
-        ec.tree_serialise_leaves(path, {{"z": 0}}, layout={layout!r})
-    """
-    status, out, err = _ends(tmp_path / "a", code)
+    case = "interrupted_in_blocking_saves"
+    status, out, err = _ends(case, tmp_path / "a", layout)
     assert (status, out) == (0, "True\n")
     # Python drops an interrupt that comes while it forgets a thread that has ended.
     assert not err or re.search("Exception ignored in.*WeakSet", err)
@@ -674,59 +550,14 @@ def test_ctrl_c_in_blocking_saves(tmp_path, layout):
 
 def test_fork_in_the_middle(tmp_path):
     """The child is refused, and ends well; the save goes on in the parent."""
-    code = """
-        save(path, tree(0)).result()
-        fd = os.open(path, os.O_RDONLY)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        handle = save(path, tree(1))
-        save(path + "b", tree(1))
-        failed = save(path + "b", tree(2), overwrite=False)
-        two = tree(2)  # In the child JAX has no threads to compute it with.
-        child = os.fork()
-        if not child:
-            for use in (handle.result, handle.done, handle.staged,
-                        lambda: handle.add_done_callback(print),
-                        lambda: save(path, two),
-                        lambda: ec.tree_serialise_leaves(path, two)):
-                try: use()
-                except RuntimeError as e: print("spawn" in str(e), flush=True)
-            # At a longer end JAX waits for threads that a forked child does not have.
-            os._exit(7)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        handle.result()
-        try: failed.result()
-        except FileExistsError: print("told")
-        save(path, tree(3))
-    """
-    status, out, err = _ends(tmp_path / "a", code)
+    status, out, err = _ends("with_a_fork", tmp_path / "a")
     assert out.split() == ["True"] * 6 + ["7", "told"], err
     assert (status, err) == (0, "") and _value(tmp_path / "a") == 3
 
 
 def test_a_forked_child_does_not_keep_our_lock(tmp_path):
-    code = """
-        import fcntl, pathlib, warnings
-        replace, children = os.replace, []
-        def fork(*args, **how):
-            # The save holds its locks.
-            if not children:
-                child = os.fork()
-                if not child:
-                    time.sleep(60)
-                    os._exit(0)
-                children.append(child)
-            replace(*args, **how)
-        os.replace = fork
-        warnings.simplefilter("ignore")  # JAX warns of forks.
-        ec.tree_serialise_leaves(path, tree(1))
-        (data,) = pathlib.Path(path, "d").iterdir()
-        for directory in (path, data):
-            fcntl.flock(os.open(directory, 0), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        print(len(children))
-        os.kill(children[0], 9)
-    """
-    assert _ends(tmp_path / "a", code) == (0, "1\n", "")
+    ended = _ends("with_a_fork_in_a_commit", tmp_path / "a")
+    assert ended == (0, "1\n", "")
 
 
 # ---- Accelerators.

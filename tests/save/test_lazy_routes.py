@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 from support import inside, servers
 from support.helpers import damage, long, new_orbax
-from support.processes import good, run_team
+from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
 
@@ -210,26 +210,8 @@ def test_two_processes(tmp_path):
     _ours(tmp_path / "other")
     _ours(tmp_path / "damaged")
     damage(tmp_path / "damaged")
-    code = """
-X = np.arange(64 * 1024, dtype=np.float32).reshape(64, 1024)
-lazy = ec.open(path / "a").tree
-halved = ec.lazy(lambda w: w / 2, elementwise=True)(lazy.layers[0])
-tree = {"lazy": lazy, "halved": halved, "rows": spread(X, rows)}
-with ec.counting() as bytes_read:
-    ec.tree_serialise_leaves(path / "b", tree, processes=ec.Together(1))
-print(bytes_read() > 2**20)
-how = {"layout": "zarr", "processes": ec.Together(2)}
-ec.async_tree_serialise_leaves(path / "c", tree, **how).result()
-wrong = {("a", "other")[rank]: "half` differs", "damaged": "layers.0"}
-for number, (name, said) in enumerate(wrong.items()):
-    try:
-        other = ec.open(path / name).tree
-        ec.tree_serialise_leaves(path / "d", other, processes=ec.Together(3 + number))
-    except RuntimeError as e:
-        print(said in str(e) or e)
-"""
     # Process 0 reads and writes what is no array of all.
-    out = good(run_team(2, code, tmp_path))
+    out = good(run_team_program(2, "team_that_saves_lazy_leaves", tmp_path))
     assert out == ["True\nTrue\nTrue\n", "False\nTrue\nTrue\n"]
     lazy = ec.open(tmp_path / "a").tree
     for name in "bc":
@@ -243,29 +225,7 @@ for number, (name, said) in enumerate(wrong.items()):
 def test_who_comes_late_has_the_error_of_process_0(tmp_path, call):
     _ours(tmp_path / "damaged")
     damage(tmp_path / "damaged")
-    code = f"""
-from support import inside
-import pytest
-tree = ec.open(path / "damaged").tree
-
-waited = []
-
-def late(told):
-    def wait(*arguments):
-        waited.append(meet("process 0 has failed"))
-        return told(*arguments)
-    return wait
-
-with pytest.MonkeyPatch.context() as patch:
-    inside.wrap(patch, {call!r}, late)
-    start = time.monotonic()
-    try:
-        ec.tree_serialise_leaves(path / "b", tree)
-    except RuntimeError as e:
-        print("layers.0" in str(e) or e)
-    finally:
-        if not waited:
-            meet("process 0 has failed")
-print(time.monotonic() - start < 20)
-"""
-    assert good(run_team(2, code, tmp_path)) == ["True\nTrue\n"] * 2
+    assert (
+        good(run_team_program(2, "team_that_hears_of_an_error_late", tmp_path, call))
+        == ["True\nTrue\n"] * 2
+    )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support import golden, inside
 from support.helpers import assert_alike
-from support.processes import good, run_team
+from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
 
@@ -163,16 +163,9 @@ def test_a_file_of_digests_that_is_longer(tmp_path):
     assert "digests" in problem.file and "more bytes" in problem.what
 
 
-_PATCH = """
-import pytest
-from support import inside
-inside.limit(pytest.MonkeyPatch(), min_file_bytes=700)
-"""
-
-
 @pytest.mark.long
 def test_lanes_of_two_processes(tmp_path):
-    good(run_team(2, _PATCH + golden.SHARDS, tmp_path))
+    good(run_team_program(2, "team_of_golden_shards", tmp_path, 700))
     path = tmp_path / "processes"
     begins = index_of(path)["begins"]
     assert {lane for lane, *_ in begins} == {0, 1} and len(begins) > 2

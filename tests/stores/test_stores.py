@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from support import inside, servers
 from support.helpers import long
-from support.processes import expected, good, LOAD, run_team, SAVE
+from support.processes import expected, good, run_team_program
 
 import eqx_ckpt as ec
 
@@ -230,15 +230,7 @@ def test_runs_of_chunks_are_one_request(bucket):
 def test_two_processes(bucket, tmp_path, layout):
     """Of one run: each writes its shards."""
     _, path = bucket
-    again = 'ec.async_tree_serialise_leaves(path / "c", tree).result()'
-    code = f"""
-path = ec.Store({path!r})
-{SAVE}
-ec.tree_serialise_leaves(path / "c", tree, layout={layout!r})
-{again if layout == "ocdbt" else ""}
-{LOAD}
-"""
-    good(run_team(2, code, tmp_path))
+    good(run_team_program(2, "team_in_a_store", tmp_path, path, layout))
     saved = ec.materialise(ec.open(f"{path}/c").tree)
     for name, leaf in expected().items():
         assert np.array_equal(_plain(saved[name]), _plain(leaf))

@@ -128,39 +128,13 @@ def shards() -> dict[str, np.ndarray]:
     }
 
 
-# Run in each of two processes: see `support.processes`.
-SHARDS = """
-from support import golden
-specs = {"rows": rows, "columns": columns, "copies": copies}
-tree = {name: spread(x, specs[name]) for name, x in golden.shards().items()}
-ec.tree_serialise_leaves(path / "processes", tree | {"step": 3})
-"""
-
-
-# One of them saves its part alone; a step with an own state of each.
-OWN = """
-import shutil
-from support import golden
-specs = {"rows": rows, "columns": columns, "copies": copies}
-tree = {name: spread(x, specs[name]) for name, x in golden.shards().items()}
-if rank == 1:
-    ec.tree_serialise_leaves(path / "part", tree, processes="own")
-manager = ec.CheckpointManager(path / "run")
-manager.save(3, tree, own={"at": 10 + rank, "file": f"{rank}.txt"})
-manager.wait()
-if rank == 0:
-    os.rename(path / "run/3/default", path / "own")
-    shutil.rmtree(path / "run")
-"""
-
-
 if __name__ == "__main__":
     from support import golden  # So that classes are not those of `__main__`.
-    from support.processes import good, run_team
+    from support.processes import good, run_team_program
 
     out = GOLDEN / sys.argv[1]
     golden.write(out)
     golden.write_compressed(out)
     golden.write_files(out)
-    good(run_team(2, SHARDS, out))
-    good(run_team(2, OWN, out))
+    good(run_team_program(2, "team_of_golden_shards", out))
+    good(run_team_program(2, "team_of_golden_states", out))

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import pathlib
 import struct
@@ -57,6 +58,13 @@ def run_program(name: str, *arguments: object, check: bool = True, **env: str) -
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def call_main(name: str, *arguments: object, **env: str) -> list[str]:
+    """Calls `main` of a module of the tests in a process of its own, with arguments
+    that JSON has, and returns the lines that it prints."""
+    out = run_program("call_a_main", name, json.dumps(arguments), **env)
+    return out.splitlines()
 
 
 class BytesRead:

@@ -6,6 +6,7 @@ Programs of tests/programs that a team runs import what they need of this.
 import os
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -40,6 +41,16 @@ def meet(name: str) -> None:
     client = distributed.global_state.client
     assert client is not None
     client.wait_at_barrier(name, 600_000)
+
+
+def caught(call: Callable[..., Any], *args: Any, **how: Any) -> None:
+    """Prints the error of a call in one line, or that there is none."""
+    try:
+        call(*args, **how)
+    except BaseException as e:
+        print(f"{type(e).__name__}: {e}".replace("\n", " "))
+    else:
+        print("nothing")
 
 
 def read() -> int:

@@ -1,70 +1,39 @@
 """A run of real processes, each with a near disk of its own, that is killed and goes
 on: `run` is one attempt."""
 
+import json
 import pathlib
 from typing import Any
 
 import numpy as np
 
-from support.processes import Done, run_team
+from support.processes import Done, run_team_program
 
-
-_PROGRAM = """
-import json, warnings
-order = {order}
-index = order.index(rank)  # Who has which disk is nobody's business.
-disk = path / f"disk{{index}}"
-{setup}
-
-@jax.jit
-def train(state, noise):
-    w = (3 * state["w"] + noise) % 1009  # Exact, however it is computed.
-    return {{"w": w, "m": (state["m"] + w[:, :1]) % 1009, "n": state["n"] + 1}}
-
-X = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)
-fresh = {{"w": spread(X, {spec}), "m": spread(X[:, :1], rows)}}
-fresh["n"] = spread(np.int32(0), copies)
-like = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
-manager = ec.CheckpointManager(path / "run", every={every}, near=disk,
-    near_every=NEAR_EVERY, copies={copies}, processes=ec.Together(timeout={timeout}))
-state, at, own = fresh, 0, {{"cursor": 0, "noise": 0}}
-if manager.latest() is not None:
-    state, own, at = manager.restore(like, own={own})
-{begun}
-print("from", at, own["cursor"] if isinstance(own, dict) else len(own), flush=True)
-for step in range(at + 1, {until} + 1):
-    state = train(state, {noise} + step)
-    own = {{"cursor": 100 * step + rank, "noise": {noise}}}
-    manager.save(step, state, own=own)
-    {body}
-manager.wait()
-assert int(state["n"].addressable_data(0)) == {until}
-both = [np.asarray(state[name].addressable_data(0)) for name in ("w", "m")]
-print(json.dumps([int(x) for part in both for x in part.ravel()]))
-{end}
-"""
 
 NEAR_EVERY = 2
-_QUIET = 'warnings.simplefilter("ignore")'
-
-# All have done what comes after a near step by then, such as deleting older ones.
-_KILL = """
-meet("killed")
-os._exit(9)
-"""
 
 
-def run(path: pathlib.Path, size: int, until: int, **how: Any) -> list[Done]:
+def run(
+    path: pathlib.Path, size: int, until: int, timeout: float = 60, **how: Any
+) -> list[Done]:
     """Runs to a step; `kill` ends all processes there at once, with an error."""
-    how = {"every": 100, "copies": 1, "noise": 0, "body": "pass", "own": "own"} | how
-    how = {"spec": "rows", "setup": _QUIET, "begun": "", "end": ""} | how
-    timeout = how.pop("timeout", 60)
-    order = how.pop("order", list(range(size)))
-    if how.pop("kill", False):
-        how["end"] = _KILL
-    program = _PROGRAM.format(order=order, until=until, timeout=timeout, **how)
-    return run_team(size, program.replace("NEAR_EVERY", str(NEAR_EVERY)), path, 1)
+    how = {
+        "order": list(range(size)),
+        "until": until,
+        "every": 100,
+        "near_every": NEAR_EVERY,
+        "copies": 1,
+        "noise": 0,
+        "all_own": False,
+        "spec": "rows",
+        "timeout": timeout,
+        "logs": None,
+        "dies_after": None,
+        "kill": False,
+    } | how
+    return run_team_program(
+        size, "team_of_a_near_run", path, json.dumps(how), devices=1
+    )
 
 
 def never_stopped(size: int, until: int) -> list[list[int]]:

@@ -19,47 +19,6 @@ from eqx_ckpt._kernel._storage import _root
 from support import near
 
 
-# A line is one call of the system: what was written is there, whoever is killed.
-_SETUP = """
-import threading
-log = os.open(path / f"log{attempt}-{{rank}}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-say = lambda *words: os.write(log, (json.dumps(words) + chr(10)).encode())
-warnings.showwarning = lambda message, *_: say("warning", str(message))
-import logging, re
-from eqx_ckpt._kernel._save import _serialise
-log_of = logging.getLogger("eqx_ckpt")
-log_of.setLevel(logging.INFO)
-class Whole(logging.Handler):
-    def emit(self, record):
-        if re.match("{whole} to near disks", record.getMessage()):
-            say("whole", record.step)
-log_of.addHandler(Whole())
-write = _serialise.write
-def slowly(plan, *rest):
-    time.sleep({slow_near} if "eqx_ckpt.near" in str(plan.root) else {slow_root})
-    return write(plan, *rest)
-_serialise.write = slowly
-meet("begun")
-ending = path / "ending{attempt}"
-def end():
-    while not ending.exists():
-        time.sleep(0.002)
-    time.sleep({delays}[rank])
-    os.kill(os.getpid(), 9)
-threading.Thread(target=end, daemon=True).start()
-if {after} == 0:
-    ending.touch()
-"""
-_BEGUN = """
-whose = own if isinstance(own, list) else [own]
-parts = [np.asarray(state[name].addressable_data(0)) for name in ("w", "m")]
-say("from", at, whose, [int(x) for part in parts for x in part.ravel()])
-"""
-_BODY = """say("saved", step)
-    if step == at + {after}:
-        ending.touch()"""
-
-
 class Found(NamedTuple):
     """A near save that is on disks, and the files of it."""
 
@@ -105,15 +64,15 @@ class Campaign:
         # Seconds after they have begun, or have saved so many steps.
         after = rng.choice([0, *range(1, 13)])
         delay, gap = rng.random() * (0.1 if after else 1), rng.random() * 0.1
-        setup = _SETUP.format(
-            attempt=self.attempt,
-            delays=[delay + gap * rng.random() for _ in range(self.size)],
-            after=after,
+        logs = {
+            "attempt": self.attempt,
+            "delays": [delay + gap * rng.random() for _ in range(self.size)],
+            "after": after,
             # Without copies a step is whole once it is saved.
-            whole="Copied" if self.size > 1 else "Saved",
-            slow_near=rng.choice([0, 0, 0.1 * rng.random()]),
-            slow_root=rng.choice([0, 0, rng.random()]),
-        )
+            "whole": "Copied" if self.size > 1 else "Saved",
+            "slow_near": rng.choice([0, 0, 0.1 * rng.random()]),
+            "slow_root": rng.choice([0, 0, rng.random()]),
+        }
         near.run(
             self.path,
             self.size,
@@ -121,10 +80,8 @@ class Campaign:
             order=[self.order.index(disk) for disk in range(4)],
             every=rng.choice([5, 6, 100]),
             noise=7 * self.attempt,
-            own='"all"',
-            setup=setup,
-            begun=_BEGUN,
-            body=_BODY.format(after=after),
+            all_own=True,
+            logs=logs,
         )
         self._check(before, here, max(least, self.reached))
 

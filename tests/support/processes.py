@@ -12,7 +12,6 @@ import pathlib
 import socket
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -25,21 +24,6 @@ import numpy as np
 from jax._src import distributed
 
 from support import scripts
-
-
-_HEAD = """
-import os, sys, time, signal, pathlib
-import jax, jax.numpy as jnp, numpy as np
-import equinox as eqx
-import eqx_ckpt as ec
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from support.member import columns, copies, meet, mesh, path, rank, rows, same
-from support.member import size, spread
-"""
-
-
-# What a process has read so far, in bytes.
-READ = "from support.member import read"
 
 
 class Done(NamedTuple):
@@ -115,29 +99,11 @@ def run_team_program(
     path: pathlib.Path,
     *given: object,
     devices: int = 2,
+    timeout: float = 600,
 ) -> list[Done]:
     """Runs a program of tests/programs in each of `size` processes, with what is given
     after the path as further arguments."""
-    return _run_team(size, scripts.program(name), path, devices, 600, given)
-
-
-def run_team(
-    size: int, code: str, path: pathlib.Path, devices: int = 2, timeout: float = 600
-) -> list[Done]:
-    """Runs code in each of `size` processes. It has `rank`, `size`, `path`, a mesh of
-    all devices, and the names above."""
-    program = textwrap.dedent(_HEAD) + textwrap.dedent(code)
-    return _run_team(size, program, path, devices, timeout, ())
-
-
-def _run_team(
-    size: int,
-    program: str,
-    path: pathlib.Path,
-    devices: int,
-    timeout: float,
-    given: tuple[object, ...],
-) -> list[Done]:
+    program = scripts.program(name)
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
@@ -185,23 +151,6 @@ def good(team: list[Done]) -> list[str]:
 
 X = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
 
-SAVE = """
-X = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
-keys = jax.random.split(jax.random.key(0), 8)
-tree = {
-    "rows": spread(X, rows),
-    "columns": spread(2 * X, columns),
-    "copies": spread(3 * X, copies),
-    "small": spread(np.arange(64.0, dtype=np.float32), rows),
-    "weak": jax.jit(lambda: 2.5, out_shardings=copies)(),
-    "keys": jax.jit(
-        lambda: jax.random.split(jax.random.key(0), 8), out_shardings=rows)(),
-    "empty": spread(np.zeros((0, 8), np.float32), rows),
-    "without columns": spread(np.zeros((8, 0), np.int8), rows),
-    "numpy": np.arange(10), "step": 7, "local": jnp.arange(3.0),
-}
-"""
-
 
 def expected():
     return {
@@ -217,24 +166,3 @@ def expected():
         "step": 7,
         "local": jnp.arange(3.0),
     }
-
-
-LOAD = """
-def abstract(x):
-    if not isinstance(x, jax.Array) or x.is_fully_addressable:
-        return x
-    return jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=x.sharding,
-        weak_type=getattr(x, "weak_type", False))
-like = jax.tree.map(abstract, tree)
-out = ec.tree_deserialise_leaves(path / "c", like)
-assert same(out["rows"], X) and same(out["columns"], 2 * X)
-assert same(out["copies"], 3 * X)
-assert out["weak"].weak_type and float(out["weak"]) == 2.5
-assert out["numpy"].tolist() == list(range(10)) and out["step"] == 7
-words = jax.random.key_data(jax.random.split(jax.random.key(0), 8))
-assert same(jax.random.key_data(out["keys"]), np.asarray(words))
-for name, x in tree.items():
-    if isinstance(x, jax.Array):
-        assert out[name].sharding.is_equivalent_to(x.sharding, x.ndim), name
-"""
