@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import textwrap
 
 from support import inside
 
@@ -34,3 +35,17 @@ def test_the_table_of_features_has_every_test_once():
     whole = {name for name in named if (HERE / name).is_dir()}
     alone = {x for x in tests if pathlib.PurePath(x).parts[0] not in whole}
     assert len(rows) <= 35 and sorted(named) == sorted(alone | whole)
+
+
+def test_programs_are_files():
+    """Linters see no program in a string. The one of `scripts` is run by `-c`, as its
+    forks are."""
+    begins = re.compile(r'[=(]\s*f?"""\\?\n( *(?:import|from) .*?)"""', re.DOTALL)
+    texts = {
+        path.name: [textwrap.dedent(x).count("\n") for x in begins.findall(text)]
+        for path in HERE.rglob("*.py")
+        if (text := path.read_text())
+    }
+    assert {name for name, sizes in texts.items() if max(sizes, default=0) > 9} == {
+        "scripts.py"
+    }

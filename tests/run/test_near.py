@@ -473,7 +473,7 @@ def test_other_counts_and_shardings(tmp_path, counts, copies, spec):
     where it is read first."""
     if spec == "columns" and 3 in counts:
         pytest.skip("three processes cannot share eight columns")
-    how = {"own": '"all"', "spec": spec}
+    how = {"all_own": True, "spec": spec}
     near.run(tmp_path, counts[0], until=7, kill=True, copies=copies)
     step = 6
     for before, count in zip(counts, counts[1:]):
