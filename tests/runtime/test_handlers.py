@@ -144,6 +144,31 @@ def test_what_a_handler_raises_in_a_function_of_the_program(tmp_path):
     assert caught and ec.exists(tmp_path / "c")
 
 
+class _Limited:
+    """Looks like an array; a signal comes as the package asks for its shape."""
+
+    dtype = np.dtype("f4")
+
+    @property
+    def shape(self):
+        signal.raise_signal(signal.SIGUSR2)
+
+
+def test_what_the_package_catches_of_a_function_of_the_program(tmp_path):
+    """It expects any error of such a function."""
+
+    def handle(number, frame):
+        raise TimeoutError("mine")
+
+    found = signal.signal(signal.SIGUSR2, handle)
+    try:
+        with pytest.raises(TimeoutError, match="mine"):
+            ec.tree_serialise_leaves(tmp_path / "c", {"x": 1, "y": _Limited()})
+        assert signal.getsignal(signal.SIGUSR2) is handle
+    finally:
+        signal.signal(signal.SIGUSR2, found)
+
+
 # What touches no file, or goes through a call that is among these.
 _NO_FILES = {
     "Checkpoint": "path metadata save_id layout writer saved base leaves nbytes "

@@ -29,8 +29,10 @@ _LIBRARIES = {
     *sys.stdlib_module_names,
 } - {"__main__"}
 _NUMBERS = sorted(map(int, signal.valid_signals()))
-# What handlers have raised in the call of the main thread that goes on, if one does.
+# What handlers have raised in the call of the main thread that goes on, if one does;
+# and what they have raised there in functions of the program.
 _raised: list[Exception] | None = None
+_raised_in_program: list[Exception] = []
 
 
 class _Raised(BaseException):
@@ -47,7 +49,10 @@ class _Guard:
         try:
             return self.handler(number, frame)
         except Exception as e:
-            if _raised is None or not _is_in_call(frame):
+            if _raised is None:
+                raise
+            if not _is_in_call(frame):
+                _raised_in_program.append(e)
                 raise
             _raised.append(e)
         # Python would ignore it there, and a file would stay open.
@@ -71,6 +76,14 @@ def _is_in_finaliser(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
+
+
+def _swallowed() -> list[Exception]:
+    """What the package has caught of what came out of functions of the program."""
+    # The first frame of a traceback is the one that has caught the error.
+    places = [(x, x.__traceback__) for x in _raised_in_program]
+    names = [(x, at.tb_frame.f_globals.get("__name__")) for x, at in places if at]
+    return [x for x, name in names if str(name).partition(".")[0] == _PACKAGE]
 
 
 def behind(handler: object) -> Any:
@@ -104,10 +117,15 @@ def pass_through(call: Callable[P, T]) -> Callable[P, T]:
                     _signal.signal(number, guards[number])
                 result = call(*args, **kwargs)
                 # Python ignores what is raised in a finaliser.
-                if not raised:
+                if not (raised := raised or _swallowed()):
                     return result
             except _Raised:
                 pass
+            except Exception as e:
+                # It may be about what was caught.
+                raised = raised or _swallowed()
+                if not raised or e in raised:
+                    raise
         raise raised[0]
 
     return passed
@@ -119,3 +137,4 @@ def _put_back(guards: dict[int, _Guard]) -> None:
         if _signal.getsignal(number) is guard:
             _signal.signal(number, guard.handler)
     _raised = None
+    _raised_in_program.clear()
