@@ -126,10 +126,10 @@ def test_too_many_runs_are_refused_when_they_are_planned(monkeypatch):
     owners = [(range(n, n + 1), n % 2) for n in range(9)]
     leaves = [PlannedLeaf(name, None, template, 0, None, owners) for name in "abc"]
     form = _tree_spec.TreeSpec(("a", "b", "c"), (0, 0, 0), (template,), ())
-    most = _to_ocdbt.upper_bound(leaves, form, 2).placed.placement
+    most = _to_ocdbt.upper_bound(leaves, form, 2, False).placed.placement
     # The leaves have one pattern.
     assert most.patterns[:9].tolist() == [[1, n % 2] for n in range(9)]
     assert (most.patterns[9:] == [2**16, 258]).all()
     monkeypatch.setattr(_placement, "MAX_RUNS", 26)
     with pytest.raises(ValueError, match="it has 27 runs of chunks"):
-        _to_ocdbt.upper_bound(leaves, form, 2)
+        _to_ocdbt.upper_bound(leaves, form, 2, False)

@@ -150,7 +150,9 @@ def check_index(plan: Plan) -> None:
         return  # It is far from that.
     layout = LAYOUTS[plan.options.layout]
     try:
-        bound = layout.upper_bound(plan.leaves, spec, plan.options.count)
+        options = plan.options
+        is_linked = options.reuse is not None
+        bound = layout.upper_bound(plan.leaves, spec, options.count, is_linked)
         side: dict[str, bytes] = dict.fromkeys(_files.OTHERS, b"")
         _index.encode(index_of(plan, "0" * 16, bound, side))
     except ValueError as e:

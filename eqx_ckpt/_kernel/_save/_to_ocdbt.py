@@ -288,24 +288,26 @@ def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
 
 
 def upper_bound(
-    leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int
+    leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int, is_linked: bool
 ) -> Written:
     """**Raises:** `ValueError` for more runs of chunks than are read."""
     own = zip(spec.templates, spec.counts)
     total = sum((t.chunk_count * t.full + _placement.ALIGN) * n for t, n in own)
     files = _assign.most_files(total, processes, _writing.FAR_FILE)
     names = [str(n) for n in range(min(files, spec.chunk_count + len(leaves)))]
+    # What is linked from another save may be dealt out in another way.
+    lanes = processes + 256 if is_linked or processes > 1 else 1
     base = f"d/{'0' * 16}"
     keys = (f"{base}/tree", f"{base}/manifest.ocdbt") if spec.has_database else ()
     return Written(
-        placed=DataFiles(names, _longest(leaves, len(names), total, processes)),
+        placed=DataFiles(names, _longest(leaves, len(names), total, lanes)),
         digests="0" * 32 * len(names),
         others=dict.fromkeys(keys, "0" * 32),
     )
 
 
 def _longest(
-    leaves: Sequence[PlannedLeaf], files: int, total: int, processes: int
+    leaves: Sequence[PlannedLeaf], files: int, total: int, lanes: int
 ) -> Placement:
     distinct: dict[int, _assign.Owners] = {}
     runs, sizes, nobody = 0, [], [(range(0), 0)]
@@ -324,13 +326,13 @@ def _longest(
         )
     rows = [[(len(run), who) for run, who in owners] for owners in distinct.values()]
     known = dict.fromkeys(map(tuple, rows))
-    # What is linked from another save may be dealt out in another way.
-    lanes = processes + 256
-    rows = [*itertools.chain(*known), *[(2**16, lanes)] * 256]
+    more = 256 if lanes > 1 else 0
+    rows = [*itertools.chain(*known), *[(2**16, lanes)] * more]
     begin = lanes, len(leaves), 2**16, files, total - total % _placement.ALIGN
     return Placement(
         patterns=np.asarray(rows),
-        pattern=np.full(len(leaves), len(known) + 256),
-        begins=np.tile(np.asarray(begin), (files + 256, 1)),
+        # Of one pattern nothing is said.
+        pattern=np.full(len(leaves) if more else 0, len(known) + more),
+        begins=np.tile(np.asarray(begin), (files + more, 1)),
         sizes=np.asarray(sizes, np.int64),
     )

@@ -117,7 +117,7 @@ def has_many(spec: TreeSpec) -> bool:
 
 
 def upper_bound(
-    leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int
+    leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int, is_linked: bool
 ) -> Written:
     return Written(_NOWHERE, "0" * 32, {})
 
