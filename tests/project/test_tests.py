@@ -49,3 +49,9 @@ def test_programs_are_files():
     assert {name for name, sizes in texts.items() if max(sizes, default=0) > 9} == {
         "scripts.py"
     }
+
+
+def test_names_of_files_of_tests_differ():
+    """Pytest imports two files of one name as one module."""
+    names = [path.name for path in HERE.rglob("test_*.py")]
+    assert sorted(names) == sorted({*names})

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 from support import scripts
-from support.helpers import PROGRAMS, run_program
+from support.helpers import run_program
 
 import eqx_ckpt as ec
 
@@ -36,7 +36,7 @@ def test_nothing_waits_for_ever_at_a_limit_of_memory(tmp_path, call):
     tree = {name: np.ones(2**22, np.float32) for name in "ab"}
     path = tmp_path / "x"
     ec.tree_serialise_leaves(path, tree, compression="lz4", chunks=2**20)
-    program = (PROGRAMS / "call_at_a_limit_of_memory.py").read_text()
+    program = scripts.program("call_at_a_limit_of_memory")
     with scripts.start(program, call, path, 20) as script:
         # The C++ in it may end the process. That is no waiting.
         assert script.communicate(timeout=120).returncode != -signal.SIGKILL
