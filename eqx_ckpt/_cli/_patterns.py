@@ -1,4 +1,4 @@
-"""Names of leaves as they are given."""
+"""Patterns that select leaves by name on the command line."""
 
 import fnmatch
 import re
@@ -7,8 +7,8 @@ from .._kernel._format import _names
 
 
 def is_match(name: str, pattern: str) -> bool:
-    """Whether a leaf is meant by a pattern, in which `*` stands for any text: by its
-    name, or that of a node above it."""
+    """Whether a pattern matches the name of a leaf, or of a node above it. In a
+    pattern, `*` stands for any text."""
     if not re.search(r"[*?\[]", pattern):
         return _names.is_under(name, pattern)
     return fnmatch.fnmatchcase(name, pattern)

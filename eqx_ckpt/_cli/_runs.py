@@ -1,4 +1,4 @@
-"""`steps`, `verify` and `clean`: what is kept, and whether it is whole."""
+"""`steps`, `runs`, `delete`, `verify` and `clean`."""
 
 import contextlib
 import sys

@@ -37,11 +37,12 @@ def diff(
 ) -> Diff:
     """In what two checkpoints or trees differ, by the names of their leaves.
 
-    Leaves are compared by kind (jax, NumPy, a scalar of Python, the implementation of a
-    PRNG key), shape, dtype and weak type, and by the bits of their values: one NaN is
-    not another, and 0.0 not -0.0. Of two stored arrays of one shape, dtype and chunk
-    shape the digests decide, and nothing of them is read (so that damage is not seen
-    either: see [`verify`][]). Others are read some at a time, and verified.
+    Leaves are compared by kind, shape, dtype and weak type, and by the bits of their
+    values. The kind is jax, NumPy, a scalar of Python or the implementation of a PRNG
+    key. One NaN is not another, and 0.0 is not -0.0. Of two stored arrays of
+    one shape, dtype and chunk shape the digests decide, and nothing of them is read (so
+    that damage is not seen either: see [`verify`][]). Others are read some at a time,
+    and verified.
 
     Compared too are the static fields of Modules, as far as a load compares them, and
     the metadata of two checkpoints. What is not stored by default, such as a function,

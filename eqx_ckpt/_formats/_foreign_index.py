@@ -275,9 +275,10 @@ def _check_places(
 
 
 def name_budget() -> Callable[[list[str], int], None]:
-    """A function that is told the path of each leaf in nested containers, which repeats
-    those of the nodes above it, and the size of what all of them are made of. It raises
-    `ValueError` for names that are too long, too many, or much longer than that."""
+    """A function that is called with the path of each leaf in nested containers, and
+    with the size of what all of them are made of. Each path repeats those of the nodes
+    above it. It raises `ValueError` for names that are too long, too many, or much
+    longer than that."""
     letters = parts = leaves = 0
 
     def spend(path: list[str], size: int) -> None:

@@ -209,8 +209,8 @@ def _tree(probe: Probe) -> Source | None:
 def _aggregated(
     directory: Backend, file: int
 ) -> tuple[dict[tuple[str, ...], ForeignLeaf], dict[tuple[str, ...], str]]:
-    """The leaves that a file of msgpack has the values of, and the keys at which the
-    arrays of others lie, by the keys that lead to them."""
+    """The leaves in a file of msgpack, by the keys that lead to them: their values, or
+    the keys at which their arrays lie."""
     values: dict[tuple[str, ...], ForeignLeaf] = {}
     elsewhere: dict[tuple[str, ...], str] = {}
     for path, leaf in _msgpack.leaves_of(directory, _AGGREGATE, file):

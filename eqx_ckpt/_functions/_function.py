@@ -70,8 +70,9 @@ def function(
     **Returns:** what `functions=` takes; nothing is traced yet.
 
     **Raises:** `TypeError` or `ValueError` for arguments that are not such trees. The
-    save raises `ValueError`, naming the function, if it calls back into Python, or uses
-    leaves that are not saved, or arrays of more than 1 KiB that are no leaves.
+    save raises a `ValueError` that names the function if it calls back into Python, or
+    uses leaves that are not saved. The same goes for arrays of more than 1 KiB that are
+    no leaves.
 
     !!! example
 

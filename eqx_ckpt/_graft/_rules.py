@@ -1,4 +1,4 @@
-"""Rules of a rename that take names to others: as few as there have to be, and tried on
+"""Finds the fewest rename rules that map saved names to wanted ones, and checks them on
 all names."""
 
 import graphlib
@@ -28,7 +28,7 @@ class NameRule(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """The names that a rule takes where they belong, and others that it takes."""
+    """The names that a rule renames rightly, and those that it renames wrongly."""
 
     right: set[str]
     wrong: set[str]
@@ -54,9 +54,8 @@ def _raw(text: str) -> str:
 def rules(
     moves: Mapping[str, str], saved: Collection[str], wanted: Collection[str]
 ) -> list[NameRule]:
-    """Rules that take each of these names to that which it has in `moves`, and no other
-    that was saved to one that is wanted; none where there would have to be too many to
-    try."""
+    """Rules that rename each name in `moves` to its new name, and no other saved name
+    to a wanted one. Empty if too many rules would be needed to try them."""
     taken = set(moves.values())
     aside = (x for x in saved if x in taken and x not in moves)
     moves = {**moves, **{x: f"{_ASIDE}.{x}" for x in aside}}

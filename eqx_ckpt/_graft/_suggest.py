@@ -375,8 +375,8 @@ def _alike_by_shape(
 
 
 def _copies(stored: StoredSide, old: set[int]) -> set[int]:
-    """Leaves that are called as one that is in use, but for the beginning, which says
-    that they are what an optimiser keeps of it, or an average."""
+    """Leaves with the name of one that is in use, after a beginning of their own. It
+    says that they are the state of an optimiser, or an average."""
     names = stored.saved.names
     shape = lambda x: stored.saved.record(x, known=True).template.logical_shape
     used = {(name, shape(x)) for x, name in enumerate(names) if x not in old}

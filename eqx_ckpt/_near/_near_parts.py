@@ -44,27 +44,27 @@ class PartReport(NamedTuple):
 
 
 def needed(
-    sources: Sequence[Sequence[int]], count: int, offers: Mapping[int, PartReport]
+    sources: Sequence[Sequence[int]], count: int, reports: Mapping[int, PartReport]
 ) -> list[list[int]]:
     """The parts that each of `count` processes reads, if part `i` is on the disks of
     the processes `sources[i]`: as few as have all that it needs. Where as many
     processes have saved, its own is one of them."""
     # A leaf that is whole in some parts only may be nowhere else.
-    is_alike = len({offer.whole for offer in offers.values()}) == 1
+    is_alike = len({report.whole for report in reports.values()}) == 1
     out = []
     for to in range(count):
-        own = [to] if len(offers) == count else []
+        own = [to] if len(reports) == count else []
         # What needs not be moved is preferred; else not all take the same.
-        near = lambda i: (i not in own, to not in sources[i], (i - to) % len(offers))
-        order = sorted(offers, key=near)
+        near = lambda i: (i not in own, to not in sources[i], (i - to) % len(reports))
+        order = sorted(reports, key=near)
         seen: set[str] = set()
         parts = []
         for i in order:
-            is_needed = to in offers[i].readers or not is_alike
-            is_new = offers[i].regions not in seen or not is_alike
+            is_needed = to in reports[i].readers or not is_alike
+            is_new = reports[i].regions not in seen or not is_alike
             if i in own or (is_needed and is_new):
                 parts.append(i)
-                seen.add(offers[i].regions)
+                seen.add(reports[i].regions)
         out.append(parts or order[:1])
     return out
 
@@ -196,7 +196,7 @@ class Parts:
             self._matches[number] = found
         return self._matches[number]
 
-    def offer(self, number: int, file: pathlib.Path, count: int) -> PartReport:
+    def report(self, number: int, file: pathlib.Path, count: int) -> PartReport:
         """The report of a part on this disk, for `count` processes."""
         try:
             nbytes = file.stat().st_size

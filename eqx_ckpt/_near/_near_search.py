@@ -24,7 +24,7 @@ from ._whole import NearStep, PartCopy, Passed
 # What processes say, which is checked before any of it becomes a path.
 _CHOSEN = optional((COUNT, ID, ID, [[COUNT]], bool)), [(COUNT, str)], [str]
 _DIGEST = re.compile(f"{DIGEST.pattern}|")
-_OFFERS = [(COUNT, (COUNT, _DIGEST, _DIGEST, [COUNT]))]
+_REPORTS = [(COUNT, (COUNT, _DIGEST, _DIGEST, [COUNT]))]
 _OF_PART = "what a process says of a part of a near step"
 _OF_OWN = "what is said of own states"
 
@@ -135,9 +135,9 @@ class Search(NearSearch):
         self._parts = parts = Parts(request)
         # Of each part the first that has it says what is in it.
         own = [i for i, disks in enumerate(step.sources) if disks[0] == here]
-        offers = [(i, parts.offer(i, file(i), count)) for i in own]
-        said = said_by_all(processes, offers, _OF_PART, _OFFERS)
-        found = {i: PartReport(*offer) for some in said for i, offer in some}
+        reports = [(i, parts.report(i, file(i), count)) for i in own]
+        said = said_by_all(processes, reports, _OF_PART, _REPORTS)
+        found = {i: PartReport(*report) for some in said for i, report in some}
         needed = _near_parts.needed(step.sources, count, found)
         self._wanted, self._from = needed[here], dict.fromkeys(own, here)
         moves: list[Move] = []

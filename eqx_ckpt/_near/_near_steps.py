@@ -4,8 +4,8 @@ the disk of another.
 A part is written in the background. Copies move through the devices, so all processes
 send them in one of the calls that they make anyway, once all parts are written. A near
 step is whole once all have confirmed their parts and copies. Only then are older ones
-deleted. On a restore each process says what its disk holds; neither its
-number nor its host's name does.
+deleted. On a restore each process reads its disk and reports what is there: a disk is
+not known by the number of its process, or by the name of its host.
 """
 
 import contextlib
@@ -50,8 +50,9 @@ _NONE = "0" * 16
 
 @dataclasses.dataclass(eq=False)
 class NearSaving:
-    """A near save that goes on. When all parts are written: the one of this process,
-    what is said of all, and the call of `offer` in which copies are sent."""
+    """A near save that is not whole yet. Once all parts are written, `part` is that of
+    this process, and `rows` has a report on each. `call` is the number of the call of
+    `save_if_due` that sends the copies."""
 
     step: int
     handle: SaveHandle
@@ -67,11 +68,12 @@ class Near(NearSteps):
     def __init__(self, saves: Saves, disk: Disk, every: int, copies: int):
         super().__init__(saves)
         self._disk, self._every, self._copies = disk, every, copies
-        # Once it has begun, and whether it may be another since a restore.
+        # The attempt, once it has begun; and whether the next save asks for it anew, as
+        # after a restore.
         self._attempt: Attempt | None = None
         self._is_asked = True
-        self._going: NearSaving | None = None
-        # Calls of `offer` that have begun. Who holds the lock knows that none begins.
+        self._saving: NearSaving | None = None
+        # Calls of `save_if_due` that have begun. None begins while the lock is held.
         self._calls = 0
         self._lock = _threads.Lock()
 
@@ -86,12 +88,12 @@ class Near(NearSteps):
 
         **Raises:** what went wrong with it.
         """
-        going, self._going = self._going, None
-        if going is None:
+        saving, self._saving = self._saving, None
+        if saving is None:
             return
-        with _noted(going.step):
-            going.handle.result()
-            self._send(going)
+        with _noted(saving.step):
+            saving.handle.result()
+            self._send(saving)
 
     def latest(self) -> int | None:
         self.wait()
@@ -117,46 +119,45 @@ class Near(NearSteps):
     def _count(self) -> None:
         self._calls += 1
 
-    def offer(self, offer: PendingState) -> None:
-        """Saves a state if it is due; and sends copies of the one before, if that is
-        due: at the latest before the next is saved."""
+    def save_if_due(self, state: PendingState) -> None:
+        """Saves a state if it is due. Sends the copies of the near step before, if that
+        is due: at the latest before the next near step is saved."""
         self._lock.run(self._count)
-        is_due = offer.step % self._every == 0
-        going = self._going
-        # All processes know of the call before it comes.
-        call = None if going is None else going.call
+        is_due = state.step % self._every == 0
+        saving = self._saving
+        # All processes agreed on this call before any of them makes it.
+        call = None if saving is None else saving.call
         try:
             if is_due or (call is not None and self._calls >= call):
                 self.wait()
         finally:
             if is_due:
-                self._begin(offer)
+                self._begin(state)
 
-    def _begin(self, offer: PendingState) -> None:
+    def _begin(self, state: PendingState) -> None:
         """Begins to save a state. It may be changed once this returns."""
-        step, what = offer.step, f"Saving step {offer.step} to near disks"
+        step, what = state.step, f"Saving step {state.step} to near disks"
         if self._is_asked:
-            self._settle(offer)
+            self._begin_attempt(state)
         processes = self._saves.processes("save a near step", what, step)
         with _noted(step):
             with _log.timed("near") as timer, processes.share_errors():
-                plan = _async.stage(self._plan(offer), frozenset())
+                plan = _async.stage(self._plan(state), frozenset())
                 assert self._attempt is not None
                 file = self._disk.place(self._attempt.run, _NONE, 0)
                 self._disk.make_room(file.parent)
-            going = NearSaving(step, SaveHandle(plan.root, is_apart=True))
-            write = lambda: self._write_part(going, plan, processes)
-            _async.start_staged(going.handle, plan, write, processes)
-            self._going = going
-            going.handle.staged()
+            saving = NearSaving(step, SaveHandle(plan.root, is_apart=True))
+            write = lambda: self._write_part(saving, plan, processes)
+            _async.start_staged(saving.handle, plan, write, processes)
+            self._saving = saving
+            saving.handle.staged()
         steps = self._saves.steps
         steps.say(_log.DEBUG, "Copied to memory", step, seconds=timer.seconds)
 
-    def _settle(self, offer: PendingState) -> None:
-        """Begins an attempt, if this step does, and nothing is wrong with the state of
-        any process. If nothing was restored, it says which near steps are passed over
-        thereby."""
-        saves, step = self._saves, offer.step
+    def _begin_attempt(self, state: PendingState) -> None:
+        """Begins an attempt if the step needs one. Before that, each process checks its
+        state. If nothing was restored, warns of the near steps that are passed over."""
+        saves, step = self._saves, state.step
         root, start = saves.steps.root, saves.start
 
         def decide(words: list[bytes]) -> bytes:
@@ -177,7 +178,7 @@ class Near(NearSteps):
 
         def report() -> bytes:
             with _noted(step):
-                self._plan(offer)
+                self._plan(state)
             return self._disk.report()
 
         what = f"Beginning an attempt with step {step}"
@@ -186,21 +187,21 @@ class Near(NearSteps):
         self._is_asked = False
         start.warn_of_passed_steps(step)
 
-    def _plan(self, offer: PendingState) -> Plan:
+    def _plan(self, state: PendingState) -> Plan:
         options = self._saves.options._replace(
             layout="ocdbt",
             durable=False,
             orbax=False,
             functions="drop",
             processes="own",
-            own=_own.encode(offer.own),
+            own=_own.encode(state.own),
         )
-        # Where it will be is said later.
+        # `_write_part` replaces the path: it has the id of the save.
         root = _root.resolve(str(self._disk.place(_NONE, _NONE, 0)))
         root.check_writable()
-        return _plan.plan(root, offer.tree, options)
+        return _plan.plan(root, state.tree, options)
 
-    def _write_part(self, going: NearSaving, plan: Plan, processes: Processes) -> None:
+    def _write_part(self, saving: NearSaving, plan: Plan, processes: Processes) -> None:
         """Writes the part of this process, from a thread of its own."""
         assert self._attempt is not None
         with _log.timed("near") as timer, processes.share_errors():
@@ -208,7 +209,7 @@ class Near(NearSteps):
             save = processes.broadcast(secrets.token_hex(8).encode()).decode()
             run, number, *_ = self._attempt
             count, index = processes.count, processes.index
-            part = NearPart(run, number, going.step, save, count, index)
+            part = NearPart(run, number, saving.step, save, count, index)
             if not _disk.is_part(list(part)):
                 raise DamagedError("The save id of a near step is no id of a save.")
             file = self._disk.file(part)
@@ -218,33 +219,33 @@ class Near(NearSteps):
             root = _root.resolve(str(file))
             _serialise.write(plan._replace(root=root, options=options), Processes())
             own = [_host(), file.stat().st_size, _disk.digest(file)]
-            going.rows = said_by_all(processes, own, _OF_PART, _WRITTEN)
-            going.part = part
+            saving.rows = said_by_all(processes, own, _OF_PART, _WRITTEN)
+            saving.part = part
             if self._copies and count > 1:
                 # No process begins a call before all know which is the next of all.
-                going.call = self._lock.run(lambda: self._next_call(processes))
+                saving.call = self._lock.run(lambda: self._next_call(processes))
         steps, seconds = self._saves.steps, timer.seconds
-        if going.call is None:
+        if saving.call is None:
             self._disk.keep(part)
-        steps.say(_log.INFO, "Saved to near disks", going.step, seconds=seconds)
+        steps.say(_log.INFO, "Saved to near disks", saving.step, seconds=seconds)
 
     def _next_call(self, processes: Processes) -> int:
         return max(said_by_all(processes, self._calls, _OF_PART, COUNT)) + 1
 
-    def _send(self, going: NearSaving) -> None:
+    def _send(self, saving: NearSaving) -> None:
         """Sends copies, if there are to be some, and deletes what is older."""
-        if going.call is None or going.part is None:
+        if saving.call is None or saving.part is None:
             return
-        step, what = going.step, f"Copying step {going.step} to near disks"
+        step, what = saving.step, f"Copying step {saving.step} to near disks"
         processes = self._saves.processes("copy a near step", what, step)
         with _log.timed("near") as timer, processes.share_errors():
             processes.gather()
             processes.broadcast()
-            own = self._copy(going.part, going.rows, processes)
+            own = self._copy(saving.part, saving.rows, processes)
             for index, got in enumerate(said_by_all(processes, own, _OF_PART, _GOT)):
-                _check_copies(index, got, going.rows)
+                _check_copies(index, got, saving.rows)
         # All have it.
-        self._disk.keep(going.part)
+        self._disk.keep(saving.part)
         steps, seconds = self._saves.steps, timer.seconds
         steps.say(_log.INFO, "Copied to near disks", step, seconds=seconds)
 
@@ -255,7 +256,7 @@ class Near(NearSteps):
         came here, and the digests of what came."""
         count, here = part.processes, part.process
         got: list[tuple[int, str]] = []
-        # Whatever is wrong with one, all take part in the others.
+        # If one exchange fails, this process still takes part in the others.
         errors: list[Exception] = []
         for shift in _exchange.shifts([row[0] for row in rows], self._copies):
             moves = [
@@ -289,7 +290,7 @@ def _noted(step: int) -> Iterator[None]:
 
 
 def _host() -> str:
-    """The same for processes that fail together: those of one machine."""
+    """The id of this machine: processes on one machine fail together."""
     try:
         return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -28,9 +28,9 @@ from .._kernel._storage import _codecs, _store
 from .._zips._window import Window
 
 
-# What one thread reads at a time.
+# Bytes that one thread reads at a time.
 _STEP = 16 * 2**20
-# Not more than the cores, but where they mostly wait: for an object store.
+# At most as many as cores; for an object store, where threads mostly wait, all of them.
 _THREADS = 8
 
 # Enough problems for anyone.

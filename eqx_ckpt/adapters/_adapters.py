@@ -333,8 +333,9 @@ _KV_HEADS = _arguments.optional(_HEADS)
 @_arguments.checked(heads=_HEADS, kv_heads=_KV_HEADS)
 def qkv_blocks(heads: int, kv_heads: int | None = None, axis: int = 0) -> Adapter:
     """A fused projection in which each head has its query, its key and its value by
-    turns, as in GPT-NeoX, BLOOM and Megatron, to one of all queries, then all keys,
-    then all values. [`split`][] may come after it. It is for the weight and the bias.
+    turns, to one of all queries, then all keys, then all values. GPT-NeoX, BLOOM and
+    Megatron have the first. [`split`][] may come after it. It is for the weight and the
+    bias.
 
     **Arguments:**
 

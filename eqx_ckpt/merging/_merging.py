@@ -164,11 +164,11 @@ def ties(
     [arXiv:2306.01708](https://arxiv.org/abs/2306.01708)): `base + λ Σ wᵢ τᵢ / n` over
     the `n` trees for which `sign(wᵢ τᵢ) = sign(Σ wᵢ τᵢ)`, after each `τᵢ` is trimmed.
 
-    Of each leaf of each task vector the share `density` that is the largest in
-    magnitude is kept, with all that are equal to the least of these. The rest is 0. In
-    leaves of more than 4 MiB magnitudes are equal that agree in 12 bits of the
-    mantissa. A weight of 1 for all is the paper's. A NaN in any of the trees stays one.
-    A leaf is read twice.
+    In each leaf of each task vector, the share `density` of the elements that is the
+    largest in magnitude is kept. Elements equal to the least of these stay too. The
+    rest is 0. In leaves of more than 4 MiB magnitudes are equal that agree in 12 bits
+    of the mantissa. A weight of 1 for all is the paper's. A NaN in any of the trees
+    stays one. A leaf is read twice.
 
     **Arguments:**
 
@@ -333,7 +333,7 @@ def della(
     """DELLA: as [`dare_ties`][eqx_ckpt.merging.dare_ties], but what is larger is
     likelier to stay (Deep et al., [arXiv:2406.11617](https://arxiv.org/abs/2406.11617)).
     The element with the rank `r` of the `n` magnitudes in a row stays with the chance
-    `density + epsilon (r / (n - 1) - 1/2)`, by which it is divided then.
+    `density + epsilon (r / (n - 1) - 1/2)`. It is divided by that chance.
 
     A row has all but the first axis; a leaf of one axis is one row. What of a row is
     beyond 4 MiB is ranked by itself.

@@ -1,8 +1,8 @@
 """The maths of `merging`: pure functions of blocks of a leaf, the same of each tree.
 
-A method computes an element of what its sources have there, of where that is, and of a
-state, for which it has looked at the whole leaf. So what it gives does not depend on
-how the leaf is read.
+A method computes an element from the elements of its sources at the same place, from
+that place, and from a state. It made the state when it looked at the whole leaf. So
+what it gives does not depend on how the leaf is read.
 """
 
 import dataclasses
@@ -59,8 +59,8 @@ class Method:
     - `combine`: `combine(trees, base, leaf)` gives a block of the merged leaf. `trees`
         has the block of each tree, and `base` that of the base, or None. They are of
         one shape, of at least one axis, and not to be written to. `leaf` has the `name`
-        and the `shape` of the whole leaf, the `count` of trees, the `options` for it,
-        the index at which the block begins (`start`), and the `state`.
+        and the `shape` of the whole leaf, its `options`, and the `count` of trees. It
+        also has the `state`, and `start`, the index at which the block begins.
     - `look`: `look(blocks, leaf)` gives that `state`. It goes once over all blocks of
         the leaf, in row-major order, as pairs of `trees` and `base`; a leaf is read
         twice then.

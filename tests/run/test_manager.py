@@ -317,7 +317,7 @@ def test_what_is_not_ours_stays(root, tmp_path):
         assert manager.steps() == [1, 2, 5]
         fill_run(manager, [6])
         # Filters of warnings are of all threads, and others may put theirs back.
-        assert manager._saves.going[-1].over.wait(60)
+        assert manager._saves.running[-1].over.wait(60)
         with pytest.warns(UserWarning, match="step 1: .*`notes.txt`"):
             manager.wait()
         for step in (3, 4):

@@ -1,6 +1,6 @@
-"""The index of a checkpoint: what is stored, under which names, where. See FORMAT.md.
+"""The index of a checkpoint: its leaves, their names and where they lie. See FORMAT.md.
 
-Nothing of it is believed before it has been checked: see `_leaves`.
+Every field is checked before it is used: see `_leaves`.
 """
 
 import dataclasses
@@ -207,7 +207,7 @@ def encode_parts(index: Index) -> IndexParts:
     return IndexParts(b"{" + _fields_of(head), columns, _fields_of(tail))
 
 
-# What is between the rest of an index and its last field but the digest.
+# Begins the last field before the digest.
 _OTHERS = b',"others":'
 
 
@@ -365,7 +365,7 @@ class Newer(ValueError):
 
 
 def _newer(version: int, reader: Any) -> Newer:
-    # It goes into a command that people will run.
+    # People copy this text into a command, so only a version number may be in it.
     good = isinstance(reader, str) and re.fullmatch(r"[0-9][0-9a-z.]{0,30}", reader)
     return Newer(
         f"it is written in format {version}, and this release, "

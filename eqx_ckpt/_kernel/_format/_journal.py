@@ -13,7 +13,7 @@ from ._schema import COUNT, ID, optional
 
 
 KEY = "eqx_ckpt.journal"
-# No more, as whoever looks at a step looks at each of its files.
+# At most this many data files: a look at a step looks at each of them.
 _MOST_FILES = 10**6
 
 

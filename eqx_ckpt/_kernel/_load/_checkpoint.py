@@ -204,8 +204,8 @@ class Checkpoint(_Base):
         was opened, which may be secret.
 
         **Raises:** `KeyError` as `ckpt[name]`; `ValueError` for a leaf of another
-        format, in a store without a driver of TensorStore (`az://`, `memory://`, the
-        bytes of an open file), or of a save with more than 2^20 chunks.
+        format, and for a save with more than 2^20 chunks; also in a store without a
+        driver of TensorStore: `az://`, `memory://`, an open file.
 
         !!! example
 

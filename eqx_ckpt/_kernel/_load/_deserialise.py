@@ -43,8 +43,8 @@ def tree_deserialise_leaves(
     - `path`: as in [`open`][], or an open [`Checkpoint`][].
     - `like`: a tree of the structure to load into: real, or a skeleton made by
         `eqx.filter_eval_shape` or [`skeleton`][]. It says how each leaf comes back: a
-        `jax.ShapeDtypeStruct` or jax.Array as a jax.Array with its sharding, a NumPy
-        array as one, a Python scalar as its type, a typed PRNG key as a key.
+        `jax.ShapeDtypeStruct` or jax.Array as a jax.Array with its sharding; a NumPy
+        array as one; a Python scalar as its type; a typed PRNG key as a key.
     - `filter_spec`: which leaves of `like` to load, as in `eqx.filter`; what it leaves
         out stays as in `like`. Functions see a skeleton's leaves as tracers, so
         `eqx.is_array` is true of them.

@@ -22,7 +22,7 @@ from ._reader import Reader, ReadResult, Results, StoredRead
 from ._source import Source
 
 
-# Of a checkpoint so many bytes are kept, or two chunks.
+# Bytes of chunks that are kept for a checkpoint; or two chunks, if they are larger.
 _BYTES = 64 * 2**20
 
 
@@ -47,8 +47,8 @@ def touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
 
 
 def span(source: Source, read: StoredRead) -> tuple[int, int]:
-    """Numbers from one to another that have all chunks of a read between them; from -1
-    if it has none."""
+    """The first and the last number of the chunks of a read; (-1, -1) if it has
+    none."""
     t = source.cut(read.record)
     found = [_span(t, view) for view in read.all_views if 0 not in view.shape]
     if not found:
@@ -127,7 +127,7 @@ def _find(reader: Reader, read: StoredRead) -> KeptChunks | None:
 def _assembled(
     t: Template, read: StoredRead, chunks: Mapping[int, np.ndarray]
 ) -> ReadResult:
-    """The views of a read, of the chunks that hold them."""
+    """Assembles the views of a read from the chunks that hold them."""
     conversion, errors = read.conversion, []
     dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
     regions, arrays = _source.grid_of(t).regions, []

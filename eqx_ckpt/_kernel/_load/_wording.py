@@ -6,7 +6,7 @@ from .._tree import _folding
 
 
 def show(record: LeafRecord) -> str:
-    """A leaf in a word: what the whole is, and how much of it is there."""
+    """The dtype and shape of a leaf, and which part of it is stored."""
     if record.part is None:
         return _folding.show(record.template)
     if isinstance(record.part, Unreadable):
@@ -19,6 +19,7 @@ def show(record: LeafRecord) -> str:
 
 
 def error(record: LeafRecord) -> ValueError:
+    """The error for a leaf that cannot be read here, or is stored in part."""
     if isinstance(record.part, Unreadable):
         return ValueError(
             f"The leaf `{record.name}` cannot be read: {record.part.why}."

@@ -250,14 +250,14 @@ class CheckpointManager:
         """
         step = _steps.check_step(step)
         given = metrics or {}
-        offer = PendingState(step, tree, given, metadata, force, functions, own)
+        state = PendingState(step, tree, given, metadata, force, functions, own)
         try:
-            self._near.offer(offer)
+            self._near.save_if_due(state)
         except Exception:
             # The save at the root may go well all the same.
-            self._saves.offer(offer)
+            self._saves.save_if_due(state)
             raise
-        return self._saves.offer(offer)
+        return self._saves.save_if_due(state)
 
     @_handlers.pass_through
     def wait(self) -> None:

@@ -104,7 +104,7 @@ class NearSteps:
     def __init__(self, saves: Saves):
         self._saves = saves
 
-    def offer(self, offer: PendingState) -> None:
+    def save_if_due(self, state: PendingState) -> None:
         """Saves a state if it is due."""
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""A state that a manager is given, and its metrics."""
+"""States that a manager was given and has not saved yet."""
 
 import copy
 import math
@@ -41,8 +41,8 @@ class PendingState(NamedTuple):
         return given
 
     def numbers(self) -> tuple[dict[str, Any], Exception | None]:
-        """The metrics as JSON has them; of the last state an error instead of some
-        that are none: a state is worth more than its metrics."""
+        """The metrics as JSON. For the last state of a run, an error with them is
+        returned, not raised, so that the state is saved without its metrics."""
         try:
             return as_json(self.metrics), None
         except Exception as e:
@@ -68,8 +68,8 @@ class KeptState(NamedTuple):
         return cls(state.step, leaves, structure, state._replace(tree=None))
 
     def copied(self, before: Sequence[Any]) -> "KeptState":
-        """A copy that nobody can change. It has the memory of leaves of one `before`,
-        which is not new to the system, where they are like its own."""
+        """A copy that the caller cannot change. It reuses the memory of the copy
+        `before` for arrays of the same shape and dtype: new memory is slow to write."""
         copied = lambda x: x.copy() if isinstance(x, np.ndarray) else x
         state = self.state._replace(
             metrics={name: copied(x) for name, x in self.state.metrics.items()},

@@ -79,9 +79,9 @@ class Retention:
         self._seen = {}  # If anything goes wrong.
         seen, failures = self._look(before, new, known)
         for _ in range(_AGAIN if keeps else 0):
-            going, reasons = self._going(seen, new, damaged)
-            going -= self._kept_by_rule(going, seen, failures)
-            if self._delete(going, reasons, seen, failures, ready):
+            outdated, reasons = self._outdated(seen, new, damaged)
+            outdated -= self._kept_by_rule(outdated, seen, failures)
+            if self._delete(outdated, reasons, seen, failures, ready):
                 break
             seen, failures = self._look({}, new)
         if not failures:
@@ -137,7 +137,7 @@ class Retention:
         looks = self._steps.survey([s for s in steps if s in seen], False)
         return all(look.signature == seen[s].signature for s, look in looks.items())
 
-    def _going(
+    def _outdated(
         self, seen: Seen, new: int, damaged: Set[int]
     ) -> tuple[set[int], set[int]]:
         """The steps that need not stay, and the steps that let them go."""
@@ -148,12 +148,12 @@ class Retention:
         times = {} if self._policy.keep_seconds is None else self._times_of(seen)
         own = sum(map(self._lineage.is_own, known))
         reasons = self._policy.successors(counting, new)
-        going = ours - reasons - self._policy.stay(known, counting, new, times, own)
+        outdated = ours - reasons - self._policy.stay(known, counting, new, times, own)
         if self._policy.best is not None and not self._policy.has_metric(counting):
             metric, root = self._policy.best[0], self._steps.root
             text = f"Nothing is deleted in `{root}`: no step has the metric `{metric}`"
             _log.say(_log.WARNING, text)
-        return going, reasons
+        return outdated, reasons
 
     def _is_behind(self) -> bool:
         """Whether steps have got metrics by which another step would go."""
@@ -163,13 +163,13 @@ class Retention:
         return self._policy.has_rank and (is_new or history.is_behind())
 
     def _kept_by_rule(
-        self, going: Iterable[int], seen: Seen, failures: list[str]
+        self, outdated: Iterable[int], seen: Seen, failures: list[str]
     ) -> set[int]:
         """The steps that stay by the caller's own rule, or because it has failed."""
         rule, found = self._policy.keep_if, set[int]()
         if rule is None:
             return found
-        for step in going:
+        for step in outdated:
             try:
                 if rule(self._steps.facts(step, *seen[step])):
                     found.add(step)
@@ -190,14 +190,14 @@ class Retention:
 
     def _delete(
         self,
-        going: Iterable[int],
+        outdated: Iterable[int],
         reasons: Set[int],
         seen: Seen,
         failures: list[str],
         ready: Callable[[], Any],
     ) -> bool:
         """Deletes steps. Returns whether all are still what they were."""
-        for step in sorted(going):
+        for step in sorted(outdated):
             if self._steps.is_read(step):
                 continue  # It goes after a later save.
             looks: list[bool] = []

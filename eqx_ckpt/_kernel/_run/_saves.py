@@ -56,7 +56,7 @@ class Saves:
         self._retention = Retention(steps, policy)
         # When the last save began.
         self.last = time.monotonic()
-        self.going: list[RunningSave] = []
+        self.running: list[RunningSave] = []
         # The step whose save has begun, until it is the one that goes on.
         self._begun: int | None = None
         self._undeleted: list[str] = []
@@ -67,7 +67,7 @@ class Saves:
         # Whether a step has the metric of `best`, or it was told that none has it.
         self._has_metric = False
         # What was last given to `save`, until it is saved.
-        self.offered: KeptState | None = None
+        self.kept: KeptState | None = None
         # Its leaves: the next ones are copied into the memory of these.
         self._copies: list[Any] = []
         self._pid = os.getpid()
@@ -94,50 +94,52 @@ class Saves:
         processes = self.processes("stop", "Asking whether to stop")
         return bool(processes.decide(b"".join, lambda: b"1" if is_told else b""))
 
-    def offer(self, offer: PendingState) -> bool:
+    def save_if_due(self, state: PendingState) -> bool:
         """Saves a state if it is due, and keeps it for the end of the run if not."""
-        return self._in_turn(lambda: self._offer(offer))
+        return self._in_turn(lambda: self._save_if_due(state))
 
     def _in_turn(self, act: Callable[[], T]) -> T:
         _context.check_fork()  # Whoever had the turn may not be in a child.
         self._check_thread()
         return self._turn.run(act)
 
-    def _offer(self, offer: PendingState) -> bool:
+    def _save_if_due(self, state: PendingState) -> bool:
         saves = False
-        if offer.force or self.policy.may_be_due(offer.step):
+        if state.force or self.policy.may_be_due(state.step):
             try:
-                saves = self._save(offer)
+                saves = self._save(state)
             except BaseException as e:
                 # Another try might do what a disk or a store has not done now.
                 # What is refused leaves the state before it the last one.
                 is_refused = isinstance(e, (FileExistsError, TypeError, ValueError))
-                goes_on = any(going.step == offer.step for going in self.going.copy())
+                goes_on = any(
+                    saving.step == state.step for saving in self.running.copy()
+                )
                 if not (is_refused or goes_on) and _processes.count() == 1:
-                    self._keep(offer)
+                    self._keep(state)
                 self._has_raised = True
                 raise
         self._has_raised = False
         if saves:
-            self.offered = None
+            self.kept = None
         else:
-            self.steps.say(_log.DEBUG, "Skipped", offer.step, "it is not due")
-            self._keep(offer)
+            self.steps.say(_log.DEBUG, "Skipped", state.step, "it is not due")
+            self._keep(state)
         return saves
 
-    def _keep(self, offer: PendingState) -> None:
+    def _keep(self, state: PendingState) -> None:
         # What is interrupted has changed the copies of the state before.
-        kept = KeptState.of(offer, self.options.is_leaf)
-        self.offered = kept.copied(self._copies)
-        self._copies = self.offered.leaves
+        kept = KeptState.of(state, self.options.is_leaf)
+        self.kept = kept.copied(self._copies)
+        self._copies = self.kept.leaves
 
-    def _save(self, offer: PendingState, retain: bool = True) -> bool:
+    def _save(self, state: PendingState, retain: bool = True) -> bool:
         """Saves a step if it is due, and deletes older ones then (`retain`)."""
-        step = offer.step
-        given = offer.checked_metadata()
+        step = state.step
+        given = state.checked_metadata()
         processes = self.processes("save a step", f"Saving step {step}", step)
         try:
-            decision = processes.decide(lambda _: self._prepare(offer))
+            decision = processes.decide(lambda _: self._prepare(state))
         except Exception as e:
             # What went wrong with the save before is told now, and not once more.
             try:
@@ -156,61 +158,61 @@ class Saves:
             processes=processes.within(self.together, f"step {step}, save"),
             overwrite=how == "replace",
             reuse=self.last_whole if is_shared else None,
-            functions=offer.functions,
+            functions=state.functions,
         )
         # This call ends here only by an error. Then the others, which wait in the call
         # below, have it: both calls are of one line.
         before = _serialise.processes_of(path, None, options)
         with before.share_errors():
             self.wait()
-            own = _own.encode(offer.own)
+            own = _own.encode(state.own)
         self._begun = step
         metadata = {**given, "step": step, "metrics": metrics}
         options = options._replace(metadata=metadata, own=own)
-        saving = _serialise.processes_of(path, offer.tree, options)
+        writers = _serialise.processes_of(path, state.tree, options)
         marks = how == "replace" and processes.leads
         if marks:
             self.steps.add_to_history([step])
             self.steps.drop_done_file(step)
         try:
             settle = lambda: self.start.begin_if_due(step, self.damaged)
-            handle = _async.begin(path, offer.tree, options, saving, settle)
+            handle = _async.begin(path, state.tree, options, writers, settle)
         except BaseException:
             if marks:
                 self.steps.write_done_file(step)
             raise
         self.last = time.monotonic()
-        going = RunningSave(step, handle, _threads.Event())
+        saving = RunningSave(step, handle, _threads.Event())
         is_kept = retain and processes.leads
         handle.add_done_callback(
-            lambda _: self._follow_up(going, metrics, is_kept, processes.leads)
+            lambda _: self._follow_up(saving, metrics, is_kept, processes.leads)
         )
         # Last: whoever waits for it waits for both.
-        self.going.append(going)
+        self.running.append(saving)
         self._begun = None
         try:
             handle.staged()
         except Exception:
-            self._forget(going)  # It is over, and this says why.
+            self._forget(saving)  # It is over, and this says why.
             raise
         self.start.warn_of_passed_steps(step)
         if wrong and processes.leads:
             _log.warn(f"Step {step} is saved without its metrics: {wrong}")
         return True
 
-    def _prepare(self, offer: PendingState) -> bytes:
+    def _prepare(self, state: PendingState) -> bytes:
         """In process 0: makes sure that a state can be saved, and clears its place.
         Returns the decision as JSON; nothing if the state is not due.
 
         **Raises:** `FileExistsError` for a step that is there.
         """
-        step, force = offer.step, offer.force
-        if not (force or offer.is_last or self.policy.is_due(step, self.last)):
+        step, force = state.step, state.force
+        if not (force or state.is_last or self.policy.is_due(step, self.last)):
             return b""
         self.wait()
         self.check_begin()
         self.steps.check_own(step)
-        self._check_metrics(offer)
+        self._check_metrics(state)
         found = None
         if step in self.damaged:
             self.steps.set_aside(step, force)
@@ -226,7 +228,7 @@ class Saves:
                 "or replace it with `force=True`."
             )
         # Those of process 0 count for all.
-        metrics, wrong = offer.numbers()
+        metrics, wrong = state.numbers()
         how = "replace" if force else "new"
         why = "" if wrong is None else str(wrong) or type(wrong).__name__
         return json.dumps([how, metrics, why]).encode()
@@ -247,30 +249,30 @@ class Saves:
             "checkpoint, which is left as it is."
         )
 
-    def _check_metrics(self, offer: PendingState) -> None:
+    def _check_metrics(self, state: PendingState) -> None:
         """Warns once of metrics without that of `best`, as long as no step has it: it
         may be misspelt, or an evaluator adds it later."""
         best = self.policy.best
-        if best is None or not offer.metrics or self._has_metric:
+        if best is None or not state.metrics or self._has_metric:
             return
         has = self.policy.has_metric
         self._has_metric = True
-        if best[0] not in offer.metrics and not has(_steps.metrics(self.steps)):
-            some = _policy.nearest(best[0], offer.metrics)
+        if best[0] not in state.metrics and not has(_steps.metrics(self.steps)):
+            some = _policy.nearest(best[0], state.metrics)
             _log.warn(
                 f"`best` is by the metric `{best[0]}`, which no step of "
-                f"`{self.steps.root}` has, and the `metrics` of step {offer.step} are "
+                f"`{self.steps.root}` has, and the `metrics` of step {state.step} are "
                 f"{some}. No step is deleted until one has it, as when an evaluator "
                 "adds it (`add_metrics`)."
             )
 
     def _follow_up(
-        self, going: RunningSave, metrics: dict[str, Any], retain: bool, leads: bool
+        self, saving: RunningSave, metrics: dict[str, Any], retain: bool, leads: bool
     ) -> None:
         """Marks a step once its save is over, adds it to the history, deletes steps
         that need not stay, and tells the journal."""
         self._follower = threading.get_ident()
-        step, handle = going.step, going.handle
+        step, handle = saving.step, saving.handle
         try:
             is_saved, known = handle._saved.exception() is None, None
             jobs: list[Callable[[], Any]] = []
@@ -298,7 +300,7 @@ class Saves:
             self._undeleted.append(f"{type(e).__name__}: {e}")
         finally:
             self._follower = None
-            going.over.set()
+            saving.over.set()
 
     def _mark(self, step: int, is_saved: bool, marked: _threads.Outcome[None]) -> None:
         try:
@@ -329,25 +331,25 @@ class Saves:
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted."""
         self._check_thread()
-        for going in self.going.copy():
+        for saving in self.running.copy():
             try:
-                going.handle.result()
-                if not going.handle._reaches(going.over):
+                saving.handle.result()
+                if not saving.handle._reaches(saving.over):
                     self._undeleted.append("The thread of the save has ended.")
             except Exception:
-                self._forget(going)
+                self._forget(saving)
                 raise
-            self._forget(going)  # But not after Ctrl-C: it goes on.
+            self._forget(saving)  # But not after Ctrl-C: it goes on.
         if self._undeleted:
             undeleted, self._undeleted = self._undeleted, []
             text = "\n  ".join(undeleted)
             _log.say(_log.WARNING, f"Older steps were not deleted:\n  {text}")
             _log.warn(f"Older steps were not deleted:\n  {text}")
 
-    def _forget(self, going: RunningSave) -> None:
+    def _forget(self, saving: RunningSave) -> None:
         # Another thread may have waited for it too.
         with contextlib.suppress(ValueError):
-            self.going.remove(going)
+            self.running.remove(saving)
 
     # ---- The end of a run.
 
@@ -363,73 +365,73 @@ class Saves:
     def _end(self) -> None:
         try:
             self.wait()
-            offer = self.offered
-            if offer is not None and offer.is_gone:
-                self.offered = None
-                _log.warn(self._not_saved(offer, _DONATED))
-            elif offer is not None:
-                self._save(offer.last())
+            kept = self.kept
+            if kept is not None and kept.is_gone:
+                self.kept = None
+                _log.warn(self._not_saved(kept, _DONATED))
+            elif kept is not None:
+                self._save(kept.last())
             self.wait()
         except BaseException as e:
             self.end_after(e)
             raise
-        self.offered = None
+        self.kept = None
 
     def end_after(self, error: BaseException) -> None:
         """Saves it after an error, which has notes on what cannot be done."""
         self._in_turn(lambda: self._end_after(error))
 
     def _end_after(self, error: BaseException) -> None:
-        offer, self.offered = self.offered, None
+        kept, self.kept = self.kept, None
         is_saved = False
         try:
-            is_saved = offer is not None and self._is_under_way(offer)
+            is_saved = kept is not None and self._is_under_way(kept)
             self.wait()
         except Exception as e:
             is_saved = False
             if e is not error:
                 error.add_note(f"The save before has failed: {type(e).__name__}: {e}")
         except BaseException:
-            if offer is not None and not is_saved:
-                error.add_note(self._not_saved(offer, _STOPPED))
+            if kept is not None and not is_saved:
+                error.add_note(self._not_saved(kept, _STOPPED))
             raise
-        if offer is None or is_saved:
+        if kept is None or is_saved:
             return
-        if offer.is_gone:
-            error.add_note(self._not_saved(offer, _DONATED))
+        if kept.is_gone:
+            error.add_note(self._not_saved(kept, _DONATED))
         elif _processes.count() > 1:
-            error.add_note(self._not_saved(offer, "the other processes take no part"))
+            error.add_note(self._not_saved(kept, "the other processes take no part"))
         else:
             try:
-                self._save(offer.last(), retain=False)
+                self._save(kept.last(), retain=False)
                 self.wait()
             except BaseException as e:
                 why = f"{type(e).__name__}: {e}" if str(e) else _STOPPED
-                error.add_note(self._not_saved(offer, why))
+                error.add_note(self._not_saved(kept, why))
                 if not isinstance(e, Exception):
                     raise
 
-    def _is_under_way(self, offer: KeptState) -> bool:
+    def _is_under_way(self, kept: KeptState) -> bool:
         """Whether the state is being saved, or is saved."""
-        if any(going.step == offer.step for going in self.going.copy()):
+        if any(saving.step == kept.step for saving in self.running.copy()):
             return True
-        if self._begun != offer.step:
+        if self._begun != kept.step:
             return False
         # The save was interrupted as it began, and may go on. `force` saves it again.
-        _background.wait_for(_root.resolve(self.steps.path(offer.step)))
-        return not offer.state.force and self.steps.signature(offer.step) is not None
+        _background.wait_for(_root.resolve(self.steps.path(kept.step)))
+        return not kept.state.force and self.steps.signature(kept.step) is not None
 
     def forget(self) -> None:
         """Says what is lost, where a manager ends without the end of a `with`."""
-        if self.offered is not None and not (self._has_raised or self.is_forked):
-            text = self._not_saved(self.offered, _NO_WITH)
+        if self.kept is not None and not (self._has_raised or self.is_forked):
+            text = self._not_saved(self.kept, _NO_WITH)
             _log.say(_log.WARNING, text)
             # Python shows no `ResourceWarning` unless it is asked to.
             _log.warn(text)
 
-    def _not_saved(self, offer: KeptState, why: str) -> str:
+    def _not_saved(self, kept: KeptState, why: str) -> str:
         return (
-            f"The state of step {offer.step}, the last that was given to `save`, is "
+            f"The state of step {kept.step}, the last that was given to `save`, is "
             f"not saved in `{self.steps.root}`: {why.removesuffix('.')}."
         )
 

@@ -1,4 +1,4 @@
-"""From where the saves of a manager go on: whether they begin an attempt at the run."""
+"""Decides whether a save of a manager begins a new attempt at its run."""
 
 from collections.abc import Collection, Sequence, Set
 
@@ -9,25 +9,25 @@ from ._steps import Steps
 
 
 class AttemptStart:
-    """From where the saves of a manager go on, as process 0 knows it.
+    """The step that the saves of a manager continue from, as process 0 knows it.
 
-    Its first save, and the first after each restore, may begin an attempt: it does if
-    the run has newer steps. A step that was restored for a look begins none, if the
-    saves go on above those before.
+    The first save of a manager, and the first after each restore, begins an attempt if
+    the run has newer steps. If you restore a step only to look at it, and then save
+    above the last saved step, no attempt begins.
     """
 
     def __init__(self, steps: Steps):
         self._steps = steps
-        # The attempt that was begun here.
+        # The attempt that this manager has begun.
         self.attempt: Attempt | None = None
-        # The number of the one that counts, once a save has begun.
+        # The number of the attempt that counts, once a save has begun.
         self.number = 0
-        # Whether the next save may begin one, the step that was saved before, and the
-        # newest steps that are passed over, until that is told.
+        # Whether the next save may begin an attempt; the last saved step; and newer
+        # steps that an attempt passes over, until the warning about them.
         self._is_open = True
         self._saved: int | None = None
         self._passed: Sequence[int] = ()
-        # The step that was restored, from which near save, if it is one, and whether
+        # The restored step; the id of its near save, if it is a near step; and whether
         # that is of the last attempt.
         self._restored: int | None = None
         self._near_save = ""
@@ -46,8 +46,8 @@ class AttemptStart:
     def begin_if_due(
         self, step: int, damaged: Set[int], is_near: bool = False
     ) -> Attempt | None:
-        """Begins an attempt if the save of a step does. Steps that are `damaged` do not
-        count. Near steps are always of an attempt.
+        """Begins an attempt if the save of this step needs one. `damaged` steps do not
+        count. A near step always belongs to an attempt.
 
         Returns the attempt, if this manager has begun one.
         """
@@ -63,11 +63,11 @@ class AttemptStart:
         lineage = self._steps.lineage(listing, self._is_begun)
         newest = self._steps.newest(listing, lineage, damaged)
         now, self.number = lineage.attempt, lineage.number
-        # One that was begun, and has saved nothing, has to count for nothing.
+        # An attempt that has begun and saved nothing does not count.
         last = max(self._steps.attempts(listing), default=0)
         is_void = last != (now.number if now else 0)
         after, earlier = (now.after, now.earlier) if now else (None, [])
-        # What is not older cannot have become this step.
+        # Training from a restored step gives only later steps.
         restored = self._restored
         from_ = restored if restored is not None and restored < step else None
         is_other = from_ is not None and lineage.is_left(from_)
@@ -75,7 +75,7 @@ class AttemptStart:
             after = from_
             complete = self._steps.complete(listing)
             gone = _left(lineage, complete, after)
-            # Nobody could tell later of which attempt they are.
+            # After this attempt begins, nothing else says which attempt they are of.
             saves = {s: self._steps.save_of(s, listing) or "" for s in complete}
             new = [s for s in complete if not self._steps.history.has(s, saves[s])]
             self._steps.add_to_history(new, lineage.number)
@@ -88,7 +88,7 @@ class AttemptStart:
         self.number = self.attempt.number
 
     def warn_of_passed_steps(self, step: int) -> None:
-        """Says which newer steps a step passes over that has begun an attempt."""
+        """Warns that an attempt which began with this step passes over newer steps."""
         passed, self._passed = self._passed, ()
         if not passed:
             return

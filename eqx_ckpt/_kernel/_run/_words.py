@@ -1,5 +1,5 @@
-"""Records that the processes of a run tell each other, which are checked before any of
-them becomes a path.
+"""Records that the processes of a run send to each other. They are checked on arrival,
+as some become paths.
 """
 
 import json
@@ -12,13 +12,14 @@ from .._runtime._processes import Processes
 def said_by_all(
     processes: Processes, own: object, what: str, kind: object
 ) -> list[Any]:
-    """The records of all processes, in order and in each of them, of which this one's
-    is its `own`: a round of their call.
+    """Sends this process's `own` record to all. Returns the records of all processes,
+    in their order: one round of the call that they make together.
 
-    **Raises:** `DamagedError` that says `what` one of another kind should have been.
+    **Raises:** `DamagedError` for a record that is not of this `kind`. Its error says
+    that it should have been `what`.
     """
     words = processes.gather(json.dumps(own).encode())
     said = json.dumps([json.loads(word) for word in words])
-    # They may be larger than any record of a file.
+    # Not by `_schema.read`: it refuses texts longer than the record of any file.
     said = json.loads(processes.broadcast(said.encode()))
     return _schema.checked(said, what, (kind,) * processes.count)

@@ -77,7 +77,7 @@ def unsigned(value: bytes) -> SignedWord:
 
 
 def warner(where: str) -> Callable[[Collection[int]], None]:
-    """A function that names in the log those for whom a round waits for long."""
+    """A function that logs the processes for which a round has waited long."""
     since, said = time.monotonic(), 0.0
 
     def warn(missing: Collection[int]) -> None:
@@ -144,9 +144,9 @@ class Channel:
     _awake: tuple[float, float] = (0.0, math.inf)
 
     def now(self) -> float:
-        """For how long this process has been awake in this call. While it was stopped,
-        it heard nobody: the others were not silent. It is asked several times in each
-        `timeout`."""
+        """Seconds that this process has been awake in this call. Time in which it was
+        stopped does not count, as it could not hear the others. Call it several times
+        in each `timeout`."""
         passed, last = self._awake
         now = time.monotonic()
         passed += min(max(0.0, now - last), self.timeout / 3)
@@ -165,7 +165,7 @@ class Channel:
         self.book.lock.run(self._take_number)
 
     def _take_number(self) -> None:
-        # Interrupted in between, the number is used twice, and ended by the first use.
+        # If Ctrl-C comes in between, the number is used twice; the first use ends it.
         self.number = self.line.next
         self.line.next += 1
 

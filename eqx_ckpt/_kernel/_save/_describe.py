@@ -39,8 +39,8 @@ class DescribedLeaves(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """The value that a leaf is written from, its template without the kinds of its
-    keys, and the part of the leaf that it is, if not all."""
+    """The value that a leaf is written from, and its template without the kinds of its
+    keys. `part` says which part of the leaf it is, if not all."""
 
     value: Any
     template: Template
@@ -107,9 +107,9 @@ def _key(
     alike: LeafKinds,
     options: SaveOptions,
 ) -> Any:
-    """Equal for leaves of one form. It has all that this follows from, and nothing of
-    the caller's that lives or changes: no arrays, nodes or functions. None where that
-    cannot be."""
+    """A key under which the spec of these leaves is kept. Leaves with equal keys have
+    equal specs. It holds no arrays, nodes or functions of the caller. None if such a
+    key cannot be made."""
     if type(options.chunks) not in (type(None), int) or -1 in alike.numbers:
         return None
     if options.processes == "own" and any(map(_local_parts.is_spread, values)):

@@ -14,7 +14,7 @@ from .._format._values import Name
 
 
 def own(x: object) -> Name | None:
-    """The name that a function or a class gives itself, which may be any."""
+    """The name in the attributes of a function or a class. It may lead elsewhere."""
     module = getattr(x, "__module__", None)
     text = getattr(x, "__qualname__", None) or getattr(x, "__name__", None)
     if isinstance(module, str) and isinstance(text, str) and module and text:
@@ -23,7 +23,7 @@ def own(x: object) -> Name | None:
 
 
 def name_of(x: object) -> Name | None:
-    """The name of a function or a class, if it leads to it."""
+    """The name of a function or a class, if that name leads to this object."""
     if not callable(x):
         return None
     # Equinox looks at each attribute of a Module that is asked for.
