@@ -248,11 +248,18 @@ class ObjectStore(Backend):
         return not self.has(key)
 
     def move(self, key: str, into: str, first: str) -> bool:
-        names, first = self.list_all(key + "/") or [], f"{key}/{first}"
+        first = f"{key}/{first}"
         stamp = self.stamp(first)
-        for name in names:
-            self.copy(name, into + name.removeprefix(key), sync=True)
-        if not self.delete_as(first, stamp):
+        names, is_same = self.list_all(key + "/") or [], True
+        try:
+            for name in names:
+                self.copy(name, into + name.removeprefix(key), sync=True)
+        except OSError:
+            # Who replaces that file deletes what was beside it.
+            is_same = self.stamp(first) == stamp
+            if is_same:
+                raise
+        if not (is_same and self.delete_as(first, stamp)):
             self.delete(into)
             return False
         self.delete_files(name for name in names if name != first)
