@@ -5,6 +5,7 @@ import os
 import pickle
 import threading
 import time
+import tracemalloc
 
 import equinox as eqx
 import jax
@@ -387,3 +388,16 @@ def test_memory_is_bounded(tmp_path):
     out = run_program("peak_of_a_mean", tmp_path)
     assert float(out) < 250
     os.sync()
+
+
+def test_lazy_leaves_are_read_within_max_bytes(tmp_path):
+    tree = {"w": np.zeros((48, 2**17), np.float32)}
+    ec.tree_serialise_leaves(tmp_path / "a", tree, durable=False)
+    tracemalloc.start()
+    lazy = ec.open(tmp_path / "a").tree
+    options = {"max_bytes": 2**23, "durable": False}
+    ec.export_safetensors(tmp_path / "a.safetensors", lazy, **options)
+    ec.tree_serialise_leaves(tmp_path / "b.zip", lazy, **options)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**23 + 2**21

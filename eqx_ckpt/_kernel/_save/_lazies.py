@@ -31,7 +31,7 @@ from ._payload import PlannedLeaf
 T = TypeVar("T")
 
 # Parts up to so many bytes together are read at a time, or a chunk of the source: some
-# of them before they are asked for.
+# of them before they are asked for. Fewer where a save may take less memory.
 _AHEAD = 16 * 2**20
 # Leaves up to so many bytes are read together with others.
 _SMALL = 1 << 16
@@ -158,6 +158,7 @@ class LazySource(_host_copy.Payload):
     # Chunks that suit it better than those of the size that is asked for.
     grain: tuple[int, ...] = ()
     verify: bool = True
+    ahead: int = _AHEAD
     # The elements, if no part is read without the rest: they are in memory until each
     # has been given, to any of the threads.
     _whole: np.ndarray | None = None
@@ -166,7 +167,7 @@ class LazySource(_host_copy.Payload):
 
     def like(self, lazy: LazyArray) -> "LazySource":
         """Another leaf that is stored alike."""
-        return LazySource(lazy, self.template, self.grain, self.verify)
+        return LazySource(lazy, self.template, self.grain, self.verify, self.ahead)
 
     @property
     def key(self) -> Any:
@@ -188,7 +189,7 @@ class LazySource(_host_copy.Payload):
             for region in regions:
                 yield self._lock.run(ft.partial(self._part, region, size))
             return
-        most = max(_AHEAD // t.itemsize, grain)
+        most = max(self.ahead // t.itemsize, grain)
         for box, inner in _boxes(regions, most):
             lazy = _lazy.on_host(self.lazy[box])
             (value,) = _fetch([lazy], self.verify, 4 * most * t.itemsize)
@@ -274,7 +275,11 @@ PART, _REQUESTS = 8 * 2**20, 16
 
 def requests(leaves: Sequence[PlannedLeaf], max_bytes: int) -> int:
     """The number of parts of leaves that are read at a time: 1, unless some are in an
-    object store. Each takes twice its bytes of memory."""
+    object store. Each takes twice its bytes of memory. From then on leaves are read
+    ahead only as far as `max_bytes` allows."""
+    for leaf in leaves:
+        if isinstance(leaf.value, LazySource):
+            leaf.value.ahead = max(1, min(_AHEAD, max_bytes // 8))
     sources = _lazy.sources_of(_lazies(leaves))
     is_remote = any(source.root.is_remote for source in sources)
     return max(1, min(_REQUESTS, max_bytes // (2 * PART))) if is_remote else 1
