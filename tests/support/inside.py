@@ -24,7 +24,7 @@ from eqx_ckpt._kernel._limits import limits
 # Constants that are no limits, or from which rooms derive others as they are imported.
 CONSTANTS = {
     "index_bytes": "_kernel._format._json.MAX_INDEX",
-    "arrays_made_one_by_one": "_kernel._tree._from_host._MANY",
+    "arrays_made_one_by_one": "_kernel._tree._host_copy._MANY",
     "prng_kinds_of_orbax": "_orbax._metadata._key_impls",
 }
 
@@ -56,7 +56,8 @@ CALLS = {
     "read parts of a file": "_kernel._storage._local.LocalDirectory.read_parts",
     "read as another format": "_formats._readers.open_foreign",
     "make a record": "_kernel._format._leaves.Leaves.record",
-    "make arrays together": "_kernel._tree._from_host.compiled",
+    "make arrays together": "_kernel._tree._from_host.PlainLeaves.make",
+    "put arrays as JAX does": "_kernel._tree._from_host._put",
     "read digests": "_kernel._load._source.Source.read_beside",
     "read leaves": "_kernel._load._fetch.read_leaves",
     "make a lazy leaf": "_kernel._load._lazy.lazy_of",

@@ -188,7 +188,7 @@ def test_a_skeleton_under_set_mesh(tmp_path):
 
 @pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="needs JAX 0.7")
 def test_no_number_of_leaves_puts_them_on_a_mesh(tmp_path):
-    """Very many that are alike are made by a compiled function."""
+    """What JAX says of the first that are alike is taken to be true of all."""
     tree = {f"{i:04}": np.full(3, i, np.float32) for i in range(1100)}
     ec.tree_serialise_leaves(tmp_path / "c", tree)
     like = dict.fromkeys(tree, jax.ShapeDtypeStruct((3,), jnp.float32))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from .. import _rooms
 from .._format import _view
@@ -15,7 +14,7 @@ from .._runtime import _processes, _progress
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._tree import _from_host, _guards
-from .._tree._from_host import Kind
+from .._tree._from_host import PlainLeaves
 from .._tree._target import Target
 from . import _kept, _partial, _read
 from ._leaf_body import LeafRead
@@ -47,9 +46,7 @@ def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> Re
 
 # Arrays are queued until there are so many, or until so many bytes have arrived. Then
 # they are made jax arrays together.
-_MAX_QUEUED, _MAX_ARRIVED_BYTES = 256, 16 * 2**20
-# Loads of fewer leaves use no compiled function, which makes many at once.
-_MIN_COMPILED = 8
+_MAX_QUEUED, _MAX_ARRIVED_BYTES = 1024, 16 * 2**20
 
 
 def _load_all(
@@ -180,7 +177,7 @@ def _stored_read(leaf: LeafRead) -> StoredRead:
 
 
 class LeafBuilder:
-    """Makes leaves of arrays as these arrive: plain ones together, from queues.
+    """Makes leaves of arrays as these arrive: plain ones together, from a queue.
 
     Arrays stay in host memory until the leaves are on their devices. So no more than
     `budget` bytes are on their way to devices.
@@ -190,103 +187,71 @@ class LeafBuilder:
         self._out: list[Any] = [None] * len(wanted)
         self._lost: dict[str, str] = {}
         self._wanted, self._budget = wanted, budget
-        # Queues of leaves, by number, and their arrays: plain ones, and those that one
-        # compiled function makes, by their kind.
-        self._plain_queue: list[tuple[int, np.ndarray]] = []
-        self._compiled_queues: dict[Kind, list[tuple[int, np.ndarray]]] = {}
-        # By the id of a target, the kind of its plain leaves, and their queue. Leaves
-        # of NumPy have none.
-        self._queue_of: dict[int, tuple[Kind, list[tuple[int, np.ndarray]] | None]] = {}
-        # By the id of a target, the function that makes its leaves of plain ones, such
-        # as keys of their data.
-        self._finish_of: dict[int, Callable[[Any, Target], Any]] = {}
-        self._sort_targets()
-        # The number of arrays in queues, and the bytes that have arrived since these
-        # were empty.
+        targets = {id(leaf.target): leaf.target for leaf in wanted}
+        # Equal targets need not be one object.
+        alike: dict[Target, PlainLeaves] = {}
+        self._plain: dict[int, PlainLeaves | None] = {}
+        for x, target in targets.items():
+            plain = _from_host.plain_leaves(target)
+            self._plain[x] = plain and alike.setdefault(target, plain)
+        # How many leaves wait, and the bytes that have arrived since none did.
         self._queued = self._arrived_bytes = 0
+        self._most_bytes = min(_MAX_ARRIVED_BYTES, budget // 4)
         self._transfers: collections.deque[tuple[int, list[Any]]] = collections.deque()
         self._transfer_bytes = 0
 
-    def _sort_targets(self) -> None:
-        targets = {id(leaf.target): leaf.target for leaf in self._wanted}
-        kinds = {x: _from_host.plain_kind(target) for x, target in targets.items()}
-        if len(self._wanted) >= _MIN_COMPILED:
-            counts: collections.Counter[Kind] = collections.Counter()
-            for x, n in collections.Counter(id(y.target) for y in self._wanted).items():
-                if (kind := kinds[x]) is not None:
-                    counts[kind] += n
-            often = [x for x, n in counts.items() if _from_host.is_often(x, n)]
-            self._compiled_queues = {kind: [] for kind in often}
-        for x, kind in kinds.items():
-            if kind is not None:
-                self._queue_of[x] = (
-                    kind,
-                    self._compiled_queues.get(kind, self._plain_queue),
-                )
-                if (made := _from_host.finish(targets[x])) is not None:
-                    self._finish_of[x] = made
-            elif (kind := _from_host.numpy_kind(targets[x])) is not None:
-                self._queue_of[x] = kind, None
-
     def add(self, one: StoredRead, result: ReadResult) -> None:
-        if not one.several:
-            self._add(one, result)
-            return
-        arrays = iter(result.arrays)
-        for part in one.several:
-            count = len(part.all_views)
-            self._add(part, result._replace(arrays=list(it.islice(arrays, count))))
-
-    def _add(self, one: StoredRead, result: ReadResult) -> None:
         arrays, owned, lost = result
-        converted = one.conversion is not None
-        if not converted:
-            arrays = _from_host.viewed(arrays, one.record.template)
+        if one.several:
+            rest = iter(arrays)
+            for part in one.several:
+                own = list(it.islice(rest, len(part.all_views)))
+                self.add(part, result._replace(arrays=own))
+            return
+        t, converted = one.record.template, one.conversion is not None
+        if t.stored != t.dtype and not converted:
+            arrays = _from_host.viewed(arrays, t)
         for i in one.leaves:
             record, view, target, move = self._wanted[i]
             if lost:
                 self._lost[record.name] = lost
                 continue
-            kind, waiting = self._queue_of.get(id(target), (None, self._plain_queue))
+            plain = self._plain[id(target)]
             # A process may have no part of a leaf.
             array = arrays[0] if arrays and move is None else None
-            if array is not None and (array.dtype, array.shape) == kind:
-                # A view may be all that is wanted of much memory.
-                if not owned and (view is not None or waiting is None):
-                    array = array.copy()
-                elif not owned and waiting is self._plain_queue:
-                    array = _from_host.unshared(array)
-                if waiting is None:
-                    self._out[i] = array
-                else:
-                    self._queue(waiting, i, array)
+            kind = None if array is None else (array.dtype, array.shape)
+            if plain is None or array is None or kind != plain.kind:
+                self._make_odd(one, i, (arrays, t, target, owned, converted))
+                self._arrived_bytes += one.nbytes
             else:
-                arguments = arrays, record.template, target, owned, converted
-                try:
-                    if move is None:
-                        self._out[i] = _from_host.from_host(*arguments)
-                    else:
-                        parts = _from_host.host_parts(*arguments)
-                        with _guards.lifted():
-                            self._out[i] = move.begin(parts)
-                except (ValueError, TypeError) as e:
-                    self._lost[record.name] = str(e)
-                self._bound_transfers(one.nbytes, [self._out[i]])
+                if plain.is_numpy:
+                    self._out[i] = array if owned else array.copy()
+                else:
+                    if not owned:
+                        # A view may be all that is wanted of much memory.
+                        array = array if view is None else array.copy()
+                        array = _from_host.unshared(array)
+                    plain.waiting.append((i, array))
+                    self._queued += 1
+                self._arrived_bytes += array.nbytes
             owned = False  # Other leaves that share the bytes get copies.
             # What waits may keep memory in which other leaves have come.
-            self._arrived_bytes += one.nbytes
-            if self._queued >= _MAX_QUEUED or self._arrived_bytes >= min(
-                _MAX_ARRIVED_BYTES, self._budget // 4
-            ):
+            if self._queued >= _MAX_QUEUED or self._arrived_bytes >= self._most_bytes:
                 self._make_queued()
 
-    def _queue(
-        self, waiting: list[tuple[int, np.ndarray]], i: int, array: np.ndarray
-    ) -> None:
-        waiting.append((i, array))
-        self._queued += 1
-        if waiting is not self._plain_queue and len(waiting) == _from_host.TOGETHER:
-            self._make(_from_host.compiled, waiting)
+    def _make_odd(self, one: StoredRead, i: int, arguments: Any) -> None:
+        """Makes a leaf that is not plain."""
+        record, _, _, move = self._wanted[i]
+        try:
+            if move is None:
+                self._out[i] = _from_host.from_host(*arguments)
+            else:
+                parts = _from_host.host_parts(*arguments)
+                with _guards.lifted():
+                    self._out[i] = move.begin(parts)
+        except (ValueError, TypeError) as e:
+            self._lost[record.name] = str(e)
+        self._bound_transfers(one.nbytes, [self._out[i]])
 
     def finish(self, what: str) -> list[Any]:
         """All leaves, which are of `what`. **Raises:** `RuntimeError` for values that
@@ -303,32 +268,16 @@ class LeafBuilder:
         return self._out
 
     def _make_queued(self) -> None:
-        self._make(_from_host.put, self._plain_queue)
-        for waiting in self._compiled_queues.values():
-            self._make(_from_host.compiled, waiting)
-        self._arrived_bytes = 0
-
-    def _make(
-        self,
-        make: Callable[[list[np.ndarray]], list[Any]],
-        waiting: list[tuple[int, np.ndarray]],
-    ) -> None:
-        """Makes the leaves that wait in a list, and empties it."""
-        if not waiting:
-            return
-        arrays = [array for _, array in waiting]
-        nbytes = sum(array.nbytes for array in arrays)
+        """Makes the leaves that wait."""
+        made: list[Any] = []
+        nbytes = 0
         with _guards.lifted():
-            leaves = make(arrays)
-            for (i, _), leaf in zip(waiting, leaves):
-                self._out[i] = leaf
-            for i, _ in waiting if self._finish_of else ():
-                target = self._wanted[i].target
-                if (finish := self._finish_of.get(id(target))) is not None:
-                    self._out[i] = finish(self._out[i], target)
-        self._queued -= len(waiting)
-        waiting.clear()
-        self._bound_transfers(nbytes, leaves)
+            for plain in self._plain.values():
+                if plain is not None and plain.waiting:
+                    nbytes += sum(array.nbytes for _, array in plain.waiting)
+                    made += plain.make(self._out)
+        self._queued = self._arrived_bytes = 0
+        self._bound_transfers(nbytes, made)
 
     def _bound_transfers(self, nbytes: int, leaves: list[Any]) -> None:
         # Small ones are soon on their devices.

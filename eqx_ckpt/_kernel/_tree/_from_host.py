@@ -1,15 +1,15 @@
 """The making of a leaf from its stored array."""
 
-import collections
+import contextlib
 import functools as ft
-import itertools as it
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.random as jr
 import numpy as np
+from jax._src import lib as _jaxlib
 
 from .._format import _template
 from .._format._template import Template
@@ -191,88 +191,75 @@ def as_key(data: jax.Array, target: Target) -> jax.Array:
     return jr.wrap_key_data(data, impl=target.impl)
 
 
+# ---- Leaves that need nothing but their array.
+
 # On CPU, JAX takes memory as it is where it begins at a multiple of so many bytes.
 _ALIGNED = 64
-# Leaves of fewer bytes are small. So many of one shape and dtype, over all loads and
-# saves of this process, are worth the compilation of a function.
-SMALL_BYTES, _MANY = 1 << 16, 1024
-Kind = tuple[np.dtype, tuple[int, ...]]
-_seen: collections.Counter[Kind] = collections.Counter()
+# Leaves of fewer bytes are small.
+SMALL_BYTES = 1 << 16
+# None where JAX no longer has it.
+_put: Any = getattr(getattr(_jaxlib, "xla_client", None), "batched_device_put", None)
 
 
-def plain_kind(target: Target) -> Kind | None:
-    """The dtype and shape of an array, or of the data of keys, if `target` asks for it
-    as JAX has it, on no device."""
+class PlainLeaves:
+    """Leaves for which a target asks for no more than arrays, or keys, that are bound
+    to no device: they are made of arrays of the dtype and the shape in `kind`.
+    `waiting` has those that are to be made, each with its number."""
+
+    def __init__(self, target: Target, kind: tuple[np.dtype, tuple[int, ...]]):
+        self._target, self.kind, self.is_numpy = target, kind, target.kind == "numpy"
+        self.waiting: list[tuple[int, np.ndarray]] = []
+
+    def make(self, out: list[Any]) -> list[jax.Array]:
+        """Makes the leaves that wait, which may have the memory of their arrays, and
+        lays them `out` by number."""
+        arrays = [array for _, array in self.waiting]
+        first = jax.device_put(arrays[0])
+        made = [first, *_put_like(first, arrays[1:])]
+        if self._target.kind == "key":
+            made = [as_key(x, self._target) for x in made]
+        elif self._target.weak:
+            made = [as_weak(x, self._target) for x in made]
+        for (number, _), leaf in zip(self.waiting, made):
+            out[number] = leaf
+        self.waiting.clear()
+        return made
+
+
+def _put_like(first: jax.Array, arrays: Sequence[np.ndarray]) -> Iterable[jax.Array]:
+    """What `jax.device_put` makes of arrays that are alike, of which it has made the
+    `first` one.
+
+    It finds out anew where each goes, which takes five times as long as to take it
+    there. What it ends in is private, and may change.
+    """
+    aval, sharding, is_bound = first.aval, first.sharding, first.committed
+    devices = list(first.devices())
+    if len(devices) == 1:
+        with contextlib.suppress(TypeError):
+            return [_put(aval, sharding, [x], devices, is_bound) for x in arrays]
+    return map(jax.device_put, arrays)
+
+
+def plain_leaves(target: Target) -> PlainLeaves | None:
+    """How the leaves of a target are made, if they are plain."""
     if target.sharding is not None or target.registered is not None:
         return None
-    if target.kind == "key":
-        assert target.impl is not None
-        return np.dtype(np.uint32), target.shape + _leaf.key_shape(target.impl)
     dtype = target.dtype
-    if target.kind != "jax" or dtype is None:
-        return None
-    if dtype != jax.dtypes.canonicalize_dtype(dtype):
-        return None
-    return dtype, target.shape
-
-
-def finish(target: Target) -> Callable[[jax.Array, Target], jax.Array] | None:
-    """The function from an array of a target's `plain_kind` to its leaf; None if they
-    are the same."""
     if target.kind == "key":
-        return as_key
-    return as_weak if target.kind == "jax" and target.weak else None
-
-
-def numpy_kind(target: Target) -> Kind | None:
-    """The dtype and shape of an array, if `target` asks for one of NumPy's."""
-    if target.kind != "numpy" or target.registered is not None or target.dtype is None:
+        shape = target.shape + _leaf.key_shape(str(target.impl))
+        return PlainLeaves(target, (np.dtype(np.uint32), shape))
+    if dtype is None or target.kind not in ("jax", "numpy"):
         return None
-    return target.dtype, target.shape
-
-
-def is_often(kind: Kind, count: int) -> bool:
-    """Whether a compiled function is worth its compilation for arrays of a kind, of
-    which there are `count` more."""
-    dtype, shape = kind
-    if math.prod(shape) * dtype.itemsize >= SMALL_BYTES:
-        return False
-    _seen[kind] += count
-    # Under `jax.set_mesh` it would put them on all devices of the mesh.
-    return _seen[kind] >= _MANY and jax.sharding.get_abstract_mesh().empty
+    if target.kind == "jax" and dtype != jax.dtypes.canonicalize_dtype(dtype):
+        return None
+    return PlainLeaves(target, (dtype, target.shape))
 
 
 def unshared(array: np.ndarray) -> np.ndarray:
     """The array, or a copy where JAX would keep the memory of which it is a part."""
     start, _ = array.__array_interface__["data"]
     return array if start % _ALIGNED else array.copy()
-
-
-def put(arrays: list[np.ndarray]) -> list[jax.Array]:
-    """New jax arrays, which are uncommitted, and may have the memory of these."""
-    if len(arrays) == 1:
-        return [jax.device_put(arrays[0])]  # A list takes a third longer.
-    return jax.device_put(arrays)
-
-
-# So many are made by one call of a compiled function.
-TOGETHER = 32
-
-
-@ft.partial(jax.jit, donate_argnums=0)  # The arrays become copies on the way there.
-def _identity(xs: object) -> Any:
-    return xs
-
-
-def compiled(arrays: Sequence[np.ndarray]) -> list[Any]:
-    """New jax arrays, which are uncommitted, of `TOGETHER` or fewer, which are alike.
-
-    A compiled function makes them, at a quarter of what `jax.device_put` takes, and
-    always copies.
-    """
-    # One program is compiled, for the full number.
-    filled = [*arrays, *it.repeat(arrays[-1], TOGETHER - len(arrays))]
-    return _identity(filled)[: len(arrays)]
 
 
 def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:

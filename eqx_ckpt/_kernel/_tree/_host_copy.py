@@ -147,11 +147,11 @@ def send_together(leaves: Sequence[Any], template: Template) -> list[Shards] | N
 def _send_alike(parts: list[jax.Array]) -> list[Any]:
     """Copies of small arrays of one shape and device. Many are joined on the device: a
     transfer takes longer than its bytes."""
-    first, step, sent = parts[0], _from_host.TOGETHER, []
+    first, step, sent = parts[0], _TOGETHER, []
     if _in_host_memory(first):
         return list(map(owned, parts))
     is_many = len(parts) >= step and _is_joined(first)
-    if is_many and _from_host.is_often((first.dtype, first.shape), len(parts)):
+    if is_many and _is_often(first, len(parts)):
         starts, stack = range(0, len(parts) - step + 1, step), _stack(first.sharding)
         joined = _send([stack(parts[start : start + step]) for start in starts])
         joined = [ft.cache(ft.partial(as_numpy, x)) for x in joined]
@@ -159,6 +159,22 @@ def _send_alike(parts: list[jax.Array]) -> list[Any]:
         sent = [_JoinedPart(x, n, dtype) for x in joined for n in range(step)]
     rest = parts[len(sent) :]
     return sent + _send(rest) if rest else sent
+
+
+# So many are joined by one call of a compiled function. So many of one shape and dtype,
+# over all saves of this process, are worth its compilation.
+_TOGETHER, _MANY = 32, 1024
+_seen: collections.Counter[tuple[np.dtype, tuple[int, ...]]] = collections.Counter()
+
+
+def _is_often(part: jax.Array, count: int) -> bool:
+    """Whether the function is worth its compilation, for `count` more of a kind."""
+    if part.nbytes >= _from_host.SMALL_BYTES:
+        return False
+    kind = np.dtype(part.dtype), part.shape
+    _seen[kind] += count
+    # Under `jax.set_mesh` it would put them on all devices of the mesh.
+    return _seen[kind] >= _MANY and jax.sharding.get_abstract_mesh().empty
 
 
 def _is_joined(part: jax.Array) -> bool:
