@@ -53,7 +53,7 @@ class Report:
         which the model has kept its own value, although another one was saved.
     - `bytes_read`: the bytes that were read from files, index and digests included, as
         TensorStore counts them for the process; None if the checkpoint is not in files.
-    - `nbytes`: the bytes of the whole checkpoint.
+    - `nbytes`: the bytes of all leaves of the checkpoint.
     """
 
     path: str
@@ -84,7 +84,7 @@ class Report:
     def _repr_html_(self) -> str:
         quiet = _text.size(self.nbytes)
         if self.bytes_read is not None:
-            quiet = f"{_text.size(self.bytes_read)} read of {quiet}"
+            quiet = f"{_text.size(self.bytes_read)} read {self._whole()}"
         parts = [
             _html.section(status, [(x.name, x.how) for x in self._of(status)])
             for status in STATUSES[1:]
@@ -107,9 +107,15 @@ class Report:
             nbytes = sum(row.nbytes for row in found)
             rows.append((status, str(len(found)), _text.size(nbytes), ""))
         if read and self.bytes_read is not None:
-            whole = f"of {_text.size(self.nbytes)}"
-            rows.append((read, "", _text.size(self.bytes_read), whole))
+            rows.append((read, "", _text.size(self.bytes_read), self._whole()))
         return _model.table(columns, rows)
+
+    def _whole(self) -> str:
+        """What the bytes that were read are a part of. They can be more than those of
+        all leaves: the index of a small checkpoint is longer."""
+        size = _text.size(self.nbytes)
+        is_part = (self.bytes_read or 0) <= self.nbytes
+        return f"of {size}" if is_part else f"with the index; leaves have {size}"
 
     def _of(self, status: str) -> list[ReportRow]:
         return [row for row in self.rows if row.status == status]

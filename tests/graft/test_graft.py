@@ -104,6 +104,9 @@ def test_an_encoder_under_a_new_head(path, saved, model):
     )
     assert_alike(out, expected)
     assert report.bytes_read == read.total
+    # The index of a small checkpoint is longer than its leaves.
+    is_more = read.total > report.nbytes
+    assert ("with the index; leaves have" in repr(report)) == is_more
     assert report.names("loaded") == [
         "backbone.embed.weight",
         *(f"backbone.layers.{i}.{x}" for i in range(4) for x in ("weight", "bias")),
