@@ -178,12 +178,14 @@ def read_in_step(
 ) -> list[Any]:
     """The result of `read`, which does these plans, once all processes have read the
     same saves, and made the same moves."""
-    with processes.share_errors():
-        if processes.channel is not None:
-            _check_same(processes, saves, " ".join(plan.digest for plan in plans))
+    if processes.channel is None:
         values = read()
-        processes.gather()
-        processes.broadcast()
+    else:
+        with processes.share_errors():
+            _check_same(processes, saves, " ".join(plan.digest for plan in plans))
+            values = read()
+            processes.gather()
+            processes.broadcast()
     for plan in plans:
         plan.log_moves()
     return values

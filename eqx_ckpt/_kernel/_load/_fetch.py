@@ -77,7 +77,7 @@ def read_leaves(
             del result  # It is not to live until the next ones have arrived.
             if advance is not None:
                 advance(one.nbytes, 1)
-    return leaves.finish(f"the checkpoint at `{source.root}`")
+    return leaves.finish("the checkpoint", source.root)
 
 
 @contextlib.contextmanager
@@ -253,11 +253,12 @@ class LeafBuilder:
             self._lost[record.name] = str(e)
         self._bound_transfers(one.nbytes, [self._out[i]])
 
-    def finish(self, what: str) -> list[Any]:
-        """All leaves, which are of `what`. **Raises:** `RuntimeError` for values that
-        the conversion lost."""
+    def finish(self, what: str, place: object = None) -> list[Any]:
+        """All leaves, which are of `what`, at a `place`. **Raises:** `RuntimeError` for
+        values that the conversion lost."""
         self._make_queued()
         if self._lost:
+            what = what if place is None else f"{what} at `{place}`"
             lines = [f"  {name}: {why}" for name, why in self._lost.items()]
             raise RuntimeError(
                 f"Values of {what} do not survive the conversion that is asked for; "

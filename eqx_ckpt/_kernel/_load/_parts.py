@@ -9,7 +9,6 @@ import numpy as np
 from .._errors import MissingError
 from .._format import _digests, _grid, _template, _view
 from .._format._view import Places
-from .._runtime._threads import Crew
 from .._storage import _arrays, _codecs
 from . import _flat, _kept, _reader, _source
 from ._flat import RowLeaf
@@ -201,10 +200,13 @@ class _LargeLeaf:
         return _reader.arranged(self.views, self.arrays, self.lost)
 
 
-def read_parts(reader: Reader, crew: Crew, reads: list[StoredRead]) -> Results:
+def read_parts(reader: Reader, reads: list[StoredRead]) -> Results:
     """Reads leaves, the first of them first, and gives those without problems."""
     jobs = (job for leaf in _leaves(reader, reads) for job in leaf.jobs())
-    for leaf in _reader.in_order(crew, jobs, reader.budget):
+    # Chunks are decoded by threads of TensorStore, for which these wait.
+    is_waiting = any(one.record.template.codec is not None for one in reads)
+    per_core = 2 if is_waiting else 1
+    for leaf in _reader.in_order(jobs, reader.budget, per_core=per_core):
         if leaf is not None and leaf.read.record.name not in reader.problems:
             yield leaf.read, leaf.result()
 

@@ -9,8 +9,6 @@ import xxhash
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
-from .._runtime import _machine
-from .._runtime._threads import Crew
 from .._storage import _arrays, _context, _store
 from . import _kept, _parts, _reader, _wording
 from ._reader import Reader, ReadResult, Results, StoredRead
@@ -98,14 +96,10 @@ def _read_files(reader: Reader, reads: Sequence[StoredRead]) -> Results:
             large.append(one)
     if reader.digests is not None and (small or large):
         reader.digests.prepare()
-    # Chunks are decoded by threads of TensorStore, for which these wait.
-    is_waiting = any(one.record.template.codec is not None for one in large)
-    threads = _machine.cores() * (2 if is_waiting else 1)
-    with Crew(min(8, threads)) as crew:
-        if small:
-            yield from _read_runs(reader, crew, small)
-        if large:
-            yield from _parts.read_parts(reader, crew, large)
+    if small:
+        yield from _read_runs(reader, small)
+    if large:
+        yield from _parts.read_parts(reader, large)
 
 
 def _is_small(source: Source, one: StoredRead, is_verified: bool) -> bool:
@@ -177,7 +171,7 @@ def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_
     yield size, job
 
 
-def _read_runs(reader: Reader, crew: Crew, reads: list[StoredRead]) -> Results:
+def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
     is_remote = reader.source.root.is_remote
     most = min(
         _REMOTE_RUN_BYTES if is_remote else _LOCAL_RUN_BYTES,
@@ -193,7 +187,7 @@ def _read_runs(reader: Reader, crew: Crew, reads: list[StoredRead]) -> Results:
         return
     starts = ((size, ft.partial(_start_job, reader, job)) for size, job in jobs)
     count = len(jobs) if is_remote else _NEAR_JOBS
-    for some in _reader.in_order(crew, starts, reader.budget, count):
+    for some in _reader.in_order(starts, reader.budget, count):
         yield from some
 
 

@@ -14,6 +14,7 @@ from .._errors import MissingError
 from .._format import _text, _view
 from .._format._leaves import LeafRecord
 from .._format._view import View
+from .._runtime import _machine
 from .._runtime._threads import Crew, Outcome
 from .._storage import _backend, _store
 from .._storage._backend import Backend
@@ -114,28 +115,36 @@ Job = tuple[int, Callable[[], Callable[[], T]]]
 
 
 def in_order(
-    crew: Crew, jobs: Iterable[Job[T]], budget: int, most: int = 2**16
+    jobs: Iterable[Job[T]],
+    budget: int,
+    most: int = 2**16,
+    threads: int | None = None,
+    per_core: int = 1,
 ) -> Iterator[T]:
     """The results of jobs in their order, of which `most` are under way, with no more
-    bytes than the `budget`, or one."""
-    waiting: collections.deque[tuple[int, Outcome[T]]] = collections.deque()
-    used = 0
+    bytes than the `budget`, or one. By default a few `threads` do them, so many for
+    each core."""
     jobs = iter(jobs)
     ahead = list(it.islice(jobs, 2))
     if len(ahead) == 1:  # A thread takes longer to start than it saves.
         yield ahead[0][1]()()
         return
-    for nbytes, start in it.chain(ahead, jobs):
-        # A store that does not answer is not asked again.
-        is_done = len(waiting) > 0 and waiting[0][1].done()
-        while waiting and (is_done or used + nbytes > budget or len(waiting) >= most):
-            size, future = waiting.popleft()
-            used, is_done = used - size, False
-            yield crew.result(future)
-        waiting.append((nbytes, crew.submit(start())))
-        used += nbytes
-    while waiting:
-        yield crew.result(waiting.popleft()[1])
+    waiting: collections.deque[tuple[int, Outcome[T]]] = collections.deque()
+    used = 0
+    with Crew(threads or min(8, per_core * _machine.cores())) as crew:
+        for nbytes, start in it.chain(ahead, jobs):
+            # A store that does not answer is not asked again.
+            is_done = len(waiting) > 0 and waiting[0][1].done()
+            while waiting and (
+                is_done or used + nbytes > budget or len(waiting) >= most
+            ):
+                size, future = waiting.popleft()
+                used, is_done = used - size, False
+                yield crew.result(future)
+            waiting.append((nbytes, crew.submit(start())))
+            used += nbytes
+        while waiting:
+            yield crew.result(waiting.popleft()[1])
 
 
 def arranged(

@@ -293,8 +293,7 @@ def in_order(jobs: Iterable[Callable[[], T]], requests: int) -> Iterator[T]:
             yield job()
         return
     starts = ((0, ft.partial(_same, job)) for job in jobs)
-    with _threads.Crew(requests) as crew:
-        yield from _reader.in_order(crew, starts, 0, requests)
+    yield from _reader.in_order(starts, 0, requests, requests)
 
 
 def _same(job: T) -> T:

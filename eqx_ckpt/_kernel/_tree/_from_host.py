@@ -214,8 +214,9 @@ class PlainLeaves:
         """Makes the leaves that wait, which may have the memory of their arrays, and
         lays them `out` by number."""
         arrays = [array for _, array in self.waiting]
-        first = jax.device_put(arrays[0])
-        made = [first, *_put_like(first, arrays[1:])]
+        made = [jax.device_put(arrays[0])]
+        if len(arrays) > 1:
+            made += _put_like(made[0], arrays[1:])
         if self._target.kind == "key":
             made = [as_key(x, self._target) for x in made]
         elif self._target.weak:

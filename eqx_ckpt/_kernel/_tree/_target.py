@@ -52,16 +52,11 @@ def target_of(like: PyTree) -> Target:
     is_abstract = is_unread or type(like) is jax.ShapeDtypeStruct
     if is_abstract and like.sharding is None and _processes.count() == 1:
         if not is_unread or like._target.kind == "jax":
-            return _unplaced_target(like.dtype, like.shape, like.weak_type)
+            return _jax_target(like.dtype, like.shape, like.weak_type, None)
     codec = _register.codec_of(type(like))
     if codec is not None:
         return _target_of(_register.to_leaf(like))._replace(registered=codec)
     return _target_of(like)
-
-
-@ft.lru_cache(maxsize=4096)
-def _unplaced_target(dtype: object, shape: tuple[int, ...], weak: bool) -> Target:
-    return _target_of(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
 
 
 def _target_of(like: PyTree) -> Target:
