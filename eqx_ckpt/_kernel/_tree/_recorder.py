@@ -79,7 +79,7 @@ class _Recorder:
         at = len(walk.order)
         below: list[int] = []
         for layer in reversed(walk.layers):
-            rows = [LEAF] * len(layer.types)
+            rows = [LEAF] * layer.size
             at -= len(layer.leaves)
             for place, number in zip(layer.leaves, it.count(at)):
                 rows[place] = own_of[number]

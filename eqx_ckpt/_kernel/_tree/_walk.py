@@ -44,10 +44,10 @@ class Group(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """All nodes and leaves of one depth: their types, the groups of the nodes, and the
+    """All nodes and leaves of one depth: how many, the groups of the nodes, and the
     places of the leaves."""
 
-    types: list[type]
+    size: int
     groups: list[Group]
     leaves: list[int]
 
@@ -110,7 +110,7 @@ class Walk:
                     groups.append(Group(cls, kind, letters, *lay))
                     below += children
             leaves.sort()
-            self.layers.append(Layer(types, groups, leaves))
+            self.layers.append(Layer(len(types), groups, leaves))
             out.append(list(_pick(leaves, nodes)) if leaves else [])
             before, size = size, size + len(nodes)
             is_deep = len(self.layers) in (_SUSPECT_DEPTH, 8 * _SUSPECT_DEPTH)
@@ -124,7 +124,7 @@ class Walk:
         counts: list[list[int]] = []
         below: list[int] = []
         for layer in reversed(self.layers):
-            count = [1] * len(layer.types)
+            count = [1] * layer.size
             for group in layer.groups:
                 if group.kind.parts:
                     sums = _sums(group, below)
@@ -154,7 +154,7 @@ class Walk:
 
     @ft.cached_property
     def _checks(self) -> tuple[Any, ...]:
-        """For each layer its types, which of it are leaves, and of each type of nodes
+        """For each layer its size, which of it are leaves, and of each type of nodes
         which they are, its groups, those that each group has, and the parts of names of
         the first one as keys of a dict."""
         out = []
@@ -169,24 +169,27 @@ class Walk:
                 own = [[place_of[x] for x in group.places] for group in groups]
                 keys = list(map(_names.unquote, groups[0].kind.parts))
                 rows.append((cls, _picker(places), groups, own, keys))
-            out.append((layer.types, _picker(layer.leaves), rows))
+            out.append((layer.size, _picker(layer.leaves), rows))
         return out, _picker(self.order)
 
     def again(self, tree: PyTree) -> list[Any] | None:
         """The leaves of a tree, if its nodes are of the same types and have the same
-        static values: so that all else that the walk says is true of it."""
+        static values: so that all else that the walk says is true of it. Leaves may be
+        of other types, as those of a skeleton."""
         layers, order = self._checks
         likeness = Likeness(self.values)
         nodes: Any = [tree]
         leaves: list[Any] = []
-        for types, pick, rows in layers:
-            if list(map(type, nodes)) != types:
+        for size, pick, rows in layers:
+            if len(nodes) != size:
                 return None
             leaves += pick(nodes)
             below: list[Any] = []
             for cls, pick_own, groups, places, keys in rows:
-                own = groups, places, keys, likeness
-                children = _open_again(cls, pick_own(nodes), *own)
+                own = pick_own(nodes)
+                if {*map(type, own)} != {cls}:
+                    return None
+                children = _open_again(cls, own, groups, places, keys, likeness)
                 if children is None:
                     return None
                 below += children
@@ -232,7 +235,7 @@ class Walk:
         """Below the largest depth all nodes have the name of the node above."""
         names, letters = [self.above], [""]
         out = NodeTexts([], [])
-        sizes = [len(layer.types) for layer in self.layers[1:]] + [0]
+        sizes = [layer.size for layer in self.layers[1:]] + [0]
         for depth, (layer, size) in enumerate(zip(self.layers, sizes)):
             out.names.append(names)
             out.letters.append(letters)
@@ -276,7 +279,7 @@ class Walk:
     def _places(self) -> list[tuple[int, int]]:
         """The layer of each leaf, and its place there."""
         columns = [
-            [(depth, place) for place in range(len(layer.types))]
+            [(depth, place) for place in range(layer.size)]
             for depth, layer in enumerate(self.layers)
         ]
         return self.of_leaves(columns)
