@@ -22,7 +22,7 @@ from . import _nested
 from ._matching import Job, Matching
 from ._nested import Nested
 from ._pairs import PairStep
-from ._sides import Model, StoredSide, target_of
+from ._sides import Model, target_of
 
 
 class Placed(NamedTuple):
@@ -243,7 +243,7 @@ def _hint(saved: tuple[int, ...], wanted: tuple[int, ...], what: str) -> str:
 
 def tied(matching: Matching, placed: list[Placed]) -> dict[int, int]:
     """From each other leaf that is one object with an earlier one to the first."""
-    model, stored = matching.model, matching.stored
+    model = matching.model
     objects: dict[int, list[int]] = {}
     for number, leaf in enumerate(model.flat.leaves):
         if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
@@ -254,7 +254,7 @@ def tied(matching: Matching, placed: list[Placed]) -> dict[int, int]:
         first = by_number.get(numbers[0])
         if len(numbers) == 1:
             continue
-        origins = {_origin(by_number.get(n), stored) for n in numbers}
+        origins = {_origin(by_number.get(n)) for n in numbers}
         if len(origins) == 1:
             if first is not None:
                 again.update(dict.fromkeys(numbers[1:], numbers[0]))
@@ -269,7 +269,7 @@ def tied(matching: Matching, placed: list[Placed]) -> dict[int, int]:
     return again
 
 
-def _origin(placed: Placed | None, stored: StoredSide) -> Any:
+def _origin(placed: Placed | None) -> Any:
     """The same for two leaves that are made of the same bytes in the same way."""
     if placed is None:
         return None

@@ -229,12 +229,11 @@ class _Side:
             if role in nodes.get(node, {}):
                 node, role = name, "weight"
             nodes.setdefault(node, {})[role] = name
-        firsts = {f"{x}_0" for x in nodes}
         self.layers: list[_Layer] = []
         # By all before a number: the numbers that are there.
         self._values: dict[str, set[int]] = collections.defaultdict(set)
         for node, leaves in nodes.items():
-            texts, values = _split(_counted(node, nodes, firsts))
+            texts, values = _split(_counted(node, nodes))
             main = leaves.get("weight") or leaves[min(leaves)]
             what, shape = kinds[main]
             key = LeafKind(what, tuple(sorted(x for x in shape if x != 1)))
@@ -316,7 +315,7 @@ def _node_and_role(name: str) -> tuple[str, str]:
     return name, "weight"
 
 
-def _counted(node: str, nodes: Mapping[str, Any], firsts: set[str]) -> str:
+def _counted(node: str, nodes: Mapping[str, Any]) -> str:
     """A name with the number that Haiku leaves out, of the first of several."""
     if f"{node}_1" in nodes and f"{node}_0" not in nodes:
         return f"{node}_0"
