@@ -413,6 +413,13 @@ def test_models_in_training_are_remembered():
     assert inside.is_remembered(Own("a", 1))
 
 
+def test_a_skeleton_is_remembered_as_its_model():
+    model = {"a": Model(jnp.ones(2), (1, "a")), "b": [jnp.ones(3), 1.0, None]}
+    assert inside.is_remembered(model, eqx.filter_eval_shape(lambda: model))
+    for b in ([None, 1.0, jnp.ones(3)], [jnp.ones(3), [], None], [jnp.ones(3), 1.0, 2]):
+        assert not inside.is_remembered(model, model | {"b": b})
+
+
 def test_threads_save_and_load_many_structures_at_once(tmp_path):
     trees = [Model(jnp.full(2, n), n, [jnp.zeros(n)] * n) for n in range(1, 9)]
 

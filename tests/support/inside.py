@@ -311,9 +311,11 @@ def forget() -> None:
     _found("_kernel._format._index._checked").cache_clear()
 
 
-def is_remembered(tree) -> bool:
-    """Whether what follows from the structure of a tree is made once."""
-    return _walks().find_walk(tree)[0] is _walks().find_walk(tree)[0]
+def is_remembered(tree, other=None) -> bool:
+    """Whether what follows from the structure of a tree is made once, also for another
+    tree like it."""
+    other = tree if other is None else other
+    return _walks().find_walk(tree)[0] is _walks().find_walk(other)[0]
 
 
 def made() -> dict[str, int]:
