@@ -209,10 +209,12 @@ class LeafBuilder:
                 self.add(part, result._replace(arrays=own))
             return
         t, converted = one.record.template, one.conversion is not None
+        # A view may be all that is wanted of much memory.
+        is_part = one.views is not None and not owned
         if t.stored != t.dtype and not converted:
             arrays = _from_host.viewed(arrays, t)
         for i in one.leaves:
-            record, view, target, move = self._wanted[i]
+            record, _, target, move = self._wanted[i]
             if lost:
                 self._lost[record.name] = lost
                 continue
@@ -227,14 +229,10 @@ class LeafBuilder:
                 if plain.is_numpy:
                     self._out[i] = array if owned else array.copy()
                 else:
-                    if not owned:
-                        # A view may be all that is wanted of much memory.
-                        array = array if view is None else array.copy()
-                        array = _from_host.unshared(array)
-                    plain.waiting.append((i, array))
+                    plain.waiting.append((i, array.copy() if is_part else array))
                     self._queued += 1
                 self._arrived_bytes += array.nbytes
-            owned = False  # Other leaves that share the bytes get copies.
+            owned, is_part = False, True  # Others that share the bytes get copies.
             # What waits may keep memory in which other leaves have come.
             if self._queued >= _MAX_QUEUED or self._arrived_bytes >= self._most_bytes:
                 self._make_queued()

@@ -221,10 +221,12 @@ def _read_job(
 
 
 class _Piece(NamedTuple):
-    """The bytes of a leaf, in memory of a run or, if it `is_owned`, in its own."""
+    """The bytes of a leaf, in memory of a run or, if it `is_owned`, in its own. If it
+    `is_aligned`, JAX would take them as they are, and keep all of the run."""
 
     data: np.ndarray
     is_owned: bool
+    is_aligned: bool
 
 
 def _read_run(source: Source, run: _Run, coming: Any) -> tuple[list[_Piece], int]:
@@ -252,7 +254,7 @@ def _memory(run: _Run) -> tuple[list[_Piece], list[np.ndarray]]:
                 into.append(np.empty(offset - at, np.uint8))
                 pieces += _parts_of(into[-1], at, members[first:i])
             into.append(_arrays.aligned_bytes(size))
-            pieces.append(_Piece(into[-1], True))
+            pieces.append(_Piece(into[-1], True, True))
             at, first = offset + size, i + 1
     if at < run.stop:
         into.append(np.empty(run.stop - at, np.uint8))
@@ -263,8 +265,13 @@ def _memory(run: _Run) -> tuple[list[_Piece], list[np.ndarray]]:
 def _parts_of(
     whole: np.ndarray, start: int, members: list[tuple[StoredRead, int, int]]
 ) -> list[_Piece]:
+    base = _arrays.address(whole) - start
     return [
-        _Piece(whole[offset - start : offset - start + size], False)
+        _Piece(
+            whole[offset - start : offset - start + size],
+            False,
+            (base + offset) % _arrays.ALIGNED == 0,
+        )
         for _, offset, size in members
     ]
 
@@ -283,7 +290,8 @@ def _unpack(
     if digests is not None:
         leaves = [one.record.place for one, _, _ in run.members]
         saved = digests.each(reader.source.index.extents.first_digests(leaves))
-    for (one, offset, size), (piece, is_owned), own in zip(run.members, pieces, saved):
+    for (one, offset, size), whole, own in zip(run.members, pieces, saved):
+        piece, is_owned, is_aligned = whole
         record, views, conversion, _, _ = one
         t = record.template
         if offset + size > stop:
@@ -296,6 +304,8 @@ def _unpack(
                 continue
         if t is not last:
             last, dtype = t, _template.dtype_of(t.stored)
+        if is_aligned and not is_owned:
+            piece, is_owned = piece.copy(), True
         arrays, owned, lost = [np.ndarray(t.shape, dtype, piece)], is_owned, ""
         if views is not None:
             arrays, owned = [v.apply(arrays[0]) for v in views], False

@@ -169,10 +169,19 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     return aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
 
+# On CPU, JAX takes memory as it is where it begins at a multiple of so many bytes.
+ALIGNED = 64
+
+
 def aligned_bytes(size: int) -> np.ndarray:
-    buffer = np.empty(size + 64, np.uint8)
-    start = -buffer.__array_interface__["data"][0] % 64
+    buffer = np.empty(size + ALIGNED, np.uint8)
+    start = -address(buffer) % ALIGNED
     return buffer[start : start + size]
+
+
+def address(array: np.ndarray) -> int:
+    """Where the memory of an array begins."""
+    return array.__array_interface__["data"][0]
 
 
 def start_read(store: Any, into: np.ndarray, picks: tuple[slice | int, ...]) -> Any:

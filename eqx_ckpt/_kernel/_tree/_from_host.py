@@ -193,8 +193,6 @@ def as_key(data: jax.Array, target: Target) -> jax.Array:
 
 # ---- Leaves that need nothing but their array.
 
-# On CPU, JAX takes memory as it is where it begins at a multiple of so many bytes.
-_ALIGNED = 64
 # Leaves of fewer bytes are small.
 SMALL_BYTES = 1 << 16
 # None where JAX no longer has it.
@@ -255,12 +253,6 @@ def plain_leaves(target: Target) -> PlainLeaves | None:
     if target.kind == "jax" and dtype != jax.dtypes.canonicalize_dtype(dtype):
         return None
     return PlainLeaves(target, (dtype, target.shape))
-
-
-def unshared(array: np.ndarray) -> np.ndarray:
-    """The array, or a copy where JAX would keep the memory of which it is a part."""
-    start, _ = array.__array_interface__["data"]
-    return array if start % _ALIGNED else array.copy()
 
 
 def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:
