@@ -3,6 +3,7 @@
 import os
 import sys
 import warnings
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ import eqx_ckpt as ec
 warnings.simplefilter("ignore")
 size, layout, path = sys.argv[1:]
 like = {"x": np.ones(int(size))}
-options = {} if layout == "memory" else {"layout": layout}
+options: dict[str, Any] = {} if layout == "memory" else {"layout": layout}
 ec.tree_serialise_leaves(path, like, **options)
 ckpt = ec.open(path)
 lazy, spliced = ckpt["x"], ckpt.splice(like)

@@ -28,7 +28,10 @@ def calls():
             assert ec.tree_deserialise_leaves(path, tree)["a"].sum() == 10**6
             assert ec.verify(path) == [] and not ec.diff(path, "a", values=True)
         assert ec.open("d")["a"][5:7].read().tolist() == [1, 1]
-        ec.stats("a"), ec.convert("d", "f"), ec.clean("."), ec.delete("a")
+        ec.stats("a")
+        ec.convert("d", "f")
+        ec.clean(".")
+        ec.delete("a")
         print("all")
     except BaseException as e:
         print(repr(e))

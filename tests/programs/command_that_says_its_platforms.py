@@ -7,5 +7,5 @@ import jax
 from support import command
 
 
-atexit.register(lambda: print(jax.config.jax_platforms))
-sys.exit(command.main(sys.argv[1:]))
+atexit.register(lambda: print(jax.config.values["jax_platforms"]))
+sys.exit(command.main([*sys.argv[1:]]))

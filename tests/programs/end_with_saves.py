@@ -46,7 +46,7 @@ def hold():
 
 def say_when_in(name):
     """Prints a line as soon as the main thread is in a function of this name."""
-    main = threading.main_thread().ident
+    main = threading.get_ident()
 
     def is_in():
         frame = sys._current_frames().get(main)
@@ -79,7 +79,7 @@ def after_three_saves(layout):
 
 def with_an_exception():
     save(path, tree(1))
-    1 / 0
+    raise ZeroDivisionError
 
 
 def with_an_error(end):
@@ -90,7 +90,7 @@ def with_an_error(end):
     elif end == "exit":
         sys.exit(3)
     elif end == "exception":
-        1 / 0
+        raise ZeroDivisionError
     elif end == "without stderr":
         sys.stderr = None
 

@@ -1,6 +1,8 @@
 """The peaks of memory, in MiB, of `to_bytes` and `from_bytes` beyond what they return,
 within a `max_bytes` of 16 MiB: as it is, and compressed. The leaf takes 64 MiB."""
 
+from typing import Any
+
 import numpy as np
 from support.peaks import peak
 
@@ -9,6 +11,7 @@ import eqx_ckpt as ec
 
 data = np.random.default_rng(0).bytes(2**26)
 tree = {"w": np.frombuffer(data, np.float32).reshape(64, -1)}
+compression: Any
 for compression in (None, "lz4"):
     save = lambda tree: ec.to_bytes(tree, compression=compression, max_bytes=2**24)
     small = {"w": tree["w"][:1]}

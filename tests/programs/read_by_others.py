@@ -1,6 +1,7 @@
 """TensorStore, Orbax and zarr-python read a checkpoint: `PATH LAYOUT`."""
 
 import sys
+from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -22,7 +23,7 @@ trees = [
 if layout == "zarr":
     import zarr
 
-    group = zarr.open_group(path, mode="r")
+    group: Any = zarr.open_group(path, mode="r")
     trees.append({name: group[name][...] for name in want})
 for tree in trees:
     for name, y in want.items():

@@ -16,5 +16,7 @@ def save(path):
 
 # Nobody may not read the libraries: they are imported before.
 save(f"{tempfile.mkdtemp()}/{os.path.basename(sys.argv[1])}")
-os.setgroups([]), os.setgid(65534), os.setuid(65534)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
 save(sys.argv[1])

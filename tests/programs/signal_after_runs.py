@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from typing import Any
 
 import eqx_ckpt as ec
 
@@ -23,7 +24,7 @@ elif end == "in another thread":
         thread.start()
         thread.join()
 elif end == "below a handler of the program":
-    found = signal.getsignal(signal.SIGTERM)
+    found: Any = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *given: found(*given))
     a.__exit__(None, None, None)
     b.__exit__(None, None, None)

@@ -8,6 +8,7 @@ import warnings
 
 import jax
 import numpy as np
+import pytest
 from support import member, near_logs
 from support.member import copies, meet, path, rank, rows, spread
 
@@ -36,7 +37,8 @@ def die_at_the_next_part():
     from eqx_ckpt._near import _near_steps
 
     if rank == 2:
-        _near_steps.Near._write_part = lambda *_: os._exit(9)
+        die = lambda *_: os._exit(9)
+        pytest.MonkeyPatch().setattr(_near_steps.Near, "_write_part", die)
     else:
         atexit.register(os._exit, 9)  # JAX would wait for the one that is dead.
 
@@ -45,7 +47,7 @@ X = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)
 fresh = {
     "w": spread(X, getattr(member, how["spec"])),
     "m": spread(X[:, :1], rows),
-    "n": spread(np.int32(0), copies),
+    "n": spread(np.asarray(0, np.int32), copies),
 }
 like = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh

@@ -1,6 +1,7 @@
 """Processes save a tree twice and load it: `LAYOUT`."""
 
 import sys
+from typing import Any
 
 import jax
 from support.leaves_of_all import check_a_load, tree
@@ -10,7 +11,7 @@ from support.processes import X
 import eqx_ckpt as ec
 
 
-layout = sys.argv[5]
+layout: Any = sys.argv[5]
 
 ec.tree_serialise_leaves(path / "c", tree, layout=layout, metadata={"n": 1})
 check_a_load(path / "c")

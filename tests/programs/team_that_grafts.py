@@ -46,7 +46,7 @@ def fails(how, tag):
 
 
 start = time.monotonic()
-said = fails([broken], "a")
+said = str(fails([broken], "a"))
 assert "the disk of process 1" in said, said
 assert time.monotonic() - start < 100
 out, _ = graft(tag="a")

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 
+import pytest
 from support.member import path, rank
 
 import eqx_ckpt as ec
@@ -17,7 +18,9 @@ if handler == "Python":
 manager = ec.CheckpointManager(path / "run", every=1000, signals=[signal.SIGTERM])
 messages = []
 tell = manager._saves.is_true_in_any
-manager._saves.is_true_in_any = lambda told: messages.append(told) or tell(told)
+count = lambda told: messages.append(told) or tell(told)
+pytest.MonkeyPatch().setattr(manager._saves, "is_true_in_any", count)
+step = 0
 with manager:
     for step in range(1, 20_000):
         time.sleep(0.01 * (1 + rank))

@@ -1,6 +1,7 @@
 """Two processes save to near disks; process 1 has no memory for its first copy."""
 
 import numpy as np
+import pytest
 from support.member import path, rank, rows, spread
 
 import eqx_ckpt as ec
@@ -13,18 +14,19 @@ def fail(file, mode, **how):
     return open(file, mode, **how)
 
 
+patch = pytest.MonkeyPatch()
 how = {"every": 100, "near": path / f"disk{rank}", "near_every": 1}
 how["processes"] = ec.Together(timeout=60)
 manager = ec.CheckpointManager(path / "run", **how)
 tree = {"x": spread(np.arange(8.0, dtype=np.float32), rows)}
 if rank == 1:
-    _disk.open = fail
+    patch.setattr(_disk, "open", fail, raising=False)
 manager.save(1, tree)
 try:
     manager.wait()
 except Exception as e:
     print(type(e).__name__, e)
-_disk.open = open
+patch.undo()
 manager.save(2, tree)
 manager.wait()
 print(manager.latest())
