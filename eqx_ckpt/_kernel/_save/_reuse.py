@@ -76,7 +76,7 @@ class SavedArrays:
 class ReusedSave:
     """The save at a root, from which another one may take files.
 
-    `known`: the places of leaves that are as the save of the id `save` has written
+    `known`: the indices of leaves that are as the save of the id `save` has written
     them. `likely`: of those that are the same arrays, and may have changed. `held`:
     descriptors of files by their numbers; leaves in them may have no other value.
     """
@@ -107,15 +107,19 @@ def find_reused(plan: Plan, processes: Processes) -> ReusedSave | None:
         return None
     root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)
     # Object stores have no links, and what is in an archive no file of its own.
-    for place in (root, plan.root):
-        if _open_files.is_archive(place) or not isinstance(place, LocalDirectory):
+    for at in (root, plan.root):
+        if _open_files.is_archive(at) or not isinstance(at, LocalDirectory):
             return None
     written = reuse._written if isinstance(reuse, SaveHandle) else None
     if written is None or not written.save:
         return ReusedSave(root)
     leaves = plan.leaves
-    same = {place for place, leaf in enumerate(leaves) if written.has(leaf)}
-    known = {place for place in same if _host_copy.on_device(leaves[place].value)}
+    same = {leaf_index for leaf_index, leaf in enumerate(leaves) if written.has(leaf)}
+    known = {
+        leaf_index
+        for leaf_index in same
+        if _host_copy.on_device(leaves[leaf_index].value)
+    }
     return ReusedSave(root, written.save, known, same - known)
 
 
@@ -124,7 +128,7 @@ def hold_unchanged(
 ) -> Set[int]:
     """Opens the files of `reused` in which all is the same, as is seen without a copy.
 
-    **Returns:** the places of leaves that are in these, and need not be copied.
+    **Returns:** the indices of leaves that are in these, and need not be copied.
     """
     if reused is None or not _is_worth(reused.known | reused.likely, leaves, spec):
         return frozenset()
@@ -144,8 +148,8 @@ def hold_unchanged(
         return frozenset()
     chunks: dict[int, int] = {}
     for number in reused.held:
-        for place, numbers, *_ in runs_of[number]:
-            chunks[place] = chunks.get(place, 0) + len(numbers)
+        for leaf_index, numbers, *_ in runs_of[number]:
+            chunks[leaf_index] = chunks.get(leaf_index, 0) + len(numbers)
     whole = {i for i, n in chunks.items() if n == leaves[i].template.chunk_count}
     out = whole & (reused.known | reused.likely & same)
     # Whatever becomes of the others from here on, the files that are held are used.
@@ -166,9 +170,9 @@ _MIN_SHARE = 64
 
 
 def _is_worth(same: Set[int], leaves: Sequence[PlannedLeaf], spec: TreeSpec) -> bool:
-    """Whether it takes less to link the leaves at some places than to write them."""
+    """Whether it takes less to link the leaves of these indices than to write them."""
     sizes = [template.nbytes for template in spec.templates]
-    kept = sum(sizes[leaves[place].template_number] for place in same)
+    kept = sum(sizes[leaves[leaf_index].template_number] for leaf_index in same)
     return bool(same) and kept * _MIN_SHARE >= spec.nbytes
 
 
@@ -241,57 +245,92 @@ class _Unchanged(NamedTuple):
 def _compare(
     source: Source, leaves: Sequence[PlannedLeaf], known: Set[int]
 ) -> _Unchanged:
-    saved, extents = source.index.leaves, source.index.extents
-    found = _found(source, leaves)
-    changed: set[int] = set()
-    same: set[int] = set()
-    # Runs of chunks that have not changed: the file, the digests, and the run.
-    kept: list[tuple[int, bytes, ChunkRun]] = []
-    # Leaves of one chunk, which many are, go through no more than they need.
-    ones: list[tuple[int, int]] = []
+    """Compares leaves with those in `source`; the `known` ones are taken as equal."""
+    comparison = _Comparison(source, leaves, known)
     kinds = {leaf.template_number: leaf.template for leaf in leaves}
     numbers = {number for number, t in kinds.items() if _is_one(t)}
-    for at, place in found:
-        if place is not None and leaves[place].template_number in numbers:
-            if place in known or not isinstance(leaves[place].value, LazySource):
-                ones.append((at, place))
-                continue
-        record = saved.record(at, known=True)
-        segments = extents.segments(record)
-        if place is None:
-            changed.update(file for _, _, file, _ in segments)
-            continue
-        is_same = True
-        for start, stop, file, offset in segments:
+    # Leaves of one chunk, which many are, go through no more than they need.
+    ones: list[tuple[int, int]] = []
+    for saved_index, leaf_index in _found(source, leaves):
+        if leaf_index is None:
+            comparison.drop(saved_index)
+        elif leaves[leaf_index].template_number in numbers and (
+            leaf_index in known or not isinstance(leaves[leaf_index].value, LazySource)
+        ):
+            ones.append((saved_index, leaf_index))
+        else:
+            comparison.compare_runs(saved_index, leaf_index)
+    comparison.compare_ones(ones)
+    return comparison.unchanged()
+
+
+@dataclasses.dataclass(eq=False)
+class _Comparison:
+    """Compares leaves of a plan with saved ones, and collects the files that hold a
+    `changed` run, the leaves that are the `same`, and the runs that are `kept`, each
+    with its file and its digests."""
+
+    source: Source
+    leaves: Sequence[PlannedLeaf]
+    known: Set[int]
+    changed: set[int] = dataclasses.field(default_factory=set)
+    same: set[int] = dataclasses.field(default_factory=set)
+    kept: list[tuple[int, bytes, ChunkRun]] = dataclasses.field(default_factory=list)
+
+    def drop(self, saved_index: int) -> None:
+        """The save has no leaf like this one."""
+        index = self.source.index
+        record = index.leaves.record(saved_index, known=True)
+        self.changed.update(file for _, _, file, _ in index.extents.segments(record))
+
+    def compare_runs(self, saved_index: int, leaf_index: int) -> None:
+        """Compares a leaf with a saved one, run by run."""
+        extents = self.source.index.extents
+        record = self.source.index.leaves.record(saved_index, known=True)
+        leaf, is_known, is_same = (
+            self.leaves[leaf_index],
+            leaf_index in self.known,
+            True,
+        )
+        for start, stop, file, offset in extents.segments(record):
             run = range(start, stop)
-            own = source.digests_of(record, run)
-            if place not in known and not _is_same(leaves[place], run, own):
-                changed.add(file)
+            saved_digests = self.source.digests_of(record, run)
+            if not is_known and not _is_same(leaf, run, saved_digests):
+                self.changed.add(file)
                 is_same = False
                 continue
             ends = None
             if record.template.codec is not None:
                 ends = [extents.extent(record, start, n + 1) for n in run]
-            kept.append((file, own, ChunkRun(place, run, offset, ends)))
+            self.kept.append(
+                (file, saved_digests, ChunkRun(leaf_index, run, offset, ends))
+            )
         if is_same:
-            same.add(place)
-    places, one = [at for at, _ in ones], range(1)
-    saved_digests = source.digests.each(extents.first_digests(places))
-    digests = _digests_of_ones(leaves, {place for _, place in ones} - known)
-    rows = zip(ones, extents.starts(places), saved_digests)
-    for (_, place), (file, offset), own in rows:
-        if place in known or digests.get(place) == own:
-            kept.append((file, own, ChunkRun(place, one, offset, None)))
-            same.add(place)
-        else:
-            changed.add(file)
-    files: dict[int, list[ChunkRun]] = {}
-    # Runs of a file are told in their order there.
-    for file, _, run in sorted(kept, key=lambda row: row[2].offset):
-        if file not in changed:
-            files.setdefault(file, []).append(run)
-    digests_of = {(run.leaf, run.chunks): own for _, own, run in kept}
-    return _Unchanged(files, digests_of, same)
+            self.same.add(leaf_index)
+
+    def compare_ones(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Compares leaves of one chunk: pairs of a saved index and a leaf index."""
+        known, one, extents = self.known, range(1), self.source.index.extents
+        saved = [saved_index for saved_index, _ in pairs]
+        saved_digests = self.source.digests.each(extents.first_digests(saved))
+        digests = _digests_of_ones(self.leaves, {i for _, i in pairs} - known)
+        rows = zip(pairs, extents.starts(saved), saved_digests)
+        for (_, leaf_index), (file, offset), saved_digest in rows:
+            if leaf_index in known or digests.get(leaf_index) == saved_digest:
+                run = ChunkRun(leaf_index, one, offset, None)
+                self.kept.append((file, saved_digest, run))
+                self.same.add(leaf_index)
+            else:
+                self.changed.add(file)
+
+    def unchanged(self) -> _Unchanged:
+        files: dict[int, list[ChunkRun]] = {}
+        # Runs of a file are told in their order there.
+        for file, _, run in sorted(self.kept, key=lambda row: row[2].offset):
+            if file not in self.changed:
+                files.setdefault(file, []).append(run)
+        digests = {(run.leaf, run.chunks): own for _, own, run in self.kept}
+        return _Unchanged(files, digests, self.same)
 
 
 def _is_one(t: Template) -> bool:
@@ -302,8 +341,8 @@ def _is_one(t: Template) -> bool:
 def _found(
     source: Source, leaves: Sequence[PlannedLeaf]
 ) -> list[tuple[int, int | None]]:
-    """The leaves of a save, and for each the place of the one that may be the same."""
-    saved, places = source.index.leaves, _places(source, leaves)
+    """The leaves of a save, and for each the index of the one that may be the same."""
+    saved, leaf_indices = source.index.leaves, _leaf_indices(source, leaves)
     saved.check_templates()
     alike: dict[tuple[int, int], bool] = {}
     out: list[tuple[int, int | None]] = []
@@ -311,34 +350,38 @@ def _found(
         if at in saved.aliases:
             continue
         # A name that is none of ours is nothing that we use.
-        place = places.get(name)
-        if place is not None:
-            key = leaves[place].template_number, int(number)
+        leaf_index = leaf_indices.get(name)
+        if leaf_index is not None:
+            key = leaves[leaf_index].template_number, int(number)
             if key not in alike:
-                own, t = leaves[place].template, saved.templates[number]
+                own, t = leaves[leaf_index].template, saved.templates[number]
                 # It may have moved to keys of other kinds.
                 alike[key] = own._replace(keys=t.keys) == t
-            place = place if alike[key] else None
-        out.append((at, place))
+            leaf_index = leaf_index if alike[key] else None
+        out.append((at, leaf_index))
     return out
 
 
 def _digests_of_ones(
-    leaves: Sequence[PlannedLeaf], places: Set[int]
+    leaves: Sequence[PlannedLeaf], leaf_indices: Set[int]
 ) -> dict[int, bytes]:
     """The digests of some leaves of one chunk, but for those without a value."""
     out: dict[int, bytes] = {}
-    rest = {place for place in places if leaves[place].value is not None}
+    rest = {
+        leaf_index
+        for leaf_index in leaf_indices
+        if leaves[leaf_index].value is not None
+    }
     for some in _payload.small_by_template(leaves, rest):
-        rows = _payload.small_bytes([leaves[place] for place in some])
+        rows = _payload.small_bytes([leaves[leaf_index] for leaf_index in some])
         out.update(zip(some, map(_digests.block_digest, rows)))
-    for place in rest - out.keys():
-        out[place] = _digests.block_digest(_payload.whole(leaves[place]))
+    for leaf_index in rest - out.keys():
+        out[leaf_index] = _digests.block_digest(_payload.whole(leaves[leaf_index]))
     return out
 
 
-def _places(source: Source, leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
-    """The places of leaves by the names in `source` that may be the same: their own, or
+def _leaf_indices(source: Source, leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
+    """The indices of leaves by the names in `source` that may be the same: their own, or
     those that lazy leaves have there."""
     out = {leaf.name: i for i, leaf in enumerate(leaves) if leaf.alias is None}
     for i, leaf in enumerate(leaves):
