@@ -114,12 +114,8 @@ def find_reused(plan: Plan, processes: Processes) -> ReusedSave | None:
     if written is None or not written.save:
         return ReusedSave(root)
     leaves = plan.leaves
-    same = {leaf_index for leaf_index, leaf in enumerate(leaves) if written.has(leaf)}
-    known = {
-        leaf_index
-        for leaf_index in same
-        if _host_copy.on_device(leaves[leaf_index].value)
-    }
+    same = {i for i, leaf in enumerate(leaves) if written.has(leaf)}
+    known = {i for i in same if _host_copy.on_device(leaves[i].value)}
     return ReusedSave(root, written.save, known, same - known)
 
 
@@ -381,8 +377,8 @@ def _digests_of_ones(
 
 
 def _leaf_indices(source: Source, leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
-    """The indices of leaves by the names in `source` that may be the same: their own, or
-    those that lazy leaves have there."""
+    """The indices of leaves by the names in `source` that may be the same: their own,
+    or those that lazy leaves have there."""
     out = {leaf.name: i for i, leaf in enumerate(leaves) if leaf.alias is None}
     for i, leaf in enumerate(leaves):
         if leaf.alias is None and isinstance(leaf.value, LazySource):
