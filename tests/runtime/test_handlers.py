@@ -1,5 +1,6 @@
 """What a program's handlers of signals raise comes out of a call as it was raised."""
 
+import gc
 import inspect
 import os
 import signal
@@ -111,6 +112,7 @@ def test_what_a_handler_raises_as_a_file_is_closed(tmp_path):
 
     ec.tree_serialise_leaves(tmp_path / "c", _tree())
     found = signal.signal(signal.SIGUSR2, handle)
+    gc.collect()  # Closes files of other tests.
     files = len(os.listdir("/dev/fd"))
     try:
         sys.settrace(trace)
