@@ -148,7 +148,7 @@ def _clean_inside(here: Backend, tops: Mapping[str, bool], remove: bool) -> set[
     """Cleans the directories in one that has these names. Returns what was found."""
     found = set()
     if isinstance(here, LocalDirectory):
-        found = _clean_beside(_leftovers.besides(here), remove)
+        found = _clean_beside(_leftovers.beside_all(here), remove)
     for place in [here.below(name) for name in tops if tops[name]]:
         stale = _clean_saves(place, remove)
         found |= stale

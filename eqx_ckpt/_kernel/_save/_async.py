@@ -115,7 +115,7 @@ def begin(
     once nothing is wrong with its tree, before a byte is written."""
     with _log.timed("stage"), run.share_errors():
         root = _root.resolve(path)
-        _background.raise_untold()
+        _background.raise_unreported()
         planned = _plan.plan(root, tree, options)
         # In an object store this look would cost requests.
         if not root.is_remote and run.leads:

@@ -307,7 +307,7 @@ def _forget_locals(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def raise_untold() -> None:
+def raise_unreported() -> None:
     """Raises the errors of earlier saves that nobody has asked for, once."""
     if not (failed := _failed.copy()):
         return

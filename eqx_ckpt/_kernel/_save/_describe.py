@@ -68,6 +68,7 @@ def describe(
     last = flat.walk.once("kinds", None, list) if flat.is_walk_kept else []
     alike = _leaf.alike(values, last)
     key = _key(flat, numbers, values, alike, options)
+    # A list that is empty at first, and holds the result from the second save on.
     kept: list[Any] = [] if key is None else flat.walk.once(key, None, list)
     parts: dict[int, Part] = {}
     if not kept:
@@ -148,6 +149,9 @@ def _make_spec(
     alike: LeafKinds,
     options: SaveOptions,
 ) -> _Specified:
+    """Makes the spec of the leaves of these numbers, whose values are `given`: checks
+    their names, makes a template for the first leaf of each kind, and numbers those
+    that differ."""
     flat.walk.check_names(numbers)
     names = list(map(flat.walk.names.__getitem__, numbers))
     letters = list(map(flat.walk.letters.__getitem__, numbers))
@@ -274,16 +278,16 @@ def _owners(
 def _shardings(values: Sequence[Any], alike: LeafKinds) -> dict[str, int]:
     """Numbers of leaves that are spread over devices, by the text of their sharding."""
     kinds, numbers = alike
-    texts = dict(enumerate(_text(kind[-1]) for kind in kinds))
+    texts = dict(enumerate(_sharding_text(kind[-1]) for kind in kinds))
     if -1 not in numbers and not any(texts.values()):
         return {}
     own = [
-        texts[number] if number >= 0 else _text(getattr(x, "sharding", None))
+        texts[number] if number >= 0 else _sharding_text(getattr(x, "sharding", None))
         for x, number in zip(values, numbers)
     ]
     return dict(collections.Counter(filter(None, own)))
 
 
-def _text(sharding: object) -> str:
+def _sharding_text(sharding: object) -> str:
     is_one = isinstance(sharding, jax.sharding.Sharding)
     return _sharding.text(sharding) if is_one else ""

@@ -1,4 +1,5 @@
-"""Leftovers of killed saves in a file system: directories that nobody locks."""
+"""Directories that saves are written in beside their paths, and leftovers among all
+directories of saves: those that nobody locks, as their writers were killed."""
 
 import contextlib
 import os
@@ -21,7 +22,8 @@ def directory_of(root: LocalDirectory, save: str) -> LocalDirectory:
 
 
 def _stem(name: str) -> str:
-    """The beginning of names beside a path: a part and a digest, if that is long."""
+    """The beginning of the names of such directories: the name of the path, or a part
+    of it and a digest if it is long."""
     data = os.fsencode(name)
     if len(data) + _ADDED <= LONGEST_NAME:
         return name
@@ -29,16 +31,16 @@ def _stem(name: str) -> str:
 
 
 def beside(root: Backend) -> list[LocalDirectory]:
-    """The directories of such saves to a path."""
+    """The directories, beside a path, of saves to it."""
     if not isinstance(root, LocalDirectory):
         return []
-    return besides(root.parent(), f"{_stem(root.name)}.eqx_ckpt-")
+    return beside_all(root.parent(), f"{_stem(root.name)}.eqx_ckpt-")
 
 
-def besides(directory: LocalDirectory, prefix: str = "") -> list[LocalDirectory]:
-    """The directories of such saves to all paths in a directory, or to one path: their
-    names begin with a `prefix`. In a checkpoint with `layout="zarr"` leaves may have
-    such names."""
+def beside_all(directory: LocalDirectory, prefix: str = "") -> list[LocalDirectory]:
+    """The directories of saves to any path in a directory; or to one path, if `prefix`
+    is how their names begin. In a checkpoint with `layout="zarr"` leaves may have such
+    names."""
     found: list[LocalDirectory] = []
     with contextlib.suppress(OSError):
         for name in directory.list_top() or ():
@@ -68,10 +70,10 @@ def delete_abandoned(
     remove: bool = True,
     unless: Callable[[], bool] | None = None,
 ) -> bool:
-    """Deletes a directory whose writer is gone: nobody holds its lock. Not so where
-    there are no locks, nor if it turns out under the lock that it must stay (`unless`).
+    """Deletes a directory whose writer is gone: nobody holds its lock. It stays where
+    there are no locks, and where `unless`, called under the lock, is true.
 
-    Returns whether it is a leftover.
+    Returns whether it is a leftover. If not `remove`, nothing is deleted.
     """
     if directory.is_link():
         return False

@@ -276,8 +276,9 @@ class LeafBytes:
             data = _padded(part, t.chunk)
         yield data if encode is None else encode(data)
 
-    def together(self, batch: SmallBatch) -> bytes:
-        """The bytes of small chunks that are not compressed, as they lie in a file."""
+    def join_batch(self, batch: SmallBatch) -> bytes:
+        """The bytes of small chunks that are not compressed, with their padding, as
+        they lie in a file. Those of most leaves are joined without a call for each."""
         places, numbers, rows, own, gaps, ended = batch
         leaves = list(map(self.leaves.__getitem__, places))
         pieces: list[Any] = list(map(operator.attrgetter("value"), leaves))

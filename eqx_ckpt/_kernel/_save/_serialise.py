@@ -1,4 +1,9 @@
-"""`tree_serialise_leaves`."""
+"""`tree_serialise_leaves`: plans a save, writes its data files, and publishes it.
+
+`_plan` checks the tree and says what is written. `_publish.begin` opens a transaction.
+`_write_leaves` writes all files but the index, into the directory of the transaction.
+`_publish.publish` writes the index: from then on the path holds the save.
+"""
 
 import contextlib
 import functools as ft
@@ -152,7 +157,7 @@ def tree_serialise_leaves(
         if not _open_files.is_file(path):
             root = _root.resolve(path)
             _background.wait_for(root)
-        _background.raise_untold()
+        _background.raise_unreported()
         planned = _plan.plan(root, pytree, given)
         reused = None if given.reuse is None else _reuse.find_reused(planned, processes)
     write(planned, processes, reused)
@@ -182,8 +187,9 @@ def write(
     reused: _reuse.ReusedSave | None = None,
     count: Count | None = None,
 ) -> Committed:
-    """Writes what was planned, and publishes it: process 0 does that. The bytes that
-    are done are added to the `count`.
+    """Writes the data files of a planned save, and publishes it. Around that it shows
+    the progress bar and logs the time. Of many processes, process 0 publishes. The
+    bytes that are written are added to the `count`.
 
     Returns what was committed.
     """
@@ -227,7 +233,8 @@ def _save_alone(
     advance: Advance,
     held: contextlib.ExitStack,
 ) -> Committed:
-    """The writer of the save is seen to live while that is `held`."""
+    """Writes and publishes a save by this process alone. In a file system, a lock on
+    the directory of the save tells others that its writer lives, until `held` ends."""
     with errors_before_commit(plan.root, plan.spec.nbytes):
         txn = _publish.begin(plan.root, plan.options, held)
         into = _write_leaves.destination(plan, txn.work, txn.data_key, held)

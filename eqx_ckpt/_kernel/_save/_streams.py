@@ -1,5 +1,10 @@
-"""Files of leaves, whose bytes lie one after the other: those of layout `"ocdbt"`, and
-`.safetensors`."""
+"""Writes files in which the bytes of leaves lie one after the other: those of layout
+`"ocdbt"`, and `.safetensors`.
+
+A file is a sequence of runs of chunks. `batches` joins runs of small chunks. `_parts`
+gives a call for each batch, or for a piece of a long run of lazy chunks. `write_file`
+makes these calls in order, and hands the bytes to the file as they come.
+"""
 
 import functools as ft
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +21,8 @@ _BATCH_BYTES = 2**18
 
 
 class Batch(NamedTuple):
-    """Runs that follow each other in a file: those of small chunks, or one other."""
+    """Runs that follow each other in a file: several of `small` chunks, or a single run
+    of any others (`small` is None)."""
 
     runs: list[ChunkRun]
     small: SmallBatch | None = None
@@ -48,13 +54,17 @@ def batches(spec: TreeSpec, runs: Iterable[ChunkRun]) -> Iterator[Batch]:
         yield small_batch()
 
 
-# The runs that begin with a part of a file, and its chunks, each in pieces.
-_Part = tuple[list[ChunkRun], Iterable[Iterable[Any]]]
+class _FilePart(NamedTuple):
+    """A part of a file: the runs whose first chunk is in it, and the bytes of its
+    chunks, each in pieces."""
+
+    begun: list[ChunkRun]
+    chunks: Iterable[Iterable[Any]]
 
 
 def _parts(
     data: LeafBytes, batches: Iterable[Batch], requests: int
-) -> Iterator[Callable[[], _Part]]:
+) -> Iterator[Callable[[], _FilePart]]:
     """Calls that give the parts of a file in order: a batch each, or less where threads
     read ahead."""
     for batch in batches:
@@ -67,13 +77,15 @@ def _parts(
             yield ft.partial(_part, data, batch, own, requests > 1)
 
 
-def _part(data: LeafBytes, batch: Batch, numbers: range, is_ahead: bool) -> _Part:
+def _part(data: LeafBytes, batch: Batch, numbers: range, is_ahead: bool) -> _FilePart:
+    """The part of a batch with chunks of these numbers. All bytes are there when it
+    returns if it `is_ahead`, else they are made as they are drawn."""
     runs, small = batch
     if small is not None:
-        return runs, [[data.together(small)]]
+        return _FilePart(runs, [[data.join_batch(small)]])
     chunks = data.chunks(runs[0].leaf, numbers)
-    begins = runs if numbers.start == runs[0].chunks.start else []
-    return begins, list(map(list, chunks)) if is_ahead else chunks
+    begun = runs if numbers.start == runs[0].chunks.start else []
+    return _FilePart(begun, list(map(list, chunks)) if is_ahead else chunks)
 
 
 def write_file(
@@ -93,6 +105,7 @@ def write_file(
             yield head
         at = len(head)
         parts = _parts(data, batches, requests)
+        # One after the other, unless `requests` for lazy leaves are made ahead.
         for runs, chunks in _lazies.in_order(parts, requests):
             if runs and runs[0].offset != at:
                 yield bytes(runs[0].offset - at)

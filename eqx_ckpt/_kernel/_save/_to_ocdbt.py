@@ -34,7 +34,8 @@ from ._writing import (
 
 
 def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
-    """Writes the data files of this process."""
+    """Writes the data files of this process, one job for each, on a few threads. Each
+    is named by its number."""
     spec = writer.spec
     files: list[tuple[int, Iterable[Batch]]]
     own = writer.files_of(writer.index)
@@ -162,8 +163,9 @@ def finish(writer: LeafWriter, files: Files, into: Destination[Sink]) -> Written
 
 
 class _Placed(NamedTuple):
-    """Where the leaves lie; the digests that are in the page of each file; and the
-    database, if there is one: its zarr.json files and nodes, and its root."""
+    """Where the leaves lie; for each data file, its page of digests, as slices of those
+    of all leaves; and the database, if there is one: its zarr.json files and nodes, and
+    its root."""
 
     files: DataFiles
     pages: list[list[slice]]
@@ -183,8 +185,8 @@ def _place_runs(spec: TreeSpec, files: Files) -> _Placed:
 
 @_tree_spec.remembered
 def _place_by_spec(spec: TreeSpec, deal: Deal) -> _Placed:
-    """As `_place`, for a save of which the spec says where each chunk lies. The result
-    is kept with the spec."""
+    """As `_place_runs`, for a save of which the spec says where each chunk lies. The
+    result is kept with the spec."""
     files: Files = [
         [run for batch in batches for run in batch.runs]
         for batches in _batches_of_files(spec, deal, 0)
@@ -200,12 +202,14 @@ def _stops(spec: TreeSpec, deal: Deal) -> list[int]:
 
 
 def _stop(spec: TreeSpec, runs: Iterable[ChunkRun]) -> int:
+    """The bytes of a file with these runs: where the last one ends."""
     (last,) = collections.deque(runs, maxlen=1)
     return last.stop(spec.grids[last.leaf].full)
 
 
 def _page(spec: TreeSpec, runs: Iterable[ChunkRun]) -> list[slice]:
-    """The bytes of the digests of a file, as they lie in those of all leaves."""
+    """Where the digests of a file's chunks are among those of all leaves, as slices of
+    bytes. Joined, they are the page of the file in the file of digests."""
     grids, firsts, out = spec.grids, spec.first_digests, []
     start = stop = 0
     for leaf, chunks, _, _ in runs:
@@ -230,7 +234,8 @@ def _starts(spec: TreeSpec, files: Files) -> list[tuple[int, int]]:
 
 
 def placement_of(spec: TreeSpec, files: Files) -> Placement:
-    """The placement of the runs in these files: the rule by which an index says it."""
+    """The placement of the runs in these files: a rule that gives the place of each
+    chunk, and takes less room in an index than a row for each."""
     # There may be millions of runs: objects are made of those of one file at a time.
     rows, sizes = [np.zeros((5, 0), np.int64)], []
     for runs in map(list, files):

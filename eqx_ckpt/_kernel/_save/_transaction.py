@@ -21,9 +21,9 @@ class Transaction(abc.ABC):
     """A save that is written in `work`, and whose commit puts it at `root`: a `Backend`
     each. There is a class for each way to publish.
 
-    `data_key` is the directory of the save in `work`, `last` a file that is written
-    last.
-    `undo` deletes what is written, until the save gets to its commit.
+    `data_key` is the directory of the save in `work`. `last` is a file of it: if
+    that is not there at the commit, another writer has deleted the save. `undo` deletes
+    what is written, until the save gets to its commit.
     """
 
     # Whether an error has come with the commit or after it, so that the save may be

@@ -1,5 +1,5 @@
-"""The part that both layouts share: the leaves of a save are dealt out to processes and
-files, and records say what was written.
+"""The step between the plan of a save and its bytes, which both layouts share: chunks
+are dealt out to processes and files, and records say what was written.
 
 A layout is a module, `_to_ocdbt` or `_to_zarr`: each process calls `write` for its own
 chunks. Process 0 calls `files_of_process` for each other process, and `finish`.
@@ -145,10 +145,12 @@ _KEPT_RUNS = 2**20
 
 
 class LeafWriter:
-    """Writes the leaves of one save: each process its own part of them.
+    """All that a layout needs to write this process's part of a save: the bytes of the
+    leaves (`data`), and the files to which their chunks are dealt out (`deal`). The
+    layout itself puts the bytes into files.
 
-    It takes at most `max_bytes` of memory. A file has at most `max_file_bytes`, unless
-    one chunk has more. So many `requests` read parts of lazy leaves at a time.
+    Writing takes at most `max_bytes` of memory. A file has at most `max_file_bytes`,
+    unless one chunk has more. So many `requests` read parts of lazy leaves at a time.
     """
 
     def __init__(
@@ -204,7 +206,8 @@ class LeafWriter:
         return json.dumps([ends, digests.hex()]).encode()
 
     def take(self, process: int, account: bytes) -> Ends:
-        """The inverse of `account`: the digests are put in their places.
+        """Reads the `account` of another process: puts the digests in their places, and
+        returns the ends of its compressed chunks.
 
         **Raises:** `ValueError` if it is not of this save.
         """

@@ -205,8 +205,9 @@ class Walk:
         return len(self._ranks) <= _MAX_LEAVES
 
     def once(self, key: object, keeps: object, make: Callable[[], T]) -> T:
-        """The result of `make`, which nobody changes, of the first call with this key.
-        `keeps`: objects by whose `id` the key goes."""
+        """The result of `make`, which is called once for each key: all trees that have
+        this walk share what it made. `keeps`: objects whose `id` is in the key, which
+        are kept so that no others get it."""
         found = self._made.get(key)
         if found is None:
             found = keeps, make()
