@@ -365,7 +365,8 @@ def _unknown(name: object, names: Sequence[str]) -> str:
 
 
 def match_leaves(ckpt: Checkpoint, like: PyTree, options: LoadOptions) -> _match.Match:
-    """The leaves of `like` and those of a checkpoint that they stand for."""
+    """Pairs the leaves of `like` with those of a checkpoint, after its `rename`, and
+    below the node that `source` names."""
     leaves, moved = ckpt._source.index.leaves, lambda name: [name]
     if options.rename is not None:
         leaves, moved = _rooms.rename_leaves(leaves, options.rename)

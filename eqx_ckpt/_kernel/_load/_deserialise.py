@@ -1,4 +1,9 @@
-"""`tree_deserialise_leaves` and `materialise`."""
+"""`tree_deserialise_leaves` and `materialise`: they read what is stored into a tree.
+
+A load opens the checkpoint (`_open`), pairs the leaves of `like` with stored ones
+(`_match`), plans the read of these (`_fetch`), does it (`_read`), and puts the leaves
+into the tree.
+"""
 
 import json
 import os
@@ -124,7 +129,8 @@ def load(
     like: PyTree,
     options: LoadOptions,
 ) -> PyTree:
-    """See `tree_deserialise_leaves`."""
+    """As `tree_deserialise_leaves`, with options that are checked, and without a second
+    try where the checkpoint is replaced meanwhile."""
     place = path.path if isinstance(path, Checkpoint) else path
     processes = processes_of("load", [place], like, options)
     with processes.share_errors():

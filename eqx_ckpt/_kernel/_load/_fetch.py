@@ -1,4 +1,9 @@
-"""Reads stored leaves as their targets ask for them, in one planned read."""
+"""Reads stored leaves as their targets ask for them, in one planned read.
+
+`plan` says how, and `ReadPlan.run` does it. `_stored_reads` turns the leaves that are
+wanted into reads of stored arrays, `_read.read` gives the arrays as they arrive, and a
+`LeafBuilder` makes the leaves of them.
+"""
 
 import collections
 import contextlib
@@ -129,8 +134,9 @@ def _stored_reads(
 def _share_chunks(
     source: Source, reads: list[StoredRead], verify: bool
 ) -> list[StoredRead]:
-    """The same, with those that share chunks as one, up to the memory that a load has
-    for what is under way: a chunk that is verified or decoded is read whole."""
+    """The same reads, but those that share chunks are joined: a chunk that is verified
+    or decoded is read whole. Those that are joined have no more bytes than a load may
+    have under way."""
     aliases = source.index.leaves.aliases
     groups: dict[Any, list[StoredRead]] = collections.defaultdict(list)
     for one in reads:
@@ -147,15 +153,16 @@ def _share_chunks(
         spans = [_kept.span(source, one) for one in group]
         for (low, high), one in sorted(zip(spans, group), key=lambda x: x[0]):
             if some and (low > last or size + one.nbytes > _read.BUDGET):
-                out.append(_as_one(some))
+                out.append(_join(some))
                 some, size = [], 0
             some.append(one)
             last, size = max(last, high), size + one.nbytes
-        out.append(_as_one(some))
+        out.append(_join(some))
     return out
 
 
-def _as_one(reads: list[StoredRead]) -> StoredRead:
+def _join(reads: list[StoredRead]) -> StoredRead:
+    """One read with the views of all of these, of one stored array."""
     if len(reads) == 1:
         return reads[0]
     views = tuple(it.chain.from_iterable(one.all_views for one in reads))
@@ -163,6 +170,7 @@ def _as_one(reads: list[StoredRead]) -> StoredRead:
 
 
 def _stored_read(leaf: LeafRead) -> StoredRead:
+    """The read of what a target needs of a leaf: all of it, a view, or regions."""
     record, view, target, move = leaf
     views = None if view is None else (view,)
     regions = _from_host.regions(target)
@@ -177,7 +185,8 @@ def _stored_read(leaf: LeafRead) -> StoredRead:
 
 
 class LeafBuilder:
-    """Makes leaves of arrays as these arrive: plain ones together, from a queue.
+    """Makes leaves of arrays as these arrive. Plain leaves of JAX (see
+    `PlainLeaves`) wait in a queue, and are made together. All others are made at once.
 
     Arrays stay in host memory until the leaves are on their devices. So no more than
     `budget` bytes are on their way to devices.
@@ -201,6 +210,7 @@ class LeafBuilder:
         self._transfer_bytes = 0
 
     def add(self, one: StoredRead, result: ReadResult) -> None:
+        """Makes or queues the leaves that a read is for."""
         arrays, owned, lost = result
         if one.several:
             rest = iter(arrays)
@@ -223,7 +233,7 @@ class LeafBuilder:
             array = arrays[0] if arrays and move is None else None
             kind = None if array is None else (array.dtype, array.shape)
             if plain is None or array is None or kind != plain.kind:
-                self._make_odd(one, i, (arrays, t, target, owned, converted))
+                self._make_leaf(one, i, (arrays, t, target, owned, converted))
                 self._arrived_bytes += one.nbytes
             else:
                 if plain.is_numpy:
@@ -237,8 +247,8 @@ class LeafBuilder:
             if self._queued >= _MAX_QUEUED or self._arrived_bytes >= self._most_bytes:
                 self._make_queued()
 
-    def _make_odd(self, one: StoredRead, i: int, arguments: Any) -> None:
-        """Makes a leaf that is not plain."""
+    def _make_leaf(self, one: StoredRead, i: int, arguments: Any) -> None:
+        """Makes a leaf that is not plain, now."""
         record, _, _, move = self._wanted[i]
         try:
             if move is None:
@@ -279,6 +289,8 @@ class LeafBuilder:
         self._bound_transfers(nbytes, made)
 
     def _bound_transfers(self, nbytes: int, leaves: list[Any]) -> None:
+        """Waits until no more than the budget is on its way to devices, these leaves
+        included."""
         # Small ones are soon on their devices.
         if nbytes < _from_host.SMALL_BYTES:
             return

@@ -136,7 +136,9 @@ class _Matcher:
                 f" such as `{some[0]}`. {hint or 'Names begin with those of `source`.'}"
             )
         matched = Match(flat, reads, [])
-        return _once(self.saved, matched) if self.saved.aliases else matched
+        return (
+            _without_duplicates(self.saved, matched) if self.saved.aliases else matched
+        )
 
     @ft.cached_property
     def _record(self) -> TreeRecord:
@@ -412,8 +414,9 @@ _titles = {
 }
 
 
-def _once(saved: Leaves, match: Match) -> Match:
-    """The match, with one read for leaves that are one object, and one stored array."""
+def _without_duplicates(saved: Leaves, match: Match) -> Match:
+    """The match with a single read for leaves of `like` that are one object, if they
+    are one stored array too."""
     reads, duplicates = {}, []
     first: dict[Any, int] = {}
     for number, read in match.reads.items():

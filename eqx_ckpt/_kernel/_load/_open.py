@@ -1,4 +1,10 @@
-"""From a path to a `Source`: of our format, or of another."""
+"""From a path to a `Source`: of our format, or of another.
+
+`open_path` is what `open` calls: it takes open files, and paths that stand for another,
+such as that of a run for its newest step. `open_source` takes a root, and finds only
+what is at it. Both call `_find`, which looks for a checkpoint of ours, and then for one
+of another format.
+"""
 
 import contextlib
 import functools as ft
@@ -80,7 +86,7 @@ def _open_stand_in(
 
 
 def open_at(path: object, like: PyTree = None, follow_symlinks: bool = False) -> Source:
-    """The source that is at a path itself."""
+    """The source that is at a path itself, which stands for no other."""
     return open_source(_root.resolve(path, follow_symlinks), like)
 
 

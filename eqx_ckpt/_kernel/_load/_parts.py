@@ -1,4 +1,9 @@
-"""Large leaves: read in parts, runs of chunks, which threads verify as they arrive."""
+"""Large leaves: read in parts, which threads verify as they arrive.
+
+A leaf whose bytes lie row after row is a `RowLeaf` (`_row_leaf`): its parts are runs of
+rows. Any other one, such as a compressed one, is a `_LargeLeaf`: its parts are runs of
+chunks.
+"""
 
 import functools as ft
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +15,13 @@ from .._errors import MissingError
 from .._format import _digests, _grid, _template, _view
 from .._format._view import Places
 from .._storage import _arrays, _codecs
-from . import _flat, _kept, _reader, _source
-from ._flat import RowLeaf
+from . import _kept, _reader, _row_leaf, _source
 from ._reader import Job, Reader, ReadResult, Results, StoredRead
+from ._row_leaf import RowLeaf
 
 
-# Instead of an array: what TensorStore has no driver for is read part by part, into
-# memory from which it decodes.
+# In place of a `_LargeLeaf.array`: where TensorStore has no driver, each part is read
+# into memory first, and opened from there.
 _LATER = object()
 
 
@@ -81,7 +86,7 @@ class _LargeLeaf:
             yield self._part(range(0), view.slices(), view.picked_shape, wanted, True)
             return
         regions, full = _source.grid_of(t).regions, _source.grid_of(t).full
-        most = max(1, min(_flat.PART, self.reader.budget // 4) // full)
+        most = max(1, min(_row_leaf.PART, self.reader.budget // 4) // full)
         source, record = self.reader.source, self.read.record
         if source.is_scattered(record) and not source.is_stored(record):
             most = 1  # Chunks that follow each other may lie anywhere.
@@ -201,7 +206,7 @@ class _LargeLeaf:
 
 
 def read_parts(reader: Reader, reads: list[StoredRead]) -> Results:
-    """Reads leaves, the first of them first, and gives those without problems."""
+    """Reads leaves in their order, and gives those without problems."""
     jobs = (job for leaf in _leaves(reader, reads) for job in leaf.jobs())
     # Chunks are decoded by threads of TensorStore, for which these wait.
     is_waiting = any(one.record.template.codec is not None for one in reads)
@@ -217,7 +222,7 @@ def _leaves(reader: Reader, reads: list[StoredRead]) -> list[RowLeaf | _LargeLea
     leaves: list[RowLeaf | _LargeLeaf] = []
     for one in reads:
         try:
-            leaf = _flat.flat_leaf(reader, one)
+            leaf = _row_leaf.row_leaf(reader, one)
             leaves.append(_LargeLeaf(reader, one) if leaf is None else leaf)
         except Exception as e:
             reader.problems[one.record.name] = reader.explain(e)

@@ -1,4 +1,8 @@
-"""The planned read: small leaves in runs, large ones in parts, all verified."""
+"""The planned read: small leaves in runs, large ones in parts, all verified.
+
+`read` calls `_read_files`, once more if a store may have been wrong. That sends leaves
+of one block to `_read_runs`, here, and all others to `_parts.read_parts`.
+"""
 
 import functools as ft
 from collections.abc import Callable, Iterator, Sequence
@@ -159,7 +163,8 @@ def _runs(source: Source, reads: list[StoredRead], most: int) -> list[_Run]:
 
 
 def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_Run]]]:
-    """Runs that are read one after the other, and their bytes."""
+    """Jobs of one thread each: their bytes, and the runs that they read one after the
+    other."""
     job, size = [], 0
     for run in runs:
         nbytes = run.stop - run.start
@@ -172,6 +177,7 @@ def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_
 
 
 def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
+    """Reads leaves of one block, those that lie together in one piece."""
     is_remote = reader.source.root.is_remote
     most = min(
         _REMOTE_RUN_BYTES if is_remote else _LOCAL_RUN_BYTES,
@@ -194,6 +200,9 @@ def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
 def _start_job(
     reader: Reader, job: list[_Run]
 ) -> Callable[[], list[tuple[StoredRead, ReadResult]]]:
+    """Sends the request of a job to a store, or gets memory for it from the system.
+    What it returns waits for the bytes, or reads them into that memory, and gives the
+    leaves."""
     if reader.source.root.is_remote:
         key, start, stop, _ = job[0]
         coming = [reader.source.directory.start_read(key, start, stop)]
@@ -207,7 +216,8 @@ def _start_job(
 def _read_job(
     reader: Reader, job: list[_Run], coming: list[Any]
 ) -> list[tuple[StoredRead, ReadResult]]:
-    """The leaves of some runs that are as they were saved."""
+    """The leaves of some runs that are as they were saved. `coming` has for each run
+    the answer of a store that is on its way, or the memory to read it into."""
     out = []
     for run, its in zip(job, coming):
         try:

@@ -109,8 +109,8 @@ class Reader:
         return _text.escape(unreadable(self.source.root, error, MISSING))
 
 
-# The bytes that are under way for a job, and what starts it: requests to a store are
-# sent then. What that gives is called by a thread.
+# The bytes that are under way for a job, and a call that starts it, such as by sending
+# requests to a store. It returns another call, which a thread makes, for the result.
 Job = tuple[int, Callable[[], Callable[[], T]]]
 
 

@@ -26,8 +26,8 @@ _DAMAGED = "its file of digests is damaged"
 
 
 class FirstChunks(NamedTuple):
-    """Where the first chunk of each of some leaves is: the number of a file among the
-    `keys`, and the offset there."""
+    """Where the first chunk of each of some leaves is: in `starts` the number of a file
+    among the `keys`, and the offset there."""
 
     keys: Sequence[str]
     starts: list[tuple[int, int]]
@@ -484,7 +484,7 @@ class Digests:
         if number in self._data:
             return self._data[number]
         try:
-            data = _store.look_twice(source.root, ft.partial(self._arrived, number))
+            data = _store.look_twice(source.root, ft.partial(self._checked, number))
         except FileNotFoundError as e:
             raise source.error_for("its file of digests is missing") from e
         except ValueError as e:
@@ -492,8 +492,10 @@ class Digests:
         self._data[number] = data
         return data
 
-    def _arrived(self, number: int) -> bytes:
-        """**Raises:** `FileNotFoundError` if there is no file, `ValueError` unless the
+    def _checked(self, number: int) -> bytes:
+        """The bytes of some pages, each with the digest that the index has of it.
+
+        **Raises:** `FileNotFoundError` if there is no file, `ValueError` unless the
         bytes are those that were written."""
         source, size = self._source, _digests.SIZE
         pages = self._pages[self._reads[number] : self._reads[number + 1] + 1]

@@ -1,5 +1,5 @@
-"""Leaves whose bytes lie row after row in files: rows are read in runs, verified by the
-chunks that they are in, and what is wanted of them is picked in memory."""
+"""Reads leaves whose bytes lie row after row in files: rows are read in runs, verified
+by the chunks that they are in, and what is wanted of them is picked in memory."""
 
 import functools as ft
 import itertools as it
@@ -244,8 +244,9 @@ class RowLeaf:
         return _reader.arranged(self.views, self.arrays, self.lost)
 
 
-def flat_leaf(reader: Reader, read: StoredRead) -> RowLeaf | None:
-    """A leaf that can be read so; None for any other one."""
+def row_leaf(reader: Reader, read: StoredRead) -> RowLeaf | None:
+    """The leaf of a read as rows. None where its bytes do not lie row after row, or
+    where TensorStore reads it with less work."""
     source, t = reader.source, read.record.template
     if t.codec is not None or source.is_scattered(read.record):
         return None
