@@ -654,6 +654,25 @@ def test_a_save_that_is_interrupted_as_it_begins_goes_on(root, monkeypatch):
     assert manager.restore(tree_at(0))[1] == 1
 
 
+def test_an_interrupted_copy_of_a_state_leaves_no_mixture(root, monkeypatch):
+    """It is made in the memory of the state before, which is no state any more then."""
+    real = np.copyto
+
+    def copyto(*args):
+        real(*args)
+        monkeypatch.setattr(np, "copyto", real)
+        raise KeyboardInterrupt
+
+    manager = ec.CheckpointManager(root, every=10)
+    with pytest.raises(KeyboardInterrupt), manager:
+        manager.save(1, {"a": np.full(3, 1.0), "b": np.full(3, 1.0)})
+        monkeypatch.setattr(np, "copyto", copyto)
+        manager.save(2, {"a": np.full(3, 2.0), "b": np.full(3, 2.0)})
+    assert manager.steps() == [2]
+    saved = ec.open(manager.path(2))
+    assert {x for name in saved for x in saved[name].read().tolist()} == {2.0}
+
+
 def test_a_save_does_not_look_at_all_steps_of_a_long_run(root, monkeypatch):
     looks = []
     for name in ("stat", "scandir"):

@@ -128,8 +128,9 @@ class Saves:
         return saves
 
     def _keep(self, state: PendingState) -> None:
-        # What is interrupted has changed the copies of the state before.
-        kept = KeptState.of(state, self.options.is_leaf)
+        # First: the copy is made in the memory of the state before, and spoils that one
+        # also if it is interrupted.
+        kept = self.kept = KeptState.of(state, self.options.is_leaf)
         self.kept = kept.copied(self._copies)
         self._copies = self.kept.leaves
 
