@@ -10,7 +10,7 @@ from .._kernel._format import _text
 from .._kernel._format._schema import COUNT, DIGEST, ID, optional
 from .._kernel._run import _attempts, _own
 from .._kernel._run._near_interface import LoadRequest, NearSearch, Restored
-from .._kernel._run._words import said_by_all
+from .._kernel._run._shared_records import share_records
 from .._kernel._runtime import _log, _processes
 from .._kernel._runtime._processes import Processes
 from .._kernel._storage._backend import Backend
@@ -103,7 +103,7 @@ class Search(NearSearch):
         self._wanted: list[int] = []
         self._from: dict[int, int] = {}
 
-    def held(self) -> bytes:
+    def report(self) -> bytes:
         """Report of this process on its disk."""
         return self._disk.report()
 
@@ -136,7 +136,7 @@ class Search(NearSearch):
         # Of each part the first that has it says what is in it.
         own = [i for i, disks in enumerate(step.sources) if disks[0] == here]
         reports = [(i, parts.report(i, file(i), count)) for i in own]
-        said = said_by_all(processes, reports, _OF_PART, _REPORTS)
+        said = share_records(processes, reports, _OF_PART, _REPORTS)
         found = {i: PartReport(*report) for some in said for i, report in some}
         needed = _near_parts.needed(step.sources, count, found)
         self._wanted, self._from = needed[here], dict.fromkeys(own, here)
@@ -184,7 +184,7 @@ class Search(NearSearch):
         if not _own.is_all(own):
             return _own.decode(data[processes.index], own)
         rows = [(i, word.hex()) for i, word in data.items()]
-        said = said_by_all(processes, rows, _OF_OWN, [(COUNT, str)])
+        said = share_records(processes, rows, _OF_OWN, [(COUNT, str)])
         rows = sorted(row for some in said for row in some)
         return [_own.decode(bytes.fromhex(word), own) for _, word in rows]
 

@@ -26,7 +26,7 @@ from .._kernel._run._attempts import Attempt
 from .._kernel._run._near_interface import NearSteps
 from .._kernel._run._pending import PendingState
 from .._kernel._run._saves import Saves
-from .._kernel._run._words import said_by_all
+from .._kernel._run._shared_records import share_records
 from .._kernel._runtime import _log, _processes, _threads
 from .._kernel._runtime._processes import Processes
 from .._kernel._save import _async, _plan, _serialise
@@ -80,7 +80,7 @@ class Near(NearSteps):
     def search(self) -> Search:
         return Search(self._saves.steps.root, self._disk)
 
-    def restored(self) -> None:
+    def note_restored(self) -> None:
         self._is_asked = True
 
     def wait(self) -> None:
@@ -158,7 +158,7 @@ class Near(NearSteps):
         """Begins an attempt if the step needs one. Before that, each process checks its
         state. If nothing was restored, warns of the near steps that are passed over."""
         saves, step = self._saves, state.step
-        root, start = saves.steps.root, saves.start
+        root, start = saves.steps.root, saves.attempt_start
 
         def decide(words: list[bytes]) -> bytes:
             saves.check_begin()
@@ -219,7 +219,7 @@ class Near(NearSteps):
             root = _root.resolve(str(file))
             _serialise.write(plan._replace(root=root, options=options), Processes())
             own = [_host(), file.stat().st_size, _disk.digest(file)]
-            saving.rows = said_by_all(processes, own, _OF_PART, _WRITTEN)
+            saving.rows = share_records(processes, own, _OF_PART, _WRITTEN)
             saving.part = part
             if self._copies and count > 1:
                 # No process begins a call before all know which is the next of all.
@@ -230,7 +230,7 @@ class Near(NearSteps):
         steps.say(_log.INFO, "Saved to near disks", saving.step, seconds=seconds)
 
     def _next_call(self, processes: Processes) -> int:
-        return max(said_by_all(processes, self._calls, _OF_PART, COUNT)) + 1
+        return max(share_records(processes, self._calls, _OF_PART, COUNT)) + 1
 
     def _send(self, saving: NearSaving) -> None:
         """Sends copies, if there are to be some, and deletes what is older."""
@@ -242,7 +242,7 @@ class Near(NearSteps):
             processes.gather()
             processes.broadcast()
             own = self._copy(saving.part, saving.rows, processes)
-            for index, got in enumerate(said_by_all(processes, own, _OF_PART, _GOT)):
+            for index, got in enumerate(share_records(processes, own, _OF_PART, _GOT)):
                 _check_copies(index, got, saving.rows)
         # All have it.
         self._disk.keep(saving.part)

@@ -75,7 +75,7 @@ def _check_deletable(run: Steps, tops: dict[str, bool], steps: list[int]) -> Non
         below = run.root.below(place)
         names = below.list_top() or {} if place in tops else {}
         for name, is_directory in names.items():
-            is_ours = _numbered.is_new if is_directory else is_name
+            is_ours = _numbered.is_work_name if is_directory else is_name
             inside = below.below(name).list_top() if is_directory else None
             if not is_ours(name) or {*(inside or ())} - {"file"}:
                 raise _not_ours(run.root, f"{place}/{name}")

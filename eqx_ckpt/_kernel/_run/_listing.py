@@ -31,10 +31,10 @@ _key = re.compile(
 
 
 class Listing(NamedTuple):
-    """The steps of a run, and of each that a list shows to be complete the save whose
-    data it has: "" if that is not one. And the numbers of attempts, and the files of
-    the history; None if they have to be listed. `trees`: what steps of Orbax have in
-    the place of `default`."""
+    """The steps of a run. One that the list shows to be complete has the id of its save
+    here, or "" if the data of several saves are there; any other has None. `attempts`
+    are numbers, and `history` the names of files: None if they have to be listed.
+    `trees`: what steps of Orbax have in the place of `default`."""
 
     steps: dict[int, str | None]
     attempts: list[int] | None

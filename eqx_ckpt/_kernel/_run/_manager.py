@@ -180,15 +180,15 @@ class CheckpointManager:
             every_seconds=every_seconds,
             reuse=reuse,
         )
-        saved = SaveOptions(**options)
-        self._policy.check_options(saved)
-        _leaf.check_cast(saved.dtype)
-        saved = saved._replace(base=_options.base_facts(saved.base))
-        self._saves = Saves(self._steps, self._policy, saved)
+        of_saves = SaveOptions(**options)
+        self._policy.check_options(of_saves)
+        _leaf.check_cast(of_saves.dtype)
+        of_saves = of_saves._replace(base=_options.base_facts(of_saves.base))
+        self._saves = Saves(self._steps, self._policy, of_saves)
+        # It saves nothing, unless the room of near disks gives another.
         self._near = NearSteps(self._saves)
         if (near, near_every, copies) != (None, None, None):
-            given = self._saves, near, near_every, copies
-            self._near = _rooms.near_steps(*given)
+            self._near = _rooms.near_steps(self._saves, near, near_every, copies)
         self._signals = Signals(signals)
         weakref.finalize(self, self._saves.forget)
 

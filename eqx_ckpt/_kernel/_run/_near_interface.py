@@ -1,4 +1,6 @@
-"""Near disks, as a run asks them: the room of near disks has these classes."""
+"""Near disks, as a run asks them. These classes have no near steps: they are for a run
+without near disks. The room of near disks has subclasses that have some.
+"""
 
 import json
 from collections.abc import Sequence
@@ -36,9 +38,9 @@ class Restored(NamedTuple):
 
 
 class NearSearch:
-    """The near steps in one search for the newest step of a run: none, but for what the
-    room of near disks makes of it. All processes take the same calls, but `look` and
-    `choose`, which are for process 0."""
+    """The near steps in one search for the newest step of a run. Here there are none.
+    All processes make the same calls, but `look` and `choose`: those are for process
+    0."""
 
     # The near step that is chosen, and the id of its save, if one is.
     step: int | None = None
@@ -50,7 +52,7 @@ class NearSearch:
     # The schema of a choice.
     schema: Any = type(None)
 
-    def held(self) -> bytes:
+    def report(self) -> bytes:
         """Report on the disk of this process, for process 0."""
         return b""
 
@@ -62,7 +64,8 @@ class NearSearch:
         the one at the root."""
         return None
 
-    def take(self, choice: object) -> None: ...
+    def take(self, choice: object) -> None:
+        """Takes the choice of process 0 for that of this process."""
 
     def fetch(self, processes: Processes, request: LoadRequest) -> None:
         """Moves the parts of the chosen step to the processes that need them."""
@@ -98,8 +101,7 @@ class NearSearch:
 
 
 class NearSteps:
-    """The near steps of a run: none, but for what the room of near disks makes of
-    it."""
+    """The near steps of a run. Here there are none: `latest` is that of the root."""
 
     def __init__(self, saves: Saves):
         self._saves = saves
@@ -132,5 +134,5 @@ class NearSteps:
     def search(self) -> NearSearch:
         return NearSearch()
 
-    def restored(self) -> None:
+    def note_restored(self) -> None:
         """Is told of each restore: the next near save may be of another attempt."""

@@ -12,8 +12,8 @@ from .._storage._local import LocalDirectory
 
 
 PINS = "eqx_ckpt.pins"
-# Whether a directory is called as one in which such a file is written.
-is_new = re.compile(r"new-[0-9a-f]{16}").fullmatch
+# Whether a name is that of a directory in which such a file is written.
+is_work_name = re.compile(r"new-[0-9a-f]{16}").fullmatch
 # Nobody counts farther: see `_schema.COUNT`.
 _step = re.compile(r"0|[1-9][0-9]{0,17}")
 
@@ -24,12 +24,12 @@ def is_step(name: str) -> bool:
 
 
 # As Orbax calls steps: with a prefix, or with zeros before the number.
-_other = re.compile(r"(?:.+_)?0*(0|[1-9][0-9]{0,17})", re.DOTALL)
+_orbax_name = re.compile(r"(?:.+_)?0*(0|[1-9][0-9]{0,17})", re.DOTALL)
 
 
 def number_of(name: str) -> int | None:
-    """The number of a step that is called by it, in whatever form."""
-    found = _other.fullmatch(name)
+    """The number of the step that a name is of, in our form or in one of Orbax."""
+    found = _orbax_name.fullmatch(name)
     return int(found[1]) if found else None
 
 
@@ -74,7 +74,8 @@ def new_directories(root: Backend, place: str) -> list[LocalDirectory]:
         return []
     directory = root.below(place)
     names = directory.list_top() or {}
-    return [directory.below(name) for name in names if names[name] and is_new(name)]
+    works = [name for name in names if names[name] and is_work_name(name)]
+    return list(map(directory.below, works))
 
 
 def has(root: Backend, place: str, number: int) -> bool:

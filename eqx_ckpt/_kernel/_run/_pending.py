@@ -40,7 +40,7 @@ class PendingState(NamedTuple):
             )
         return given
 
-    def numbers(self) -> tuple[dict[str, Any], Exception | None]:
+    def metrics_as_json(self) -> tuple[dict[str, Any], Exception | None]:
         """The metrics as JSON. For the last state of a run, an error with them is
         returned, not raised, so that the state is saved without its metrics."""
         try:

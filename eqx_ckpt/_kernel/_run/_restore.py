@@ -18,8 +18,8 @@ from .._runtime._processes import Processes
 from . import _own, _start, _steps
 from ._near_interface import LoadRequest, NearSearch, NearSteps, Restored
 from ._saves import Saves
+from ._shared_records import share_records
 from ._steps import Signature, Skip, Steps
-from ._words import said_by_all
 
 
 # What processes say of a restore, which is checked before any of it becomes a path.
@@ -50,8 +50,8 @@ def restore(
             _check_agreed(saves, step, request)
             steps.check_own(step)
             found = _of_step(saves, step, request)
-            saves.start.note_restored(step)
-            near.restored()
+            saves.attempt_start.note_restored(step)
+            near.note_restored()
     if _log.is_on(_log.INFO):
         arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(found.tree))
         facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
@@ -67,7 +67,7 @@ def _check_agreed(saves: Saves, step: int, request: LoadRequest) -> None:
     together, what = _processes.together(who), f"Restoring a step, in `{root}`"
     processes = _processes.of_run("restore a step", root, together, what)
     with processes.share_errors():
-        said = said_by_all(processes, step, _SAID, COUNT)
+        said = share_records(processes, step, _SAID, COUNT)
     if found := sorted({*said} - {step}):
         raise ValueError(
             f"This process restores step {step} of `{root}`, and others restore "
@@ -101,13 +101,13 @@ def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
 @dataclasses.dataclass
 class _Search:
     """The search for a step: the near steps in it; the steps at the root that are
-    `skipped`; and how often it may look again."""
+    `skipped`; and how many more looks it may take."""
 
     saves: Saves
     near: NearSearch
     request: LoadRequest
     skipped: dict[int, Skip] = dataclasses.field(default_factory=dict)
-    left: int = _AGAIN
+    looks_left: int = _AGAIN
     # Newer steps that an earlier attempt has left, as process 0 knows.
     passed: Sequence[int] = ()
 
@@ -124,8 +124,8 @@ def _newest(saves: Saves, near: NearSteps, request: LoadRequest) -> Restored:
     while found is None:
         found = _try(search)
     step = found.step
-    saves.start.note_restored(step, search.near.near_save, search.near.is_begun)
-    near.restored()
+    saves.attempt_start.note_restored(step, search.near.near_save, search.near.is_begun)
+    near.note_restored()
     # What was not completed may be under way.
     skipped = search.skipped
     saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
@@ -163,7 +163,7 @@ def _try(search: _Search) -> Restored | None:
     found = error = None
     kind, why, copies = "", "", []
     with processes.share_errors():
-        words = processes.gather(near.held())
+        words = processes.gather(near.report())
         word = _choice(search, words) if processes.leads else b""
         # What process 0 has skipped, the others have to know.
         step = _take(search, processes.broadcast(word))
@@ -174,7 +174,7 @@ def _try(search: _Search) -> Restored | None:
                 if search.is_near:
                     found = near.load(processes.index, request)
                 else:
-                    inner = _within(saves, processes, request)
+                    inner = _inner_request(saves, processes, request)
                     found = _load(saves.steps, step, inner)
             except Exception as e:
                 error = e
@@ -193,15 +193,17 @@ def _try(search: _Search) -> Restored | None:
         near.exclude(why, copies)
     elif kind == "damaged":
         search.skipped[step] = Skip(why, True)
-    elif search.left == 0:
+    elif search.looks_left == 0:
         raise error or ReplacedError(why)
     else:
-        search.left -= 1
+        search.looks_left -= 1
         saves.steps.say(_log.INFO, "Looking again, without", step, why)
     return None
 
 
-def _within(saves: Saves, processes: Processes, request: LoadRequest) -> LoadRequest:
+def _inner_request(
+    saves: Saves, processes: Processes, request: LoadRequest
+) -> LoadRequest:
     """The request of a load that is a part of a restore."""
     who = request.options.get("processes", saves.together)
     options = {**request.options, "processes": processes.within(who, "restore")}
@@ -282,7 +284,7 @@ def _agree(
     is_of = (word for kind, word in kinds if isinstance(error, kind))
     own = "loaded" if error is None else next(is_of, "failed")
     outcome = _Outcome(own, "" if error is None else str(error), blamed)
-    said = said_by_all(processes, outcome, _SAID, _OUTCOME)
+    said = share_records(processes, outcome, _SAID, _OUTCOME)
     kind = min((kind for kind, *_ in said), key=_KINDS.index)
     worst = [(why, copies) for other, why, copies in said if other == kind]
     copies = [(disk, i) for _, bad in worst for disk, i in bad]

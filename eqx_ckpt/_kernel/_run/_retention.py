@@ -9,13 +9,15 @@ from ._policy import Policy
 from ._steps import Signature, Steps
 
 
-# A save looks at all steps after `_SAVES` saves. On a disk it does so as soon as the
-# saves since the last look, times `_LOOKS`, are as many as the steps. A run that keeps
-# all steps has only the look for the rest of killed saves, by `_CLEANS` in the same
-# way.
-_SAVES, _LOOKS, _CLEANS = 64, 256, 4
-# So often after one save they are looked at again, if others change them meanwhile.
-_AGAIN = 3
+# All steps are looked at again after so many saves.
+_SAVES = 64
+# On a disk, where a look is cheap, also after one save for so many steps.
+_STEPS_PER_SAVE = 256
+# A run that keeps all steps looks only for what killed saves have left: after one save
+# for so many steps.
+_KEPT_STEPS_PER_SAVE = 4
+# All steps are looked at so often after one save, if others change them meanwhile.
+_TRIES = 3
 
 
 class SeenStep(NamedTuple):
@@ -57,12 +59,12 @@ class Retention:
         damaged: Set[int],
         attempt: Attempt | None,
         known: SeenStep | None = None,
-        ready: Callable[[], Any] = lambda: None,
+        await_mark: Callable[[], Any] = lambda: None,
     ) -> list[str]:
         """Deletes steps that need not stay once a step is saved, and files that killed
         saves have left. Steps that are `damaged` are neither counted nor deleted.
-        `known` are the facts of the new step, if there are any. Nothing is deleted
-        before `ready` returns.
+        `known`: the new step, if no look is needed to know it. Nothing is deleted
+        before `await_mark` returns.
 
         **Returns:** what was not deleted, and why.
         """
@@ -78,10 +80,10 @@ class Retention:
         before = {} if is_due else self._seen
         self._seen = {}  # If anything goes wrong.
         seen, failures = self._look(before, new, known)
-        for _ in range(_AGAIN if keeps else 0):
-            outdated, reasons = self._outdated(seen, new, damaged)
+        for _ in range(_TRIES if keeps else 0):
+            outdated, successors = self._outdated(seen, new, damaged)
             outdated -= self._kept_by_rule(outdated, seen, failures)
-            if self._delete(outdated, reasons, seen, failures, ready):
+            if self._delete(outdated, successors, seen, failures, await_mark):
                 break
             seen, failures = self._look({}, new)
         if not failures:
@@ -91,9 +93,10 @@ class Retention:
     def _is_due(self) -> bool:
         """Whether all steps are to be looked at."""
         if self._policy.keep is None:
-            return self._saves * _CLEANS >= len(self._seen)
-        is_cheap = self._steps.is_local and self._saves * _LOOKS >= len(self._seen)
-        return is_cheap or self._saves >= _SAVES
+            return self._saves * _KEPT_STEPS_PER_SAVE >= len(self._seen)
+        if self._steps.is_local and self._saves * _STEPS_PER_SAVE >= len(self._seen):
+            return True
+        return self._saves >= _SAVES
 
     def _look(
         self, before: Seen, new: int, known: SeenStep | None = None
@@ -147,13 +150,14 @@ class Retention:
         ours = {step for step in known if seen[step].signature.is_ours}
         times = {} if self._policy.keep_seconds is None else self._times_of(seen)
         own = sum(map(self._lineage.is_own, known))
-        reasons = self._policy.successors(counting, new)
-        outdated = ours - reasons - self._policy.stay(known, counting, new, times, own)
+        successors = self._policy.successors(counting, new)
+        stay = self._policy.stay(known, counting, new, times, own)
+        outdated = ours - successors - stay
         if self._policy.best is not None and not self._policy.has_metric(counting):
             metric, root = self._policy.best[0], self._steps.root
             text = f"Nothing is deleted in `{root}`: no step has the metric `{metric}`"
             _log.say(_log.WARNING, text)
-        return outdated, reasons
+        return outdated, successors
 
     def _is_behind(self) -> bool:
         """Whether steps have got metrics by which another step would go."""
@@ -191,20 +195,21 @@ class Retention:
     def _delete(
         self,
         outdated: Iterable[int],
-        reasons: Set[int],
+        successors: Set[int],
         seen: Seen,
         failures: list[str],
-        ready: Callable[[], Any],
+        await_mark: Callable[[], Any],
     ) -> bool:
-        """Deletes steps. Returns whether all are still what they were."""
+        """Deletes steps. Returns whether each, and its `successors`, was still what was
+        seen. It ends at the first that was not."""
         for step in sorted(outdated):
             if self._steps.is_read(step):
                 continue  # It goes after a later save.
             looks: list[bool] = []
 
             def may_still_go(step: int = step, looks: list[bool] = looks) -> bool:
-                looks.append(self._is_still(seen, {step, *reasons}))
-                ready()
+                looks.append(self._is_still(seen, {step, *successors}))
+                await_mark()
                 return looks[-1]
 
             try:

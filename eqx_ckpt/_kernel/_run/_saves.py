@@ -52,29 +52,32 @@ class Saves:
     def __init__(self, steps: Steps, policy: Policy, options: SaveOptions):
         self.steps, self.policy, self.options = steps, policy, options
         self.together = _processes.together(options.processes)
-        self.start = AttemptStart(steps)
+        self.attempt_start = AttemptStart(steps)
         self._retention = Retention(steps, policy)
-        # When the last save began.
-        self.last = time.monotonic()
+        # When the last save began, in seconds of `time.monotonic`.
+        self.last_begin = time.monotonic()
         self.running: list[RunningSave] = []
-        # The step whose save has begun, until it is the one that goes on.
+        # The step of a save that is being started, until it is in `running`.
         self._begun: int | None = None
+        # Why older steps were not deleted, until `wait` warns of it.
         self._undeleted: list[str] = []
-        # The last step that was saved here, or restored: known to be whole.
+        # The last step that was saved here, or that `_restore` has loaded: it is known
+        # to be whole.
         self.last_whole: SaveHandle | str | os.PathLike[str] | None = None
-        # Damaged steps, which saves move aside.
+        # Steps that `_restore` has found damaged: the next save of one moves it aside.
         self.damaged: set[int] = set()
         # Whether a step has the metric of `best`, or it was told that none has it.
         self._has_metric = False
         # What was last given to `save`, until it is saved.
         self.kept: KeptState | None = None
-        # Its leaves: the next ones are copied into the memory of these.
+        # The leaves of the last kept state: the next ones are copied into their memory.
         self._copies: list[Any] = []
         self._pid = os.getpid()
-        # Whether its save has failed, so that the caller knows that it is not saved.
+        # Whether the last call of `save` has raised: the caller knows that its state is
+        # not saved.
         self._has_raised = False
-        # Threads give their states one after the other. They wait at any time, but for
-        # the one that follows up a save: it would wait for itself.
+        # Threads give their states one after the other. The thread that follows up a
+        # save (`_follower`) may not wait for it: it would wait for itself.
         self._turn = _threads.Lock()
         self._follower: int | None = None
 
@@ -104,10 +107,10 @@ class Saves:
         return self._turn.run(act)
 
     def _save_if_due(self, state: PendingState) -> bool:
-        saves = False
+        is_begun = False
         if state.force or self.policy.may_be_due(state.step):
             try:
-                saves = self._save(state)
+                is_begun = self._save(state)
             except BaseException as e:
                 # Another try might do what a disk or a store has not done now.
                 # What is refused leaves the state before it the last one.
@@ -120,12 +123,12 @@ class Saves:
                 self._has_raised = True
                 raise
         self._has_raised = False
-        if saves:
+        if is_begun:
             self.kept = None
         else:
             self.steps.say(_log.DEBUG, "Skipped", state.step, "it is not due")
             self._keep(state)
-        return saves
+        return is_begun
 
     def _keep(self, state: PendingState) -> None:
         # First: the copy is made in the memory of the state before, and spoils that one
@@ -135,7 +138,12 @@ class Saves:
         self._copies = self.kept.leaves
 
     def _save(self, state: PendingState, retain: bool = True) -> bool:
-        """Saves a step if it is due, and deletes older ones then (`retain`)."""
+        """Begins to save a step if it is due. With `retain`, older ones are deleted
+        once it is saved. Returns whether it has begun.
+
+        Processes make three calls together. In the first, process 0 decides. The second
+        is only for errors of the save before, and of `own`. The third is the save.
+        """
         step = state.step
         given = state.checked_metadata()
         processes = self.processes("save a step", f"Saving step {step}", step)
@@ -161,28 +169,28 @@ class Saves:
             reuse=self.last_whole if is_shared else None,
             functions=state.functions,
         )
-        # This call ends here only by an error. Then the others, which wait in the call
-        # below, have it: both calls are of one line.
-        before = _serialise.processes_of(path, None, options)
-        with before.share_errors():
+        # This call says nothing, unless there is an error. The others have that in the
+        # call below, where they wait: both calls are of one line (`_processes`).
+        unless_error = _serialise.processes_of(path, None, options)
+        with unless_error.share_errors():
             self.wait()
             own = _own.encode(state.own)
         self._begun = step
         metadata = {**given, "step": step, "metrics": metrics}
         options = options._replace(metadata=metadata, own=own)
         writers = _serialise.processes_of(path, state.tree, options)
-        marks = how == "replace" and processes.leads
-        if marks:
+        unmarks = how == "replace" and processes.leads
+        if unmarks:
             self.steps.add_to_history([step])
-            self.steps.drop_done_file(step)
+            self.steps.unmark(step)
         try:
-            settle = lambda: self.start.begin_if_due(step, self.damaged)
-            handle = _async.begin(path, state.tree, options, writers, settle)
+            start = lambda: self.attempt_start.begin_if_due(step, self.damaged)
+            handle = _async.begin_save(path, state.tree, options, writers, start)
         except BaseException:
-            if marks:
-                self.steps.write_done_file(step)
+            if unmarks:
+                self.steps.mark_complete(step)
             raise
-        self.last = time.monotonic()
+        self.last_begin = time.monotonic()
         saving = RunningSave(step, handle, _threads.Event())
         is_kept = retain and processes.leads
         handle.add_done_callback(
@@ -196,7 +204,7 @@ class Saves:
         except Exception:
             self._forget(saving)  # It is over, and this says why.
             raise
-        self.start.warn_of_passed_steps(step)
+        self.attempt_start.warn_of_passed_steps(step)
         if wrong and processes.leads:
             _log.warn(f"Step {step} is saved without its metrics: {wrong}")
         return True
@@ -208,7 +216,7 @@ class Saves:
         **Raises:** `FileExistsError` for a step that is there.
         """
         step, force = state.step, state.force
-        if not (force or state.is_last or self.policy.is_due(step, self.last)):
+        if not (force or state.is_last or self.policy.is_due(step, self.last_begin)):
             return b""
         self.wait()
         self.check_begin()
@@ -229,7 +237,7 @@ class Saves:
                 "or replace it with `force=True`."
             )
         # Those of process 0 count for all.
-        metrics, wrong = state.numbers()
+        metrics, wrong = state.metrics_as_json()
         how = "replace" if force else "new"
         why = "" if wrong is None else str(wrong) or type(wrong).__name__
         return json.dumps([how, metrics, why]).encode()
@@ -275,27 +283,30 @@ class Saves:
         self._follower = threading.get_ident()
         step, handle = saving.step, saving.handle
         try:
-            is_saved, known = handle._saved.exception() is None, None
+            is_saved = handle._saved.exception() is None
+            # The new step as it was written, if no look is needed to know that.
+            known: SeenStep | None = None
             jobs: list[Callable[[], Any]] = []
             marked: _threads.Outcome[None] = _threads.Outcome()
             if leads:
                 jobs.append(lambda: self._mark(step, is_saved, marked))
             written = handle._written
             if is_saved and written and written.generation:
-                # In an object store. In a directory the index is read.
+                # In an object store, where a look at the index is a request.
                 known = SeenStep(Signature(written.generation.hex()), metrics)
-                facts = self.start.number, round(time.time(), 3)
+                facts = self.attempt_start.number, round(time.time(), 3)
                 save, nbytes = written.save, handle.progress.total
                 row = HistoryRow(step, save, *facts, nbytes, metrics)
                 jobs.append(lambda: self.steps.add_saved(row, known.signature))
             elif is_saved and leads:
-                number = self.start.number
+                number = self.attempt_start.number
                 jobs.append(lambda: self.steps.add_to_history([step], number))
             if is_saved:
                 self.damaged.discard(step)
                 self.last_whole = handle
             if is_saved and retain:
                 jobs.append(lambda: self._retain(step, known, marked.result))
+            # In a directory each job needs what the one before it has written.
             _do_all(jobs, is_together=known is not None)
         except Exception as e:
             self._undeleted.append(f"{type(e).__name__}: {e}")
@@ -304,20 +315,21 @@ class Saves:
             saving.over.set()
 
     def _mark(self, step: int, is_saved: bool, marked: _threads.Outcome[None]) -> None:
+        """Marks a step as complete. `marked` is done as soon as the mark is there."""
         try:
-            self.steps.write_done_file(step, is_saved, marked.set_result)
+            self.steps.mark_complete(step, is_saved, marked.set_result)
         except BaseException as e:
             marked.set_exception(e)
             raise
         finally:
-            marked.set_result(None)
+            marked.set_result(None)  # Unless it has a result or an error already.
 
     def _retain(
-        self, step: int, known: SeenStep | None, ready: Callable[[], Any]
+        self, step: int, known: SeenStep | None, await_mark: Callable[[], Any]
     ) -> None:
         # Orbax finds no step without its mark: older ones stay until that is there.
-        retained = step, self.damaged, self.start.attempt, known, ready
-        self._undeleted.extend(self._retention.retain(*retained))
+        attempt, retain = self.attempt_start.attempt, self._retention.retain
+        self._undeleted.extend(retain(step, self.damaged, attempt, known, await_mark))
         self.steps.journal.note_saved(step)
 
     def _check_thread(self) -> None:

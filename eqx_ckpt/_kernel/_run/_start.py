@@ -9,7 +9,8 @@ from ._steps import Steps
 
 
 class AttemptStart:
-    """The step that the saves of a manager continue from, as process 0 knows it.
+    """Decides in process 0 whether the next save of a manager begins an attempt: by the
+    step that was restored and the last one that was saved.
 
     The first save of a manager, and the first after each restore, begins an attempt if
     the run has newer steps. If you restore a step only to look at it, and then save
@@ -22,13 +23,14 @@ class AttemptStart:
         self.attempt: Attempt | None = None
         # The number of the attempt that counts, once a save has begun.
         self.number = 0
-        # Whether the next save may begin an attempt; the last saved step; and newer
-        # steps that an attempt passes over, until the warning about them.
+        # Whether the next save may begin an attempt: nothing was saved since the start
+        # or the last restore. The last saved step. And newer steps that an attempt
+        # passes over, until the warning about them.
         self._is_open = True
         self._saved: int | None = None
         self._passed: Sequence[int] = ()
         # The restored step; the id of its near save, if it is a near step; and whether
-        # that is of the last attempt.
+        # the last attempt had near steps of its own when that was restored.
         self._restored: int | None = None
         self._near_save = ""
         self._is_begun = False
@@ -51,8 +53,8 @@ class AttemptStart:
 
         Returns the attempt, if this manager has begun one.
         """
-        is_look = self._saved is not None and step > self._saved
-        is_open = self._is_open and not is_look
+        was_only_looked_at = self._saved is not None and step > self._saved
+        is_open = self._is_open and not was_only_looked_at
         if is_open or (is_near and self.attempt is None):
             self._begin(step, damaged, is_near)
         self._is_open, self._saved = False, step

@@ -608,15 +608,15 @@ class Steps:
         if not self.remove(step):
             raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
 
-    def write_done_file(
+    def mark_complete(
         self,
         step: int,
         is_new: bool = False,
         marked: Callable[[None], Any] = lambda _: None,
     ) -> None:
-        """Says that a step of ours is whole, to managers of Orbax that write steps in
-        place. `is_new`: its save was just committed. `marked` is called as soon as it
-        is said."""
+        """Marks a step of ours as complete: managers of Orbax that write steps in place
+        look for that file. `is_new`: its save was just committed. `marked` is called as
+        soon as the mark is there."""
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             with self._at(step).lock(wait=True):
                 if is_new and self._there is not None:
@@ -635,9 +635,8 @@ class Steps:
             if not _store.look_twice(self.root, look, bool):
                 self._drop_mark(step)
 
-    def drop_done_file(self, step: int) -> None:
-        """Takes the mark of `write_done_file` away from a step of ours that is replaced
-        or deleted."""
+    def unmark(self, step: int) -> None:
+        """Takes the mark away from a step of ours that is replaced."""
         if self._is_ours(step):
             self._drop_mark(step)
 
@@ -656,12 +655,12 @@ class Steps:
         seen: Signature | None = None,
     ) -> bool:
         """Deletes a step of ours, and returns whether it has. The step stays if it is
-        pinned or `unless()` holds, and as `may_still_go` says (`_delete.remove`): not
-        unless it is still the one that was `seen`."""
+        pinned, if `unless()` holds, or if it is not the one that was `seen` any more.
+        When it calls `may_still_go` is said by `_delete.remove`."""
         if seen is None or self._in_history.get(step) != seen:
             self.add_to_history([step])
 
-        def release() -> bool:
+        def confirm() -> bool:
             # First: see `_is_staying`.
             self._drop_mark(step)
             is_pinned = lambda: _numbered.has(self.root, PINS, step)
@@ -672,12 +671,12 @@ class Steps:
             return False
 
         # Another may have put the mark there since.
-        follow = lambda: self._drop_mark(step)
+        follow, stamp = lambda: self._drop_mark(step), seen.stamp if seen else ""
         with _log.timed("delete") as timer:
-            remove = ft.partial(_delete.remove, self._at(step), release, may_still_go)
-            if not remove(follow, seen.stamp if seen else ""):
+            at = self._at(step)
+            if not _delete.remove(at, confirm, may_still_go, follow, stamp):
                 if not self.is_local:  # The mark may be that of a save since.
-                    self.write_done_file(step)
+                    self.mark_complete(step)
                 return False
             self.root.drop_directory(str(step))
         self._in_history.pop(step, None)

@@ -100,46 +100,47 @@ def async_tree_serialise_leaves(
         ```
     """
     given = SaveOptions(filter_spec, is_leaf, **options)
-    return begin(path, pytree, given, _serialise.processes_of(path, pytree, given))
+    processes = _serialise.processes_of(path, pytree, given)
+    return begin_save(path, pytree, given, processes)
 
 
 @_gc.paused()
-def begin(
+def begin_save(
     path: str | os.PathLike[str],
     tree: PyTree,
     options: SaveOptions,
-    run: Processes,
-    settle: Callable[[], Any] = lambda: None,
+    processes: Processes,
+    before_write: Callable[[], Any] = lambda: None,
 ) -> SaveHandle:
-    """Begins a save that the processes of `run` make together. Process 0 calls `settle`
-    once nothing is wrong with its tree, before a byte is written."""
-    with _log.timed("stage"), run.share_errors():
+    """Begins a save that `processes` make together. Process 0 calls `before_write` once
+    nothing is wrong with its tree."""
+    with _log.timed("stage"), processes.share_errors():
         root = _root.resolve(path)
         _background.raise_unreported()
         planned = _plan.plan(root, tree, options)
         # In an object store this look would cost requests.
-        if not root.is_remote and run.leads:
+        if not root.is_remote and processes.leads:
             if _open_files.is_archive(root):
                 _rooms.check_file(root, options.overwrite)
             else:
                 _path_state.examine(root, options.overwrite)
-        reused = _reuse.find_reused(planned, run)
+        reused = _reuse.find_reused(planned, processes)
         written = _reuse.SavedArrays(planned.leaves, planned.spec)
         held = _reuse.hold_unchanged(reused, planned.leaves, planned.spec)
         copied = _copied(planned, held)
         _background.make_room(copied)
         planned = stage(planned, held)
-        if run.leads:
-            settle()
+        if processes.leads:
+            before_write()
 
     handle = SaveHandle(root, planned.spec.nbytes, copied)
     handle._written = written
 
     def write() -> None:
-        committed = _serialise.write(planned, run, reused, handle._count)
+        committed = _serialise.write(planned, processes, reused, handle._count)
         written.generation, written.save = committed.generation, committed.save_id
 
-    return start_staged(handle, planned, write, run)
+    return start_staged(handle, planned, write, processes)
 
 
 def start_staged(

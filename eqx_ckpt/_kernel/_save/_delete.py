@@ -125,17 +125,17 @@ def _delete_file(root: Backend) -> bool:
 
 def remove(
     root: Backend,
-    release: Callable[[], bool] = lambda: True,
+    confirm: Callable[[], bool] = lambda: True,
     may_still_go: Callable[[], bool] = lambda: True,
     follow: Callable[[], Any] = lambda: None,
     stamp: str = "",
 ) -> bool:
     """Deletes a checkpoint: atomically where there are renames, else its index first.
-    The checkpoint stays unless both functions return True. `may_still_go` is called
-    while its files are looked at. `release` is called last, under the lock of writers
-    where a store has locks; elsewhere the index has to have the `stamp` of the one that
-    was seen, if that is said. Once nobody reads the checkpoint any more, `follow` is
-    called. Returns whether the checkpoint is deleted.
+    Returns whether the checkpoint is deleted: it stays unless `may_still_go` and then
+    `confirm` return True. `may_still_go` is called while its files are looked at, and
+    `confirm` right before the deletion: where a store has locks, under that of writers.
+    In an object store the checkpoint also stays if its index has another `stamp` than
+    the one given. `follow` is called once nobody can open the checkpoint any more.
 
     **Raises:** `FileNotFoundError` if there is none, `ValueError` if something else is
     in its directory; then nothing is deleted.
@@ -143,13 +143,13 @@ def remove(
     if root.entry() not in (None, "directory"):
         raise _nothing(root)
     if isinstance(root, ObjectStore):
-        return _remove_in_store(root, release, may_still_go, follow, stamp)
+        return _remove_in_store(root, confirm, may_still_go, follow, stamp)
     assert isinstance(root, LocalDirectory)
     try:
         with root.lock(wait=True):
             entries = root.list_top() or {}
             check(root)
-            if not (may_still_go() and release()):
+            if not (may_still_go() and confirm()):
                 return False
             _rename_and_delete(root, entries)
             follow()
@@ -234,7 +234,7 @@ def _nothing(root: Backend) -> FileNotFoundError:
 
 def _remove_in_store(
     root: ObjectStore,
-    release: Callable[[], bool],
+    confirm: Callable[[], bool],
     may_still_go: Callable[[], bool],
     follow: Callable[[], Any],
     stamp: str,
@@ -244,7 +244,7 @@ def _remove_in_store(
     while True:
         looks = _store.ahead(root, [ft.partial(_stored, root), may_still_go])
         found, is_wanted_still = (look() for look in looks)
-        if stamp and stamp != found.stamp or not (is_wanted_still and release()):
+        if stamp and stamp != found.stamp or not (is_wanted_still and confirm()):
             return False
         if root.delete_as(_files.INDEX, found.stamp):
             break

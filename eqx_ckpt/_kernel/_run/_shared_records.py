@@ -1,5 +1,5 @@
-"""Records that the processes of a run send to each other. They are checked on arrival,
-as some become paths.
+"""Records that the processes of a run share: each sends its own, and gets all of them.
+They are checked on arrival, as some become paths.
 """
 
 import json
@@ -9,7 +9,7 @@ from .._format import _schema
 from .._runtime._processes import Processes
 
 
-def said_by_all(
+def share_records(
     processes: Processes, own: object, what: str, kind: object
 ) -> list[Any]:
     """Sends this process's `own` record to all. Returns the records of all processes,
