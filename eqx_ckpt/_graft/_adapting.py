@@ -41,24 +41,26 @@ class Placed(NamedTuple):
 
 
 def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed]:
+    """Applies the adapters of a job to its saved leaves, and gives the leaves of the
+    model that it makes. What does not fit the model is among the problems instead."""
     targets = [target_of(model, n)._replace(cast=cast) for n in job.all_numbers]
     try:
         if job.adapters:
             for x in job.all_saved:
                 _check_array(x)
         likes = _nested.mapped(model.flat.leaves.__getitem__, job.numbers)
-        results = _nested.flat(_run(job.steps, job.saved, likes, job.of_rules))
+        results = _nested.flat(_apply(job.steps, job.saved, likes, job.of_rules))
     except RuntimeError:
         raise  # Of a read: damage is damage.
     except Exception as e:
         said = f"{e}" if isinstance(e, (ValueError, TypeError)) else f"{e!r}"
         names = [model.names[n] for n in job.all_numbers]
         shown = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
-        text = f"{job.label}, `{job.how}`: {said}; saved {_all(job.all_saved)}"
+        text = f"{job.label}, `{job.how}`: {said}; saved {_show_all(job.all_saved)}"
         problems.add("adapter", shown, text)
         return []
     placed = [
-        _fit(job, position, made, target, model.names[number], problems)
+        _check_fit(job, position, made, target, model.names[number], problems)
         for position, (number, made, target) in enumerate(
             zip(job.all_numbers, results, targets)
         )
@@ -66,13 +68,15 @@ def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed
     return [x for x in placed if x is not None]
 
 
-def _run(
+def _apply(
     steps: Sequence[PairStep],
     value: Nested,
     likes: Nested,
     of_rules: Sequence[tuple[Adapter, ...]],
 ) -> Nested:
-    """`of_rules`: the adapters that the rules of a rename have, for each of the values;
+    """The value that the steps make, for leaves of the model like these.
+
+    `of_rules`: the adapters that the rules of a rename have, for each of the values;
     once those are not as many any more, for all of them those of the first."""
     if not steps:
         made, count = len(_nested.flat(value)), len(_nested.flat(likes))
@@ -93,7 +97,7 @@ def _run(
     elif step.many == "like":
         before = [_before(rest, like, of_rules[0]) for like in likes]
         some = _items(step(value, before), likes)
-        return [_run(rest, x, like, of_rules) for x, like in zip(some, likes)]
+        return [_apply(rest, x, like, of_rules) for x, like in zip(some, likes)]
     elif step.many == "saved":
         value = _innermost(step, value, first)
     elif _makes_one_of_the_other(step, rest, value, likes):
@@ -102,7 +106,7 @@ def _run(
             value = _items(value, likes)
     else:
         value = _nested.mapped(lambda x: step(x, first), value)
-    return _run(rest, value, likes, of_rules)
+    return _apply(rest, value, likes, of_rules)
 
 
 def _makes_one_of_the_other(
@@ -138,12 +142,14 @@ def _before(
 
 
 def _innermost(step: Adapter, value: Nested, like: PyTree) -> Nested:
+    """A nest of which a step has made one value of each innermost list."""
     if _nested.depth(value) > 1:
         return [_innermost(step, x, like) for x in value]
     return step(value, like)
 
 
 def _items(out: object, likes: list[Any]) -> list[Any]:
+    """**Raises:** `ValueError` unless an adapter gave one item for each leaf."""
     if not isinstance(out, (list, tuple)) or len(out) != len(likes):
         raise ValueError(f"it must give a list of {len(likes)} arrays")
     return list(out)
@@ -155,18 +161,18 @@ def _check_array(lazy: LazyArray) -> None:
         raise TypeError(f"does not take a {kind}")
 
 
-def _all(saved: Sequence[LazyArray]) -> str:
-    return ", ".join(dict.fromkeys(map(_shown, saved)))
+def _show_all(saved: Sequence[LazyArray]) -> str:
+    return ", ".join(dict.fromkeys(map(_show, saved)))
 
 
-def _shown(lazy: LazyArray) -> str:
+def _show(lazy: LazyArray) -> str:
     body = _lazy.body_of(lazy)
     if body.view is None:
         return _leaf.show(body.template)
     return _folding.short_array(np.dtype(lazy.dtype).name, lazy.shape)
 
 
-def _fit(
+def _check_fit(
     job: Job,
     position: int,
     made: object,
@@ -174,7 +180,8 @@ def _fit(
     name: str,
     problems: Problems,
 ) -> Placed | None:
-    """The leaf with what is made for it, if that is as the model has it."""
+    """A leaf of the model with what was made for it; None, and a problem, if that is
+    not of the kind, shape and dtype that the model has."""
     if isinstance(made, LazyArray) and _lazy.body_of(made).target.cast:
         if made.dtype == target.dtype:
             target = target._replace(cast=True)
@@ -190,7 +197,7 @@ def _fit(
         return None
     misfit = _target.misfit(template, target)
     if misfit is not None:
-        (what, hint), text = misfit, f"saved {_all(job.all_saved)}"
+        (what, hint), text = misfit, f"saved {_show_all(job.all_saved)}"
         if any(made is x for x in job.all_saved):
             hint = hint or _hint(template.shape, target.shape, what)
         else:

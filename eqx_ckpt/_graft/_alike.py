@@ -5,6 +5,11 @@ differ only in numbers are a group, and the numbers of both sides are counted be
 they are compared: from 0, from 1, or with other things between. Groups stand for each
 other if their leaves fit, if their names share words, and if no other group does as
 well. Where these leave a choice, nothing is chosen.
+
+A `_Side` has the layers of one side, and makes groups of them. `_Matching` sorts the
+groups of both into `_Bucket`s of what may stand for each other at all, and takes the
+best pair of each until none is clear any more. It does that three times, with other
+groups each time: see `_Side.groups`.
 """
 
 import collections
@@ -25,9 +30,10 @@ from . import _words
 _MAX_GROUPS, _MAX_PAIRS = 2**14, 2**15
 # By how much the best has to be better than the second.
 _MARGIN = 0.05
-# What it counts for that a weight is as most others are, transposed or not.
+# Subtracted from the score of a pair if its weights are transposed, and most others are
+# not, or the other way round.
 _USUAL = 0.2
-# And that leaves beside it stand for leaves beside the other.
+# Added to it, times the share of layers beside the two that are pairs.
 _BESIDE = 0.15
 
 _numbers = re.compile("([0-9]+)")
@@ -78,7 +84,7 @@ def alike(saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]) -> Alik
 
 
 def kind(x: Template | Target) -> LeafKind:
-    """LeafKind that a leaf shares with each that may stand for it."""
+    """The kind of a leaf, which each leaf has that may stand for it."""
     if isinstance(x, Target):
         dtype, shape = x.dtype, x.shape
     else:
@@ -257,7 +263,9 @@ class _Side:
         )
         self.words = {*counts}
         # The words that most names have, which tell little.
-        self.usual = {x for x, n in counts.items() if 4 * n > 3 * len(self.layers)}
+        self.common_words = {
+            x for x, n in counts.items() if 4 * n > 3 * len(self.layers)
+        }
 
     def is_in_block(self, layer: _Layer) -> bool:
         """Whether a node above has a number, as blocks have."""
@@ -304,6 +312,7 @@ def _owner(text: str) -> str:
 
 
 def _node_and_role(name: str) -> tuple[str, str]:
+    """The layer that a leaf is of, and what it is there, such as its bias."""
     node, _, last = name.rpartition(".")
     if last in _ROLES:
         return node, _ROLES[last]
@@ -323,11 +332,13 @@ def _counted(node: str, nodes: Mapping[str, Any]) -> str:
 
 
 def _split(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The texts of a name between its numbers, and these."""
     parts = _numbers.split(name)
     return tuple(parts[::2]), tuple(map(int, parts[1::2]))
 
 
 def _before(texts: tuple[str, ...], values: tuple[int, ...], at: int) -> str:
+    """All of a name before one of its numbers."""
     pairs = zip(texts[: at + 1], [*map(str, values[:at]), ""])
     return "".join(x for pair in pairs for x in pair)
 
@@ -358,6 +369,8 @@ class _Pair(NamedTuple):
 
 
 class _Matching:
+    """The pairs of groups so far, and what they tell of the groups that are left."""
+
     def __init__(self, old: _Side, new: _Side):
         self._sides = old, new
         self._layers: dict[str, _Layer] = {}
@@ -366,13 +379,14 @@ class _Matching:
         self._squares: dict[str, tuple[str, ...]] = {}
         self._found: list[_Pair] = []
         # By the names that weights have: the ways in which they fit.
-        self.usual: dict[Any, set[str]] = collections.defaultdict(set)
+        self.usual_ways: dict[Any, set[str]] = collections.defaultdict(set)
         self._done: tuple[set[str], set[str]] = set(), set()
         # Pairs of layers below each node, and below each two.
         self._below: collections.Counter[Any] = collections.Counter()
         self._rest: list[tuple[list[_Group], list[_Group]]] = []
 
     def match(self, level: int) -> None:
+        """Pairs what is left, in groups of this level: see `_Side.groups`."""
         groups = [
             side.groups((x for x in side.layers if x.name not in done), level)
             for side, done in zip(self._sides, self._done)
@@ -399,6 +413,8 @@ class _Matching:
                     again = True
 
     def _add(self, bucket: "_Bucket", a: int, b: int) -> None:
+        """Takes two groups of a bucket for a pair: none of their layers is asked for
+        again."""
         pair = bucket.take(a, b)
         self._found.append(pair)
         for layers in pair.layers:
@@ -411,9 +427,10 @@ class _Matching:
             self._below.update(it.product(left, right))
         key = _weight_names(pair.layers[0])
         if len(pair.ways) == 1 and len(pair.layers[0][0].main[1]) > 1:
-            self.usual[key].update(pair.ways)
+            self.usual_ways[key].update(pair.ways)
 
     def _fit(self, old: _Layer, new: _Layer, ways: frozenset[str]) -> None:
+        """Pairs the leaves of two layers, by an adapter if one needs it."""
         saved, wanted = (side.kinds for side in self._sides)
         for role, name in old.leaves.items():
             other = new.leaves.get(role)
@@ -430,7 +447,7 @@ class _Matching:
             if some[0]:
                 self._adapters[other] = some[0]
 
-    def beside(self, a: str, b: str) -> float:
+    def share_below(self, a: str, b: str) -> float:
         """The share of the layers below either of two nodes that are in both."""
         both = self._below[a, b]
         return both / (self._below[0, a] + self._below[1, b] - both) if both else 0.0
@@ -456,6 +473,7 @@ class _Matching:
         return True
 
     def found(self) -> Alike:
+        """The leaves of all pairs, and those among which a choice is left."""
         unclear: list[Unclear] = []
         for pair in self._found:
             if self.is_elsewhere(*pair.layers[0], 1):
@@ -471,7 +489,7 @@ class _Matching:
         squares = [
             name
             for name, key in self._squares.items()
-            if key[0] != key[1] or self.usual[key] - {""}
+            if key[0] != key[1] or self.usual_ways[key] - {""}
         ]
         for old, new in self._rest:
             both = [
@@ -490,15 +508,18 @@ class _Matching:
 
 
 class _Bucket:
-    """Groups of both sides of one number of elements."""
+    """Groups of both sides that may stand for each other: their weights have the same
+    types, and axes of the same lengths in any order. `_pairs` are those that fit, by
+    their numbers on both sides."""
 
     def __init__(
         self, old: list[_Group], new: list[_Group], saved: _Side, wanted: _Side
     ):
         self._old, self._new = old, new
-        own = [_own(x) for x in (old, new)]
+        own = [_distinct_words(x) for x in (old, new)]
         self._pairs: dict[tuple[int, int], _Pair] = {}
-        # The words that the other lacks: those that tell apart, and all.
+        # For each pair, the words of each side that the other lacks: in `_apart` only
+        # those that tell groups of that side apart, in `_left` all.
         self._apart: dict[tuple[int, int], tuple[set[str], set[str]]] = {}
         self._left: dict[tuple[int, int], tuple[set[str], set[str]]] = {}
         for (i, a), (j, b) in it.product(enumerate(old), enumerate(new)):
@@ -510,7 +531,7 @@ class _Bucket:
             ways = _ways(layers, saved.kinds, wanted.kinds)
             if not ways:
                 continue
-            likeness, left, right = _compared(a.form, b.form)
+            likeness, left, right = _compare_words(a.form, b.form)
             if _words.are_opposites(left, right):
                 continue
             lacks = left & wanted.words | right & saved.words
@@ -541,43 +562,45 @@ class _Bucket:
                 continue
             words = {*old[i].words} & {*new[j].words}
             if all(self._left[i, j]):
-                words -= _words.KINDS | (saved.usual & wanted.usual)
+                words -= _words.KINDS | (saved.common_words & wanted.common_words)
             empty = not old[i].words and not new[j].words
-            if (i, j) not in self._alone and _is_other(old[i], new[j]):
+            if (i, j) not in self._alone and _are_of_others(old[i], new[j]):
                 del self._pairs[i, j]
             else:
-                is_last = _last(old[i].form) == _last(new[j].form)
+                is_last = _last_word(old[i].form) == _last_word(new[j].form)
                 # Of words that are short for others, nothing is left.
                 is_short = pair.likeness > 0 and not any(self._left[i, j])
                 shared = bool(words or empty or is_last or is_short)
                 self._pairs[i, j] = pair._replace(shared=shared)
 
     def take(self, a: int, b: int) -> _Pair:
+        """Takes the pair of two groups out, and all others of either."""
         pair = self._pairs[a, b]
         self._pairs = {x: y for x, y in self._pairs.items() if x[0] != a and x[1] != b}
         return pair
 
     def best(self, matching: _Matching) -> list[tuple[int, int]]:
-        """The pair that is better than all others of either."""
-        beside, usual = matching.beside, matching.usual
+        """The pair with the highest score of those that are clear: in a list, which is
+        empty if there is none. Any other pair of either group has a lower score."""
+        share_below, usual_ways = matching.share_below, matching.usual_ways
         scores, apart = {}, {}
         for (i, j), pair in self._pairs.items():
             first = pair.layers[0]
             if not pair.shared:
                 nodes = [_node_of(x, y) for x, y in zip(first, self._left[i, j])]
-                if not pair.likeness or not beside(*nodes):
+                if not pair.likeness or not share_below(*nodes):
                     continue
             score = pair.likeness + pair.is_same
-            score += _BESIDE * beside(
+            score += _BESIDE * share_below(
                 *(x[-1] if x else "" for x in map(_nodes_above, first))
             )
             key = _weight_names(first)
-            if len(usual[key]) == 1 and not usual[key] & pair.ways:
+            if len(usual_ways[key]) == 1 and not usual_ways[key] & pair.ways:
                 score -= _USUAL
             scores[i, j] = score
             if pair.is_apart and (i, j) not in self._alone:
                 nodes = [_node_of(x, y) for x, y in zip(first, self._apart[i, j])]
-                apart[i, j] = not beside(*nodes)
+                apart[i, j] = not share_below(*nodes)
         rows: dict[tuple[int, int], list[float]] = collections.defaultdict(list)
         for pair, score in scores.items():
             for key in enumerate(pair):
@@ -597,6 +620,7 @@ class _Bucket:
 
 
 def _weight_first(layer: _Layer) -> list[str]:
+    """The names of the leaves of a layer, that of its weight first."""
     return [layer.leaves[x] for x in sorted(layer.leaves, reverse=True)]
 
 
@@ -635,7 +659,7 @@ def _aligned(a: _Group, b: _Group) -> list[tuple[_Layer, _Layer]]:
     return [(keyed[0][x], keyed[1][x]) for x in keyed[0] if x in keyed[1]]
 
 
-def _is_other(a: _Group, b: _Group) -> bool:
+def _are_of_others(a: _Group, b: _Group) -> bool:
     """Whether the numbers that are not folded are of other layers, or whether it is not
     clear that they count the same things."""
     both = [[(x.place(i), x.members[0][0][i]) for i in x.fixed] for x in (a, b)]
@@ -676,14 +700,15 @@ def _ways(
     return frozenset([""] if ways is None else ways)
 
 
-def _own(groups: list[_Group]) -> list[set[str]]:
-    """The words of each that not all have."""
+def _distinct_words(groups: list[_Group]) -> list[set[str]]:
+    """For each group, its words that not all groups have."""
     words = [{*x.words} for x in groups]
     common = set.intersection(*words)
     return [some - common for some in words]
 
 
-def _last(form: str) -> str:
+def _last_word(form: str) -> str:
+    """The last part of a group's name, without numbers."""
     return _numbers.sub("", form).rstrip("*._").rpartition(".")[2]
 
 
@@ -700,7 +725,7 @@ def _likeness(a: str, b: str) -> float:
 
 
 @ft.lru_cache(2**16)
-def _compared(a: str, b: str) -> tuple[float, set[str], set[str]]:
+def _compare_words(a: str, b: str) -> tuple[float, set[str], set[str]]:
     """The likeness of the words of two forms, and the words that the other lacks."""
     left, right = (collections.Counter(_words.words(_plain(x))) for x in (a, b))
     total = left.total() + right.total()

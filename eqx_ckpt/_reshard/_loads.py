@@ -26,17 +26,18 @@ from . import _moves
 from ._moves import ArrayMove
 
 
-# A move may be worth it if processes would otherwise read the array so often.
-_MORE = 1.1
+# A move may be worth it if without it the array would be read more often than this, all
+# processes together.
+_MIN_READS = 1.1
 # Assumed for "auto": bytes a second that a device sends and receives, on a CPU and
 # elsewhere; seconds to compile the programs of arrays of one shape, and seconds that
 # each array takes, whatever its size.
-_MOVES_ON_CPU, _MOVES = 0.4e9, 5e9
-_COMPILES, _STARTS = 0.3, 2e-4
+_CPU_BYTES_PER_SECOND, _DEVICE_BYTES_PER_SECOND = 0.4e9, 5e9
+_COMPILE_SECONDS, _ARRAY_SECONDS = 0.3, 2e-4
 # So many small arrays of one kind are moved by one program.
-_TOGETHER = 32
+_MAX_JOINED = 32
 # The bytes of a batch that one process reads, unless the caller says otherwise.
-_BATCH = 256 * 2**20
+_BATCH_BYTES = 256 * 2**20
 
 
 def plan(source: Source, wants: Sequence[LeafRead], options: LoadOptions) -> ReadPlan:
@@ -51,13 +52,13 @@ def plan(source: Source, wants: Sequence[LeafRead], options: LoadOptions) -> Rea
             stay[want.record.name] = found
     if options.reshard == "auto":
         _keep_worthy(out, stay)
-    budget = _BATCH if options.max_bytes is None else options.max_bytes
+    budget = _BATCH_BYTES if options.max_bytes is None else options.max_bytes
     batches = list(_batches(source, out, budget))
     return ReadPlan(
         source,
         lambda processes: _load(source, out, batches, options, processes),
         _digest(out, batches) if batches else "",
-        lambda: _say(str(source.root), out, stay, options),
+        lambda: _log_moves(str(source.root), out, stay, options),
     )
 
 
@@ -99,7 +100,7 @@ def _move(source: Source, want: LeafRead) -> ArrayMove | str:
         return "its sharding leaves out some of the processes"
     if route.read < route.wanted:
         return found
-    is_more = route.wanted > _MORE * math.prod(t.shape)
+    is_more = route.wanted > _MIN_READS * math.prod(t.shape)
     return "its chunks cannot be dealt out to processes" if is_more else ""
 
 
@@ -115,16 +116,20 @@ def _keep_worthy(wants: list[LeafRead], stay: dict[str, str]) -> None:
         devices, count = move.mesh.devices.flat, route.processes
         nbytes = (route.wanted - route.read) / count * itemsize * len(numbers)
         saved = nbytes / limits.read_bytes_per_second
-        rate = _MOVES_ON_CPU if devices[0].platform == "cpu" else _MOVES
+        rate = (
+            _CPU_BYTES_PER_SECOND
+            if devices[0].platform == "cpu"
+            else _DEVICE_BYTES_PER_SECOND
+        )
         parts = [route.digits.count(sum(x, ())) for x in (route.first, route.target)]
         local = len(devices) / count
         moved = local * sum(size / n for n in parts) * itemsize * len(numbers) / rate
-        spent = moved + _COMPILES + _STARTS * len(numbers)
-        if route.wanted > _MORE * size and saved > spent:
+        spent = moved + _COMPILE_SECONDS + _ARRAY_SECONDS * len(numbers)
+        if route.wanted > _MIN_READS * size and saved > spent:
             continue
         for i in numbers:
             wants[i] = wants[i]._replace(move=None)
-            if route.wanted > _MORE * size:
+            if route.wanted > _MIN_READS * size:
                 stay[wants[i].record.name] = "reading it takes less time"
 
 
@@ -166,12 +171,12 @@ def _load(
             for i in reversed(numbers):
                 out[i] = values.pop()
             if numbers is not kept:
-                _run(wants, numbers, out, processes)
+                _move_batch(wants, numbers, out, processes)
     return out
 
 
 @_guards.lifted()
-def _run(
+def _move_batch(
     wants: list[LeafRead], numbers: list[int], out: list[Any], processes: Processes
 ) -> None:
     """Moves the arrays of a batch. Each process has a share of their bits."""
@@ -218,7 +223,7 @@ def _alike(
         )
         groups[move, first.shape, first.dtype, dtype].append(i)
     for (*_, dtype), some in groups.items():
-        count = _TOGETHER if isinstance(out[some[0]], list) else 1
+        count = _MAX_JOINED if isinstance(out[some[0]], list) else 1
         while some:
             while count > len(some):
                 count //= 2
@@ -233,7 +238,7 @@ def _arrived(want: LeafRead, moved: jax.Array) -> Any:
     return jax.block_until_ready(_from_host.as_weak(moved, target))
 
 
-def _say(
+def _log_moves(
     path: str, wants: list[LeafRead], stay: dict[str, str], options: LoadOptions
 ) -> None:
     """Logs which leaves were not moved, and for which of those that were moved some
@@ -245,7 +250,7 @@ def _say(
     for want in wants:
         if want.move is not None:
             size = math.prod(want.record.template.shape)
-            if want.move.route.read > _MORE * size:
+            if want.move.route.read > _MIN_READS * size:
                 times = want.move.route.read / size
                 again[want.record.name] = f"{times:.2f} times"
     for what, which in (

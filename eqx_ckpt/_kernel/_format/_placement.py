@@ -47,7 +47,7 @@ NOWHERE = Placement(_none.reshape(0, 2), _none, _none.reshape(0, 5), _none)
 def place(
     runs: np.ndarray, counts: np.ndarray, leaves: int, sizes: np.ndarray
 ) -> Placement:
-    """The rule that runs lie by.
+    """Makes the placement of a save out of its runs: what `lay` undoes.
 
     **Arguments:**
 
@@ -169,7 +169,9 @@ class _Runs(NamedTuple):
 
 
 def lay(placement: Placement, files: int, leaves: Leaves) -> Extents:
-    """**Raises:** `ValueError` unless every chunk has a place of its own."""
+    """The table of where each run of chunks lies: its file and its offset there.
+
+    **Raises:** `ValueError` unless every chunk has a place of its own."""
     leaves.check_templates()
     if not leaves.names:
         return _extents.in_one_run(leaves, files, [], [])
@@ -225,6 +227,7 @@ def _is_plain(placement: Placement, leaves: Leaves) -> bool:
 
 
 def _lay_plain(placement: Placement, files: int, leaves: Leaves) -> Extents:
+    """As `lay`, for a plain placement, without the rows of its patterns."""
     count, begins = len(leaves.names), placement.begins
     sizes = aligned(np.multiply(*map(np.asarray, leaves.template_sizes)))
     taken = sizes.take(leaves.template, mode="clip")
@@ -264,11 +267,12 @@ def _expand(placement: Placement, leaves: Leaves, chunks: np.ndarray) -> _Runs:
 
 
 def _key(leaf: np.ndarray, chunk: np.ndarray) -> np.ndarray:
+    """Integers that sort as pairs of a leaf and a chunk do."""
     return leaf.astype(np.int64) << _BITS | chunk
 
 
 def _split(runs: _Runs, begins: np.ndarray, chunks: np.ndarray) -> _Runs:
-    """The runs as they are cut where a lane goes on elsewhere."""
+    """The runs, cut in two where a begin says that the lane goes on elsewhere."""
     leaf, first, lane = runs
     lanes, leaves, cuts = begins[:, 0], begins[:, 1], begins[:, 2]
     malformed = ValueError("the index has a malformed row")
