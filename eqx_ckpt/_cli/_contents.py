@@ -33,7 +33,7 @@ def info(path: str) -> CommandResult:
     source = _ours(path)
     if source is None or source.index.functions:
         return _commands.with_jax("_look", "info")(path)
-    return _info.of(source, {})
+    return _info.of_checkpoint(source, {})
 
 
 def ls(

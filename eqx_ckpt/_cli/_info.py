@@ -13,7 +13,9 @@ from .._show._terminal import Line
 from ._output import CommandResult
 
 
-def of(source: Source, functions: dict[str, dict[str, Any]]) -> CommandResult:
+def of_checkpoint(
+    source: Source, functions: dict[str, dict[str, Any]]
+) -> CommandResult:
     """A checkpoint, by its index and the sizes of its files, and what is said of its
     functions."""
     index, is_ours = source.index, source.has_digests
@@ -86,6 +88,7 @@ _TOPS = 12
 
 
 def as_json(usage: Usage | None) -> dict[str, Any] | None:
+    """The files on the disk, as `--json` has them."""
     if usage is None:
         return None
     return {"count": usage.files, "nbytes": usage.nbytes, "own": usage.own}

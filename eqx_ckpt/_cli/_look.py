@@ -33,7 +33,7 @@ def info(path: str) -> CommandResult:
     if isinstance(found, Steps):
         return _run_info.of_run(found)
     functions = {name: _function(f) for name, f in found.functions.items()}
-    return _info.of(_checkpoint.source_of(found), functions)
+    return _info.of_checkpoint(_checkpoint.source_of(found), functions)
 
 
 def _function(function: Function) -> dict[str, Any]:

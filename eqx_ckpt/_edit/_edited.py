@@ -30,7 +30,8 @@ def edited(ckpt: Checkpoint, names: Mapping[str, str]) -> Any:
 
 
 def _put(top: dict[str, Any], name: str, old: str) -> None:
-    """Adds a leaf, which is called `old` in the checkpoint, to nested dicts."""
+    """Adds a leaf to nested dicts, under the parts of its new `name`. Its value there
+    is `old`, the name that it has in the checkpoint."""
     *parents, last = name.split(".")
     node: Any = top
     for part in parents:
@@ -46,8 +47,8 @@ def _put(top: dict[str, Any], name: str, old: str) -> None:
 def _build(
     ckpt: Checkpoint, full: Set[str], new: dict[str, Any] | str, name: str
 ) -> Any:
-    """The node of this new name, or the leaf. `full`: the names of the checkpoint's
-    leaves, and of its nodes that have some."""
+    """The leaf or the node of this new `name`. `new`: what `_put` has made at it.
+    `full`: the names of the checkpoint's leaves, and of its nodes that have some."""
     if isinstance(new, str):
         return ckpt[new]
     was = _origin(new, name)
@@ -94,7 +95,8 @@ def _is_bare(ckpt: Checkpoint, full: Set[str], name: str) -> bool:
 
 
 def _origin(node: dict[str, Any], name: str) -> str | None:
-    """The name that a node had; None of one that is new."""
+    """The name that a node had in the checkpoint, as its first leaf tells; None if it
+    is new."""
     parts, leaf = [], node
     while isinstance(leaf, dict):
         part, leaf = next(iter(leaf.items()))

@@ -103,10 +103,11 @@ _MEMBERS = [
 ]
 
 
-def name(probe: Probe) -> str | None:
-    """The name of a known format that is not read here, of what is at a path."""
+def describe(probe: Probe) -> str | None:
+    """Says of a path what is there, if it is of a known format that is not read, and
+    what to do with it: the rest of a sentence. None for anything else."""
     if probe.key is None:
-        return _named(_NAMES, probe.names)
+        return _find(_NAMES, probe.names)
     if not probe.head:
         return "empty: what wrote or copied it may not have come to its end"
     if _safetensors.is_safetensors(probe):
@@ -117,12 +118,13 @@ def name(probe: Probe) -> str | None:
     return None
 
 
-def name_of_zip(members: Iterable[str]) -> str | None:
-    """The name of a known format that is not read here, of a zip of these files."""
-    return _named(_MEMBERS, members)
+def describe_zip(members: Iterable[str]) -> str | None:
+    """As `describe`, of a zip of these files."""
+    return _find(_MEMBERS, members)
 
 
-def _named(table: list[tuple[str, str]], names: Iterable[str]) -> str | None:
+def _find(table: list[tuple[str, str]], names: Iterable[str]) -> str | None:
+    """The text of the first pattern that any of these names matches."""
     names = sorted(names)
     for pattern, text in table:
         if any(re.fullmatch(pattern, name) for name in names):

@@ -186,7 +186,7 @@ def from_state_dict(
     out = []
     for record, _, target, _ in matched.reads.values():
         try:
-            out.append(_as(values[record.place], record.template, target))
+            out.append(_loaded(values[record.place], record.template, target))
         except (ValueError, TypeError) as e:
             raise RuntimeError(f"The state dict's leaf `{record.name}`: {e}") from e
     return matched.tree(out)
@@ -200,6 +200,8 @@ class _Flat(NamedTuple):
 
 
 def _leaves(state_dict: Mapping, like: PyTree, is_leaf: IsLeaf) -> _Flat:
+    """The leaves of a state dict, under the names that they would have if it was saved.
+    Those of States in `like` have positions in their names, and labels beside them."""
     values: dict[str, Any] = {}
     templates: dict[Template, int] = {}
     numbers: list[int] = []
@@ -208,7 +210,7 @@ def _leaves(state_dict: Mapping, like: PyTree, is_leaf: IsLeaf) -> _Flat:
     states = {entry.state for entry in entries.values()}
     positions, labels = _positions([name for name, _ in rows], states)
     for name, (_, value) in zip(positions, rows):
-        name, keys = _named(name)
+        name, keys = _own_name(name)
         if name in values:
             raise ValueError(f"The state dict has two leaves of the name `{name}`.")
         value, template = _described(name, value)
@@ -220,8 +222,9 @@ def _leaves(state_dict: Mapping, like: PyTree, is_leaf: IsLeaf) -> _Flat:
     return _Flat(saved, list(values.values()))
 
 
-def _named(name: str) -> tuple[str, str]:
-    """A name of ours, of a key, and the kinds of its keys."""
+def _own_name(name: str) -> tuple[str, str]:
+    """The name of ours that a leaf of a state dict has, and the kinds of its keys: the
+    name that it has there, with its signs encoded unless it is one of ours."""
     quoted = ".".join(map(_names.quote, name.split(".")))
     wrong: list[ValueError] = []
     for one in (name, quoted):
@@ -260,6 +263,7 @@ def _described(name: str, value: object) -> StoredValue:
 
 
 def _walk(node: Mapping, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """The values in nested dicts, each with its keys joined by dots."""
     for key, value in node.items():
         if not isinstance(key, str):
             raise TypeError(
@@ -272,7 +276,8 @@ def _walk(node: Mapping, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
             yield ".".join((*path, key)), value
 
 
-def _as(value: object, template: Template, target: Target) -> Any:
+def _loaded(value: object, template: Template, target: Target) -> Any:
+    """A value as the target asks for it: itself if it is so already, or a copy."""
     if isinstance(value, jax.Array) and target.registered is None:
         same = template.kind == target.kind and template.weak == target.weak
         same = same and (target.kind == "key" or value.dtype == target.dtype)

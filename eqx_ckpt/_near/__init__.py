@@ -15,6 +15,6 @@ def _():
 
 @_rooms.superseded.provide
 def _():
-    from ._superseded import paths
+    from ._superseded import unneeded_paths
 
-    return paths
+    return unneeded_paths

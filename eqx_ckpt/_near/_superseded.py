@@ -35,7 +35,7 @@ def near_saves(directory: Backend) -> list[NearSave]:
     return [_near_save(disk, parts[key]) for key in sorted(parts)]
 
 
-def paths(directory: Backend) -> list[str]:
+def unneeded_paths(directory: Backend) -> list[str]:
     """Paths of near saves on a disk that nobody needs."""
     return [save.path for save in near_saves(directory) if not save.stays]
 

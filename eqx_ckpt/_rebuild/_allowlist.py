@@ -26,7 +26,7 @@ def finder(known: object) -> Callable[[Name], list[Any]]:
     for x in known:
         if isinstance(x, types.ModuleType):
             modules += _submodules(x)
-        elif callable(x) and _named.own(x) is not None:
+        elif callable(x) and _named.own_name(x) is not None:
             objects.append(x)
         else:
             raise TypeError(
@@ -36,10 +36,12 @@ def finder(known: object) -> Callable[[Name], list[Any]]:
 
     def find_objects(name: Name) -> list[Any]:
         direct = list(_in_objects(objects, name))
-        every = [(x, _named.own(x)) for x in [*direct, *_in_modules(modules, name)]]
+        every = [
+            (x, _named.own_name(x)) for x in [*direct, *_in_modules(modules, name)]
+        ]
         alike = [x for x, own in every if own is not None and own.is_alike(name)]
         found = list({id(x): x for x in alike or direct}.values())
-        same = [x for x in found if _named.own(x) == name]
+        same = [x for x in found if _named.own_name(x) == name]
         return same if same and len(found) > 1 else found
 
     return ft.cache(find_objects)
@@ -57,7 +59,7 @@ def _submodules(module: types.ModuleType) -> list[types.ModuleType]:
 def _in_objects(known: Sequence[Any], name: Name) -> Iterator[Any]:
     """The objects of the name, and what is in a class of its first parts."""
     for x in known:
-        own = _named.own(x)
+        own = _named.own_name(x)
         if own is None:
             continue
         if own.qualified == name.qualified:
@@ -71,7 +73,7 @@ def _in_modules(modules: Sequence[types.ModuleType], name: Name) -> Iterator[Any
     first, *rest = name.qualified.split(".")
     for module in modules:
         x = vars(module).get(first)
-        own = _named.own(x) if callable(x) else None
+        own = _named.own_name(x) if callable(x) else None
         package = module.__name__.partition(".")[0]
         if own is not None and own.package == package:
             yield from _below(x, rest, name)
@@ -84,6 +86,6 @@ def _below(x: object, rest: Sequence[str], name: Name) -> Iterator[Any]:
         if not isinstance(x, type) or not any(part in vars(y) for y in x.__mro__):
             return
         x = type.__getattribute__(x, part)
-    own = _named.own(x) if callable(x) else None
+    own = _named.own_name(x) if callable(x) else None
     if own is not None and own.qualified == name.qualified:
         yield x

@@ -346,7 +346,7 @@ class Builder:
 
 
 def _shown(x: object) -> str:
-    name = _named.own(x)
+    name = _named.own_name(x)
     return "" if name is None else f"`{name.shown}`"
 
 

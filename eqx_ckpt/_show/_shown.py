@@ -65,7 +65,7 @@ def _of_lazy(x: LazyArray) -> str:
 
 
 @html.register
-def _save(x: SaveHandle) -> str:
+def _of_save(x: SaveHandle) -> str:
     done, total = map(_text.size, x.progress)
     state = f"{x._state()}, {done} of {total}"
     return _html.card(f"SaveHandle {x._root}", state)
@@ -76,7 +76,7 @@ _MOST = 20
 
 
 @html.register
-def _run(x: _manager.CheckpointManager) -> str:
+def _of_run(x: _manager.CheckpointManager) -> str:
     steps = _manager.steps_of(x)
     title = f"CheckpointManager {steps.root}"
     if steps.root.is_remote:

@@ -81,7 +81,8 @@ class Origin(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leaves:
-    """The leaves of a tree: `names[i]` has the template `templates[template[i]]`.
+    """The leaves of a tree: `names[i]` has the template `templates[template[i]]`. The
+    number `i` is the place of the leaf.
 
     A leaf of `aliases` is the same array as the earlier one that it leads to. `parts`
     has the leaves that are not all there: those of which one process has saved a part,
@@ -210,8 +211,8 @@ class Leaves:
                 _template.check_template(template)
 
     def record(self, place: int, known: bool = False) -> LeafRecord:
-        """The leaf in this place of the columns, checked. `known`: but for its name,
-        which is one that we have made of a key path.
+        """The leaf in this place of the columns, checked. `known`: its name is
+        not checked, as it is equal to one that we have made of a key path.
 
         **Raises:** `DamagedError` when what the index says of it cannot be.
         """

@@ -110,7 +110,7 @@ class TreeRecord:
         return {}
 
     def form(self, value: int) -> Any:
-        """A value as it is compared."""
+        """A value as `_values.compared` gives it: two that are the same are equal."""
         if value not in self._forms:
             self._forms[value] = _values.compared(self.values[value])
         return self._forms[value]
@@ -419,7 +419,7 @@ def parse(value: object, leaves: int) -> TreeRecord:
     if _check_costs(raw, values, found, leaves) != leaves:
         raise ValueError("the tree has not as many leaves as there are")
     known = list(map(_kind_of, raw))
-    made = [Row(kind, _laid(runs), tuple(own)) for kind, own, runs in found]
+    made = [Row(kind, _expand(runs), tuple(own)) for kind, own, runs in found]
     record = TreeRecord(known, values, made)
     _check_values(record)
     return record
@@ -438,15 +438,19 @@ def _unpacked(children: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _width(runs: list[tuple[int, int]]) -> int:
+    """The number of children in runs."""
     return sum(map(operator.itemgetter(1), runs))
 
 
-def _laid(runs: list[tuple[int, int]]) -> tuple[int, ...]:
+def _expand(runs: list[tuple[int, int]]) -> tuple[int, ...]:
+    """The row of each child in runs."""
     return tuple(it.chain.from_iterable(it.starmap(it.repeat, runs)))
 
 
 def _checked_kind(kind: list[Any]) -> _RawKind:
-    """A kind with what was left out at its end."""
+    """A kind as an index has it, with the defaults of what is left out at its end.
+
+    **Raises:** `ValueError` for one that no tree has."""
     whole = [*kind, *_DEFAULTS[len(kind) :]]
     if len(whole) > len(_DEFAULTS) or not fits(whole, _KIND):
         raise ValueError("the tree has a malformed kind")
@@ -467,6 +471,7 @@ def _checked_kind(kind: list[Any]) -> _RawKind:
 
 
 def _kind_of(kind: _RawKind) -> Kind:
+    """A kind that was checked, as a record has it."""
     how, module, name, parts, data, labels, keys = kind
     if isinstance(parts, int):
         parts = () if how in DICTS else list(map(str, range(parts)))
@@ -504,6 +509,7 @@ def check(record: TreeRecord) -> None:
 
 
 def _runs(children: Sequence[int]) -> list[tuple[int, int]]:
+    """Children that follow each other and are of one row: that, and how many."""
     return [(child, sum(1 for _ in some)) for child, some in it.groupby(children)]
 
 

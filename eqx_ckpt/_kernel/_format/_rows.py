@@ -26,7 +26,8 @@ def is_torn(data: bytes) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RowFormat(Generic[R]):
-    """Rows of a type, whose entries are of these kinds; and what they make up."""
+    """The format of one kind of file: `what` it is called, such as `"journal"`, the
+    type of its rows, and the kinds of the entries of a row."""
 
     what: str
     row: type[R]

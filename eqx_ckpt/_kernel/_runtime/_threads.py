@@ -72,6 +72,8 @@ class Outcome(Generic[T]):
     one that is set counts."""
 
     def __init__(self) -> None:
+        # The result and the error, under the key "": `setdefault` takes one step, and
+        # keeps the first.
         self._said: dict[str, tuple[Any, BaseException | None]] = {}
         self._event = Event()
         self._callbacks: collections.deque[Callable[[Any], Any]] = collections.deque()
@@ -137,6 +139,7 @@ class Lock:
     handler may call in the middle of a call."""
 
     def __init__(self) -> None:
+        # The thread that has the lock, and a mark of its call, under the key "".
         self._holder: dict[str, tuple[int, object]] = {}
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 

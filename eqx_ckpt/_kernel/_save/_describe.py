@@ -66,15 +66,19 @@ def describe(
     values = list(map(flat.leaves.__getitem__, numbers))
     # The kinds of the last tree like it, where these are the same.
     last = flat.walk.once("kinds", None, list) if flat.is_walk_kept else []
-    alike = _leaf.alike(values, last)
-    key = _key(flat, numbers, values, alike, options)
+    leaf_kinds = _leaf.find_kinds(values, last)
+    key = _key(flat, numbers, values, leaf_kinds, options)
     # A list that is empty at first, and holds the result from the second save on.
     kept: list[Any] = [] if key is None else flat.walk.once(key, None, list)
     parts: dict[int, Part] = {}
     if not kept:
-        values, spec, parts = _make_spec(flat, numbers, values, alike, options)
+        values, spec, parts = _make_spec(flat, numbers, values, leaf_kinds, options)
         kept.append(
-            (spec, _shardings(values, alike), _are_zero_copy(spec, values, alike))
+            (
+                spec,
+                _shardings(values, leaf_kinds),
+                _are_zero_copy(spec, values, leaf_kinds),
+            )
         )
     spec, shardings, are_zero_copy = kept[0]
     owners: Sequence[_assign.Owners | None] = [None] * len(values)
@@ -88,11 +92,11 @@ def describe(
 
 
 def _are_zero_copy(
-    spec: TreeSpec, values: Sequence[Any], alike: LeafKinds
+    spec: TreeSpec, values: Sequence[Any], leaf_kinds: LeafKinds
 ) -> list[bool]:
     """Per-leaf whether its memory is what is stored of it."""
     # Leaves of one template may lie elsewhere.
-    both = list(zip(spec.template_of, alike.numbers))
+    both = list(zip(spec.template_of, leaf_kinds.numbers))
     known = {
         (number, kind): kind >= 0
         and _host_copy.is_zero_copy(value, spec.templates[number])
@@ -105,13 +109,13 @@ def _key(
     flat: Flat,
     numbers: Sequence[int],
     values: Sequence[Any],
-    alike: LeafKinds,
+    leaf_kinds: LeafKinds,
     options: SaveOptions,
 ) -> Any:
     """A key under which the spec of these leaves is kept. Leaves with equal keys have
     equal specs. It holds no arrays, nodes or functions of the caller. None if such a
     key cannot be made."""
-    if type(options.chunks) not in (type(None), int) or -1 in alike.numbers:
+    if type(options.chunks) not in (type(None), int) or -1 in leaf_kinds.numbers:
         return None
     if options.processes == "own" and any(map(_local_parts.is_spread, values)):
         return None
@@ -119,7 +123,7 @@ def _key(
         return None
     aliases = _aliases(values)
     asked = options.layout, options.chunks, options.compression, options.dtype
-    return "described", asked, tuple(numbers), alike, tuple(aliases.items())
+    return "described", asked, tuple(numbers), leaf_kinds, tuple(aliases.items())
 
 
 def _aliases(values: Sequence[Any]) -> dict[int, int]:
@@ -146,7 +150,7 @@ def _make_spec(
     flat: Flat,
     numbers: Sequence[int],
     given: Sequence[Any],
-    alike: LeafKinds,
+    leaf_kinds: LeafKinds,
     options: SaveOptions,
 ) -> _Specified:
     """Makes the spec of the leaves of these numbers, whose values are `given`: checks
@@ -161,7 +165,7 @@ def _make_spec(
     values, parts = [*given], dict[int, Part]()
     # Of some leaves only parts may be stored.
     has_parts = options.processes == "own" and any(map(_local_parts.is_spread, given))
-    count, kinds = len(names), alike.numbers
+    count, kinds = len(names), leaf_kinds.numbers
     # Leaves of a kind have one template.
     firsts: dict[int, int] = {}
     todo: Sequence[int] = range(count)
@@ -275,9 +279,9 @@ def _owners(
     return out
 
 
-def _shardings(values: Sequence[Any], alike: LeafKinds) -> dict[str, int]:
+def _shardings(values: Sequence[Any], leaf_kinds: LeafKinds) -> dict[str, int]:
     """Numbers of leaves that are spread over devices, by the text of their sharding."""
-    kinds, numbers = alike
+    kinds, numbers = leaf_kinds
     texts = dict(enumerate(_sharding_text(kind[-1]) for kind in kinds))
     if -1 not in numbers and not any(texts.values()):
         return {}

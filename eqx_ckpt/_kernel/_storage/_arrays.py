@@ -112,7 +112,7 @@ def open_arrays(
 def opened(
     specs: Sequence[dict[str, Any]], context: ts.Context
 ) -> list[ts.TensorStore]:
-    """Arrays of these specs, opened without a read."""
+    """Arrays of these specs, opened together and without a read."""
     how = {"open": True, "read": True, "assume_metadata": True, "context": context}
     return [future.result() for future in [ts.open(spec, **how) for spec in specs]]
 
@@ -128,8 +128,9 @@ def databases(
     context: ts.Context,
     inline: bytes = b"",
 ) -> list[dict[str, Any]]:
-    """Directories for some arrays in a database in memory, which says where in the
-    files their chunks lie, or in `inline`: the file after the last."""
+    """Makes a database in memory that says where in the files the chunks of some arrays
+    lie, and returns the spec of a directory in it for each. The number after that of
+    the last file stands for the bytes of `inline`."""
     rows = sorted(
         (f"{number}/{key}".encode(), *at)
         for number, chunks in enumerate(arrays)
@@ -158,6 +159,8 @@ def databases(
 
 
 def array_url(root: Backend, database: str | None, key: str) -> str:
+    """The URL by which TensorStore opens an array: in a database, or in its directory
+    if that is None."""
     base = root.url if root.is_remote else "file://" + urllib.parse.quote(root.url)
     if database is None:
         return f"{base}/{urllib.parse.quote(key)}/|zarr3:"
@@ -174,6 +177,7 @@ ALIGNED = 64
 
 
 def aligned_bytes(size: int) -> np.ndarray:
+    """New bytes that start at a multiple of `ALIGNED`."""
     buffer = np.empty(size + ALIGNED, np.uint8)
     start = -address(buffer) % ALIGNED
     return buffer[start : start + size]
@@ -223,4 +227,5 @@ def transposed(store: ts.TensorStore, axes: Sequence[int | None]) -> ts.TensorSt
 
 
 def cast(store: ts.TensorStore, dtype: np.dtype) -> ts.TensorStore:
+    """A view that casts as it is read."""
     return ts.cast(store, dtype)

@@ -144,7 +144,7 @@ def _encode(x: Any, below: Recurse) -> Any:
     if not callable(x) and cls is shared_node():
         return {"shared": []}
     if isinstance(x, types.MethodType):
-        name = _named.own(x.__func__)
+        name = _named.own_name(x.__func__)
         return {"method": [list(name or ("", "")), below(x.__self__)]}
     if isinstance(x, types.BuiltinMethodType):
         if isinstance(x.__self__, types.ModuleType | None):
@@ -195,7 +195,7 @@ def _function(x: object) -> Any:
     if _is_extended(x):
         return {"repr": ["dtype", str(x)]}
     has_name = callable(x) and not _named.is_module(type(x))
-    name = _named.own(x) if has_name else None
+    name = _named.own_name(x) if has_name else None
     return _unknown(x) if name is None else {"made": list(name)}
 
 

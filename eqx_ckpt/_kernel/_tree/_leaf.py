@@ -155,11 +155,12 @@ class LeafKinds(NamedTuple):
     numbers: tuple[int, ...]
 
 
-def alike(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
-    """The few kinds of these leaves.
+def find_kinds(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
+    """The kinds of these leaves, which are few.
 
-    `kept` is for the result of an earlier call: a training loop has other arrays, whose
-    types are the same objects.
+    `kept` is a list that is empty at first, and then holds the result of the last call.
+    That is returned for leaves of the same types, shapes and shardings, as a training
+    loop has them at each save.
     """
     types = list(map(type, leaves))
     distinct = dict.fromkeys(types)

@@ -13,7 +13,7 @@ import equinox as eqx
 from .._format._values import Name
 
 
-def own(x: object) -> Name | None:
+def own_name(x: object) -> Name | None:
     """The name in the attributes of a function or a class. It may lead elsewhere."""
     module = getattr(x, "__module__", None)
     text = getattr(x, "__qualname__", None) or getattr(x, "__name__", None)
@@ -33,7 +33,7 @@ def name_of(x: object) -> Name | None:
     ):
         return None
     try:
-        name = own(x)
+        name = own_name(x)
         if name is None:
             return None
         found: Any = sys.modules[name.module]
@@ -67,4 +67,4 @@ def _has_no_name(cls: type) -> bool:
 @ft.lru_cache(maxsize=4096)
 def class_name(cls: type) -> Name:
     """The name that a class gives itself."""
-    return own(cls) or Name("", cls.__name__)
+    return own_name(cls) or Name("", cls.__name__)
