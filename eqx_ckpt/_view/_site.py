@@ -43,9 +43,10 @@ class Folder:
         found: dict[str, Steps] = {}
         for path in self._paths:
             for run in _records.runs_below(path):
-                name = str(run.url)
+                name = str(run.location)
                 if len(self._paths) == 1:
-                    name = name.removeprefix(str(Steps(path).url)).strip("/") or name
+                    top = str(Steps(path).location)
+                    name = name.removeprefix(top).strip("/") or name
                 found[name] = self._runs.get(name, run)
         self._runs = found
         return found

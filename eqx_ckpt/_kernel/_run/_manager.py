@@ -16,7 +16,7 @@ from .._runtime._arguments import Rule
 from .._save import _options
 from .._save._options import Functions, RunKeywords, SaveOptions
 from .._tree import _leaf
-from . import _records, _restore, _steps
+from . import _best, _records, _restore, _steps
 from ._near_interface import LoadRequest, NearSteps
 from ._pending import PendingState
 from ._policy import Policy
@@ -386,7 +386,7 @@ class CheckpointManager:
         itself, as `steps` does. **Raises:** `OSError` for a step that cannot be read
         now; `ValueError` if steps have metrics, and none has this one.
         """
-        found = _steps.best(self._steps, self._policy, 1 if n is None else n)
+        found = _best.best_steps(self._steps, self._policy, 1 if n is None else n)
         return found if n is not None else next(iter(found), None)
 
     @_arguments.checked(metrics=_MAPPING)

@@ -20,7 +20,7 @@ from . import _pending, _steps
 from ._attempts import Lineage
 from ._listing import Listing
 from ._policy import Policy
-from ._step import numbers, Run, Step
+from ._step import as_numbers, Run, Step
 from ._steps import Signature, Steps
 
 
@@ -146,16 +146,14 @@ def _look(run: Steps) -> _Records:
     lineage = run.lineage(listing)
     paths = {(row.step, row.save): run.path(row.step) for row in rows}
     saved = {(row.step, row.save): row for row in run.history.rows()}
-    found = [
-        Step(
-            x.step, numbers(x.metrics), x.time, x.nbytes, x.attempt or 0, paths.get(key)
-        )
-        for key, x in saved.items()
-    ]
+    found: list[Step] = []
+    for key, x in saved.items():
+        facts = as_numbers(x.metrics), x.time, x.nbytes, x.attempt or 0, paths.get(key)
+        found.append(Step(x.step, *facts))
     for (key, path), row in zip(paths.items(), rows):
         if key not in saved:
             x = run.history.over(row)
-            facts = numbers(x.metrics), x.time, x.nbytes, lineage.number, path
+            facts = as_numbers(x.metrics), x.time, x.nbytes, lineage.number, path
             found.append(Step(x.step, *facts))
     return _Records(_dense(found), listing, lineage)
 
@@ -243,7 +241,7 @@ def _run_of(run: Steps, policy: Policy) -> Run:
         (s for s in _steps.in_restore_order(listing, lineage) if s in there), None
     )
     return Run(
-        run.url,
+        run.location,
         None if latest is None else there[latest],
         None if best is None else there[best],
         len(there),

@@ -18,7 +18,7 @@ from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
 from .._storage import _context, _root
-from . import _own, _policy, _steps
+from . import _best, _own, _policy
 from ._pending import KeptState, PendingState
 from ._policy import Policy
 from ._retention import Retention, SeenStep
@@ -266,7 +266,7 @@ class Saves:
             return
         has = self.policy.has_metric
         self._has_metric = True
-        if best[0] not in state.metrics and not has(_steps.metrics(self.steps)):
+        if best[0] not in state.metrics and not has(_best.metrics_of(self.steps)):
             some = _policy.nearest(best[0], state.metrics)
             _log.warn(
                 f"`best` is by the metric `{best[0]}`, which no step of "

@@ -61,7 +61,7 @@ class Run(NamedTuple):
         return self.latest.time if self.latest else None
 
 
-def numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
+def as_numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
     """Metrics as numbers: JSON has those that are not finite as texts."""
     out: dict[str, int | float] = {}
     for name, x in metrics.items():

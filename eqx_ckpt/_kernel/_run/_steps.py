@@ -32,8 +32,7 @@ from ._attempts import Attempt, Lineage
 from ._history import History
 from ._listing import Listing
 from ._numbered import PINS
-from ._policy import Policy
-from ._step import numbers, Step
+from ._step import as_numbers, Step
 from ._step_journal import index_of, Journal
 
 
@@ -85,7 +84,8 @@ class Steps:
         found = _root.resolve(root)
         is_path = isinstance(found, LocalDirectory)
         self.root = _root.resolve(found.target()) if is_path else found
-        self._given = _rooms.store_of(root) or self.root.url
+        # The directory of the run, as other calls take it: a `Store` has its options.
+        self.location = _rooms.store_of(root) or self.root.url
         self.journal = Journal(self.root, self.directories)
         self.history = History(self.root)
         # Once they were listed: the names of steps of Orbax that are not their number
@@ -111,12 +111,7 @@ class Steps:
         if self.is_local:
             self.signature(step)
         key = self._trees.get(step, f"{step}/{_ITEM}")
-        return below(self._given, key)
-
-    @property
-    def url(self) -> str | os.PathLike[str]:
-        """The directory of the run, as other calls take it."""
-        return self._given
+        return below(self.location, key)
 
     def _at(self, step: int) -> Backend:
         return self.root.below(f"{step}/{_ITEM}")
@@ -466,7 +461,7 @@ class Steps:
         when = saved or row
         return Step(
             step,
-            numbers(metrics),
+            as_numbers(metrics),
             when and when.time,
             row and row.nbytes,
             saved.attempt or 0 if saved else 0,
@@ -776,60 +771,6 @@ def in_restore_order(listing: Listing, lineage: Lineage) -> Iterator[int]:
         else:
             yield step
     yield from left
-
-
-def best(steps: Steps, policy: Policy, count: int) -> list[int]:
-    """So many steps with the best metric, of those that count, the best first.
-
-    **Raises:** as `metrics`; `ValueError` if steps have metrics, and none has it.
-    """
-    if policy.best is None:
-        raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
-    before, found = None, metrics(steps, of_all=False)
-    policy.check_metric(found)
-    # Others may delete those that were found, once a newer one is complete.
-    while found.keys() != before:
-        if best := _best_of(steps, policy, dict(found), count):
-            return best
-        before, found = found.keys(), metrics(steps, of_all=False)
-    return []
-
-
-def _best_of(
-    steps: Steps, policy: Policy, known: dict[int, dict[str, Any]], count: int
-) -> list[int]:
-    if not steps.root.is_remote:
-        return policy.ranked(known)[:count]
-    out: list[int] = []
-    while len(out) < count and (step := policy.best_of(known)) is not None:
-        # A list does not show whether its index is damaged.
-        now = steps.survey([step])[step]
-        if now.error is not None:
-            raise now.error
-        if now.metrics == known.pop(step):
-            out.append(step)
-        elif now.metrics is not None:
-            known[step] = now.metrics
-    return out
-
-
-def metrics(steps: Steps, of_all: bool = True) -> dict[int, dict[str, Any]]:
-    """Metrics of the steps that have any, of all or of those that count.
-
-    **Raises:** `OSError` for a step that cannot be read now.
-    """
-    for listing in steps.listings():
-        steps.refresh(listing)
-        known = {}
-        for step, (_, found, error) in steps.survey(listing.steps).items():
-            if error is not None:
-                raise error
-            if found is not None:
-                known[step] = found
-        if known:
-            left = set() if of_all else steps.lineage(listing).left(known)
-            return {step: known[step] for step in known.keys() - left}
-    return {}
 
 
 def check_step(step: SupportsIndex) -> int:

@@ -44,7 +44,7 @@ def deal(
     Some leaves are dealt to files of their own, `apart` from the others.
     """
     target = _target(sum(count * size for count, size, _ in jobs), most)
-    # Those of each process that are apart, and the others.
+    # The runs of each process: those of leaves that are `apart`, and the others.
     dealt: list[tuple[Runs, Runs]] = [([], []) for _ in range(processes)]
     for place, job in enumerate(jobs):
         which = 0 if place in apart else 1

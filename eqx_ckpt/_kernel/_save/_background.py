@@ -89,10 +89,10 @@ class SaveHandle:
             self.result()
 
     def _reaches(self, event: _threads.Event) -> bool:
-        """Waits for what the thread of the save says. Returns False if that has ended
-        without a word."""
+        """Waits until the thread of the save sets an event. Returns False if that has
+        ended without it."""
         while not event.wait(_LOOK):
-            if _look(self):
+            if _has_ended(self):
                 return event.is_set()
         return True
 
@@ -103,7 +103,7 @@ class SaveHandle:
         **Raises:** what went wrong, if something has.
         """
         _context.check_fork()
-        _look(self)
+        _has_ended(self)
         if not self._saved.done():
             return False
         self.result()
@@ -176,13 +176,14 @@ def start(
     write: Callable[[], None],
     give_up: Callable[[BaseException], None] = lambda error: None,
 ) -> SaveHandle:
-    """Runs `stage` and then, when the saves before this one are over, `write`. If that
-    is interrupted before it begins, it is given up. Those that are `apart` have an
-    order of their own, and their errors are told by the handle or at exit."""
+    """Starts a thread that runs `stage` and then, when the saves before this one are
+    over, `write`. If it is interrupted before that begins, it calls `give_up`. Saves
+    that are `apart` have an order of their own, and their errors are told by the handle
+    or at exit."""
     _context.watch_forks()
     if stage is None:
         handle._staged.set()
-    # Whoever takes what is in it runs the save, or gives it up.
+    # The thread that takes what is in it runs the save, or gives it up: only one does.
     turn = [handle]
     run = ft.partial(_run, handle, turn, stage, write)
     worker = _threads.Worker(run, "eqx_ckpt save")
@@ -228,19 +229,19 @@ def _wait(handles: Sequence[SaveHandle], timeout: int | float | None = None) -> 
     end = math.inf if timeout is None else time.monotonic() + timeout
     for handle in handles:
         while not handle._saved.wait(min(_LOOK, end - time.monotonic())):
-            _look(handle)
+            _has_ended(handle)
             if time.monotonic() >= end:
                 return handle._saved.done()
     return True
 
 
-def _look(handle: SaveHandle) -> bool:
+def _has_ended(handle: SaveHandle) -> bool:
     """Whether the thread of a save has ended. If it has without a word, by an error
     such as a `MemoryError` before its first step, this says that the save is over."""
-    has_ended = handle._worker is not None and handle._worker.is_over
-    if has_ended:
+    is_over = handle._worker is not None and handle._worker.is_over
+    if is_over:
         _end(handle, [_ended()])
-    return has_ended
+    return is_over
 
 
 def _ended() -> RuntimeError:

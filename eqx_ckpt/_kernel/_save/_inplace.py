@@ -16,6 +16,8 @@ from ._transaction import DirectoryTransaction, discard, errors_before_commit
 
 
 class InPlace(DirectoryTransaction):
+    """A save in a directory at the path itself, which its index commits."""
+
     def begin(self, held: contextlib.ExitStack) -> None:
         self.make(self.root.below(self.data_key), held)
 
@@ -48,7 +50,7 @@ class InPlace(DirectoryTransaction):
         replace = lambda: self.root.replace(
             _files.INDEX, index, self.found.index, staged
         )
-        return replace() or (self.accept() and replace())
+        return replace() or (self.accept_added_files() and replace())
 
 
 def delete_outdated(root: Backend) -> None:
@@ -70,7 +72,7 @@ def delete_outdated(root: Backend) -> None:
 
 
 def _delete_side(root: Backend, entries: Iterable[str]) -> None:
-    """Deletes what is at the root of another save than the one that is there."""
+    """Deletes the files for other readers at a root, which are of another save."""
     for key in _files.SIDE.intersection(entries):
         discard(root, key)
     if not root.is_directory(_files.SIGNATURE):

@@ -19,7 +19,9 @@ from ._transaction import discard, drop_unlisted, stamps_of, Transaction
 
 
 class InStore(Transaction):
-    # Of the files for other readers that were there right before the commit.
+    """A save in an object store, which the conditional write of its index commits."""
+
+    # Stamps of the files for other readers that were there right before the commit.
     _stamps: dict[str, str] = {}
 
     def begin(self, held: contextlib.ExitStack) -> None:
@@ -43,10 +45,11 @@ class InStore(Transaction):
             if (written := replace(self.found.index)) is not None:
                 self.generation = written.generation
                 return True
-            if not self.accept():
+            if not self.accept_added_files():
                 return False
 
     def _found_keys(self) -> Iterable[str]:
+        """The files that were there before this save."""
         # `write_orbax` may have added some since they were listed.
         found = self.found.index
         added = _index.others_in(found.data) if found else ()

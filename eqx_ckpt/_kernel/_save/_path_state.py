@@ -98,6 +98,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
 
 
 def _file(root: Backend) -> FileExistsError:
+    """The error of a save to a path where there is a file."""
     hint = (
         "To convert a `.eqx` file, load it with `ec.tree_deserialise_leaves` into "
         "a model of the right structure, and save that to a new path."
@@ -119,6 +120,7 @@ def _is_leftover(root: Backend, tops: Mapping[str, bool]) -> bool:
 
 
 def claimed(root: Backend) -> FileExistsError:
+    """The error of a save to a path in a store that another save has claimed."""
     return FileExistsError(
         f'A save to `{root}` with `layout="zarr"` is running or was interrupted; in '
         "this store nothing tells which. It is left as it is. Delete all of it when "
@@ -127,6 +129,8 @@ def claimed(root: Backend) -> FileExistsError:
 
 
 def replaced(root: Backend, found: PathState) -> RuntimeError:
+    """The error of a save to a path where another writer has replaced or deleted what
+    was `found`, or what this save has written."""
     now = root.read(_files.INDEX)
     if (now and now.data) == (found.index and found.index.data):
         return RuntimeError(

@@ -11,8 +11,8 @@ from .._storage._objects import ObjectStore
 
 
 class UploadQueue:
-    """Sends files side by side: one is waited for when they have more than `most` bytes
-    altogether, and each in the end."""
+    """Sends files side by side. Once more than `most` bytes are on their way, a call
+    waits for the first of them; in the end all are waited for."""
 
     def __init__(self, store: ObjectStore, most: int):
         self._store, self._most = store, most

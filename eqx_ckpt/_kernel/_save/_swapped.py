@@ -42,6 +42,8 @@ def check(root: Backend, found: PathState) -> None:
 
 
 class Swapped(BesideTransaction):
+    """A save in a directory beside the path, which takes the place of what is there."""
+
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         root, work, replaces = self.root, self.work, bool(self.found.entries)
         with errors_before_commit(root):
@@ -50,7 +52,7 @@ class Swapped(BesideTransaction):
             if replaces:
                 self.lock(held)
                 is_still = _store.is_still(root, _files.INDEX, self.found.index)
-                if not (is_still or self.accept()):
+                if not (is_still or self.accept_added_files()):
                     raise replaced(root, self.found)
                 check(root, self.found)
                 step = ft.partial(work.exchange, root)

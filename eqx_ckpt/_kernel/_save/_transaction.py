@@ -75,7 +75,7 @@ class Transaction(abc.ABC):
             undo.close()
             raise replaced(self.root, self.found)
 
-    def accept(self) -> bool:
+    def accept_added_files(self) -> bool:
         """Takes the index that is there now for the one that was found, if it is of the
         same save: `write_orbax` has added files to that. Returns whether it is."""
         before, now = self.found.index, self.root.read(_files.INDEX, limit=MAX_INDEX)
@@ -133,6 +133,7 @@ class DirectoryTransaction(Transaction):
         made = directory.made(is_aside=self.work != self.root)
         self.stat = held.enter_context(made)
 
+        # If another writer deletes the directory, each write in it fails so.
         def explain(_: object, error: BaseException | None, *traceback: Any) -> None:
             if isinstance(error, FileNotFoundError) and not self.has_failed_late:
                 if directory.entry() == "nothing":

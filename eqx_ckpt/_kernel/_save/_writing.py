@@ -200,7 +200,8 @@ class LeafWriter:
         return [(number, runs) for number, (who, runs) in files if who == process]
 
     def account(self, files: Files) -> bytes:
-        """An account of what this process has written, for process 0."""
+        """An account of what this process has written, for process 0: its note, as
+        `_notes` writes it."""
         ends = [run.ends for file in files for run in file]
         digests = self.data.digest_table[self._digests_of(self.index)].tobytes()
         return json.dumps([ends, digests.hex()]).encode()

@@ -1,9 +1,9 @@
 """`Backend`: what every kind of store can do.
 
 There are two: `LocalDirectory` of `_local`, which has locks, links and renames, and
-`ObjectStore` of `_objects`, which takes files by requests. Other kinds are classes of
-the second one, which say how such a request is made, and a line in the table of
-`_root`.
+`ObjectStore` of `_objects`, which takes files by requests. Stores on servers are
+subclasses of the second one in `_stores`, which say how such a request is made:
+`_root.resolve` asks that room for them (`_rooms.kinds_of_stores`).
 """
 
 import abc
