@@ -2,13 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .._format import _files, _index, _schema
 from .._format._index import OwnState
 from .._format._schema import COUNT, DIGEST, optional
 from .._storage._backend import Backend
-from ._writing import Destination, Files, LeafWriter, Sink
+from ._writing import Destination, Files, Layout, LeafWriter, Sink
 
 
 # The report of a process: the digest of its note, and its own state, if it has one.
@@ -42,7 +42,7 @@ def write_own_state(
 
 def collect_notes(
     writer: LeafWriter,
-    layout: Any,
+    layout: Layout,
     files: Files,
     gathered: Sequence[bytes],
     into: Destination[Backend],

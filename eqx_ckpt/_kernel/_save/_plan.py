@@ -33,10 +33,10 @@ from . import (
 from ._options import SaveOptions
 from ._payload import PlannedFunction, PlannedLeaf
 from ._tree_spec import TreeSpec
-from ._writing import DataFiles, Written
+from ._writing import DataFiles, Layout, Written
 
 
-LAYOUTS: dict[str, Any] = {"ocdbt": _to_ocdbt, "zarr": _to_zarr}
+LAYOUTS: dict[str, Layout] = {"ocdbt": _to_ocdbt, "zarr": _to_zarr}
 # Of host memory, beyond the tree; and this share of what the process may have.
 _MAX_BYTES, _SHARE = 2**30, 4
 

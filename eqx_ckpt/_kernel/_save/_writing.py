@@ -1,10 +1,7 @@
 """The step between the plan of a save and its bytes, which both layouts share: chunks
 are dealt out to processes and files, and records say what was written.
 
-A layout is a module, `_to_ocdbt` or `_to_zarr`: each process calls `write` for its own
-chunks. Process 0 calls `files_of_process` for each other process, and `finish`.
-`upper_bound` gives a `Written` that takes as much of an index as the real one will, or
-more.
+Each layout is a module, `_to_ocdbt` or `_to_zarr`, with the functions of `Layout`.
 """
 
 import dataclasses
@@ -319,3 +316,34 @@ class Written(NamedTuple):
     others: dict[str, str]
     manifest: bytes = b""
     side: dict[str, bytes] = {}
+
+
+class Layout(Protocol):
+    """The functions of a layout: the modules `_to_ocdbt` and `_to_zarr` have them."""
+
+    def write(self, writer: LeafWriter, into: Destination[Any], /) -> Files:
+        """Writes the chunks of this process."""
+        ...
+
+    def files_of_process(
+        self, writer: LeafWriter, process: int, ends: Ends, into: Destination[Any], /
+    ) -> Files:
+        """In process 0: the files that another process has written."""
+        ...
+
+    def finish(
+        self, writer: LeafWriter, files: Files, into: Destination[Any], /
+    ) -> Written:
+        """In process 0: writes what belongs to no process, such as the digests."""
+        ...
+
+    def upper_bound(
+        self,
+        leaves: Sequence[PlannedLeaf],
+        spec: TreeSpec,
+        processes: int,
+        is_linked: bool,
+        /,
+    ) -> Written:
+        """At least as large in an index as that of the save will be."""
+        ...
