@@ -46,7 +46,7 @@ def ls(
 ) -> CommandResult:
     source = _ours(path) or _commands.with_jax("_look", "source_at")(path)
     leaves = source.index.leaves
-    if name and name not in leaves.places:
+    if name and name not in leaves.leaf_indices:
         _commands.with_jax("_look", "check_node")(source, name)
     wanted = [x for x in (name, pattern) if x]
     is_wanted = lambda x: all(_patterns.is_match(x, pattern) for pattern in wanted)
@@ -98,7 +98,7 @@ def _distinct(records: list[LeafRecord], aliases: Mapping[int, int]) -> Iterator
     """The bytes of each leaf; 0 for an array that was there before."""
     seen: set[int] = set()
     for record in records:
-        origin = aliases.get(record.place, record.place)
+        origin = aliases.get(record.leaf_index, record.leaf_index)
         yield 0 if origin in seen else record.template.nbytes
         seen.add(origin)
 
@@ -113,7 +113,7 @@ def _rows(
     sizes: collections.Counter[str] = collections.Counter()
     for record, nbytes in zip(records, _distinct(records, leaves.aliases)):
         name = ".".join(record.name.split(".")[:depth])
-        rows[name] = _lines.of_record(record, labels.get(record.place))
+        rows[name] = _lines.of_record(record, labels.get(record.leaf_index))
         if name != record.name:
             counts[name] += 1
             sizes[name] += nbytes

@@ -147,7 +147,7 @@ def source(
     if parts and len(parts) == len(leaves):
         raise ValueError(next(iter(parts.values())).why)
     stored |= dict.fromkeys(parts, np.empty(0, np.uint8))
-    runs = [leaf for place, leaf in enumerate(leaves) if place not in stored]
+    runs = [leaf for leaf_index, leaf in enumerate(leaves) if leaf_index not in stored]
     _check_places(directory, files, runs, shared)
 
     numbers: dict[Template, int] = {}
@@ -160,7 +160,7 @@ def source(
         parts=parts,
         given_labels=dict(labels),
     )
-    saved.places  # Two leaves of one name are an error.
+    saved.leaf_indices  # Two leaves of one name are an error.
     places = [x.file for x in leaves], [x.offset for x in leaves]
     index = Index(
         save=_foreign_source.save_of(directory, files, head),
@@ -252,12 +252,12 @@ def _aliases(leaves: Sequence[ForeignLeaf]) -> dict[int, int]:
     """Leaves that are the same bytes as an earlier one, and which one that is."""
     first: dict[Any, int] = {}
     aliases = {}
-    for place, leaf in enumerate(leaves):
+    for leaf_index, leaf in enumerate(leaves):
         if leaf.value is not None or not leaf.template.nbytes:
             continue
-        origin = first.setdefault((*leaf[2:5], leaf.template[1:]), place)
-        if origin != place:
-            aliases[place] = origin
+        origin = first.setdefault((*leaf[2:5], leaf.template[1:]), leaf_index)
+        if origin != leaf_index:
+            aliases[leaf_index] = origin
     return aliases
 
 

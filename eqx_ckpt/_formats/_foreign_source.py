@@ -84,7 +84,7 @@ Stored = ForeignArray | PiecedArray | np.ndarray
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForeignSource(Source):
     """A source of another format. Each leaf is one run of bytes in one of the files of
-    the index; or what `stored` has for its place, in directories or in the database of
+    the index; or what `stored` has for its index, in directories or in the database of
     `nodes`; or is there already. The elements of leaves that `strides` has lie so many
     elements apart along each axis. `head` is what the files say of them: with the
     stamps of the files it makes the id of the save."""
@@ -104,25 +104,25 @@ class ForeignSource(Source):
         return f"it is of another format, {self.index.layout}"
 
     def is_stored(self, record: LeafRecord) -> bool:
-        return record.place in self.stored
+        return record.leaf_index in self.stored
 
     def is_contiguous(self, record: LeafRecord) -> bool:
         return not self.is_stored(record)
 
     def is_scattered(self, record: LeafRecord) -> bool:
-        return self.is_stored(record) or record.place in self.strides
+        return self.is_stored(record) or record.leaf_index in self.strides
 
     def _origin(self, record: LeafRecord, file: int, offset: int) -> Stored:
         """The array that a leaf is read from, which begins there if it is a run."""
-        if record.place in self.stored:
-            return self.stored[record.place]
-        t, strides = record.template, self.strides.get(record.place)
+        if record.leaf_index in self.stored:
+            return self.stored[record.leaf_index]
+        t, strides = record.template, self.strides.get(record.leaf_index)
         first = (0,) * len(t.shape)
         piece = Piece(self.index.files[file], offset, first, t.shape, strides)
         return PiecedArray(t, [piece])
 
     def open(self, wanted: Sequence[tuple[LeafRecord, Sequence[int]]]) -> list[Any]:
-        starts = self.index.extents.starts(r.place for r, _ in wanted)
+        starts = self.index.extents.starts(r.leaf_index for r, _ in wanted)
         stored = [(self._origin(r, *at), n) for (r, n), at in zip(wanted, starts)]
         return _open_stored(self.directory, stored, self.nodes)
 
@@ -135,7 +135,7 @@ class ForeignSource(Source):
         return array
 
     def cut(self, record: LeafRecord) -> Template:
-        t, strides = record.template, self.strides.get(record.place)
+        t, strides = record.template, self.strides.get(record.leaf_index)
         if self.is_stored(record):
             return t
         if strides is None:
@@ -148,7 +148,7 @@ class ForeignSource(Source):
         if not self.is_scattered(record):
             super().check(record, range(record.template.chunk_count))
             return
-        (at,) = self.index.extents.starts([record.place])
+        (at,) = self.index.extents.starts([record.leaf_index])
         stored = self._origin(record, *at)
         if isinstance(stored, ForeignArray):
             stored.check(numbers)

@@ -191,7 +191,7 @@ def _exported(wanted: Unexported, tree: SavedTree) -> PlannedFunction:
         file=0,
         digest=_index.digest(data),
         nbytes=len(data),
-        leaves=[place for place, i in enumerate(tree.stored) if i in {*used}],
+        leaves=[leaf_index for leaf_index, i in enumerate(tree.stored) if i in {*used}],
         names=names,
         args=args,
         result=result,

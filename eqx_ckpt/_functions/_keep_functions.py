@@ -65,7 +65,7 @@ def _one_of(found: Sequence[tuple[Function, _Leaves]]) -> PlannedFunction:
 def _has_some(function: Function, new: _Leaves) -> bool:
     """Whether some leaves of a function are saved, or what is computed of them."""
     old = function._source.index.leaves
-    origins = {_origin(old, place) for place in function._stored.leaves}
+    origins = {_origin(old, leaf_index) for leaf_index in function._stored.leaves}
     return not origins.isdisjoint({*new.unchanged, *new.derived})
 
 
@@ -75,9 +75,9 @@ def _sources(leaves: Iterable[PlannedLeaf]) -> list[Source]:
     return [source for source in found.values() if source.index.functions]
 
 
-def _origin(old: Leaves, place: int) -> str:
-    """The name of the first leaf of a checkpoint that is the array in a place."""
-    return old.names[old.aliases.get(place, place)]
+def _origin(old: Leaves, leaf_index: int) -> str:
+    """The name of the first leaf of a checkpoint that is the array of this index."""
+    return old.names[old.aliases.get(leaf_index, leaf_index)]
 
 
 def keep(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
@@ -105,8 +105,8 @@ def _kept(function: Function, new: _Leaves) -> PlannedFunction:
             )
     names = [leaf.name for leaf in own if leaf is not None]
     _check_nodes(function, new, dict(zip(function.leaves, names)))
-    places = {name: place for place, name in enumerate(new.by_name)}
-    own = [places[name] for name in names]
+    leaf_indices = {name: leaf_index for leaf_index, name in enumerate(new.by_name)}
+    own = [leaf_indices[name] for name in names]
     stored = stored._replace(leaves=own, baked=_baked(function, new))
     return PlannedFunction(stored, _source.read_function(source, function.name))
 
@@ -121,13 +121,15 @@ def _at_name(
     several names may have become several arrays. Then each name stands for its own.
     """
     leaf, old = new.by_name.get(record.name), function._source.index.leaves
-    origin = _origin(old, record.place)
+    origin = _origin(old, record.leaf_index)
     moved = [x.name for x in new.unchanged.get(origin, ())]
     if leaf is None or leaf.name in moved:
         return leaf
-    places = {name: old.places[name] for name in moved if name in old.places}
+    leaf_indices = {
+        name: old.leaf_indices[name] for name in moved if name in old.leaf_indices
+    }
     for name in moved:
-        if name not in places or _origin(old, places[name]) != origin:
+        if name not in leaf_indices or _origin(old, leaf_indices[name]) != origin:
             raise _lost(
                 function,
                 f"the leaf `{record.name}`, which is another one now, and what it was "
@@ -143,7 +145,7 @@ def _elsewhere(
 
     **Raises:** `ValueError` if there is none.
     """
-    origin = _origin(function._source.index.leaves, record.place)
+    origin = _origin(function._source.index.leaves, record.leaf_index)
     moved, made = new.unchanged.get(origin, []), new.derived.get(origin, [])
     last = record.name.rpartition(".")[2]
     some = moved or [x for x in made if x.name.rpartition(".")[2] == last]
@@ -188,15 +190,15 @@ def _baked(function: Function, new: _Leaves) -> dict[str, str]:
     """
     old, out = function._source.index.leaves, {}
     for name, digest in function._stored.baked.items():
-        place = old.places.get(name)
-        if place is None:
+        leaf_index = old.leaf_indices.get(name)
+        if leaf_index is None:
             continue
-        moved = new.unchanged.get(_origin(old, place), [])
+        moved = new.unchanged.get(_origin(old, leaf_index), [])
         leaf = new.by_name.get(name) or next(iter(moved), None)
         if leaf is None:
             continue
         if not any(leaf is x for x in moved):
-            same = _fits(leaf, old.record(place))
+            same = _fits(leaf, old.record(leaf_index))
             if not same or _index.digest(_payload.whole(leaf)) != digest:
                 raise _lost(
                     function,

@@ -77,7 +77,7 @@ class Function:
     @property
     def leaves(self) -> tuple[str, ...]:
         names = self._source.index.leaves.names
-        return tuple(names[place] for place in self._stored.leaves)
+        return tuple(names[leaf_index] for leaf_index in self._stored.leaves)
 
     @ft.cached_property
     @_handlers.pass_through
@@ -132,14 +132,16 @@ class Function:
 
         **Raises:** as [`LazyArray.read`][].
         """
-        lazies = [self._lazy(place, sharding) for place in self._stored.leaves]
+        lazies = [
+            self._lazy(leaf_index, sharding) for leaf_index in self._stored.leaves
+        ]
         # Under `jit` these are values, and no part of what is traced.
         with jax.ensure_compile_time_eval():
             values = _lazy.fetch(lazies, verify, max_bytes)
         return dict(zip(self.names, values))
 
-    def _lazy(self, place: int, sharding: object) -> LazyArray:
-        lazy = _lazy.lazy_of(self._source, self._source.index.leaves.record(place))
+    def _lazy(self, leaf_index: int, sharding: object) -> LazyArray:
+        lazy = _lazy.lazy_of(self._source, self._source.index.leaves.record(leaf_index))
         chosen = _sharding.of_leaf(sharding, lazy.name, lazy)
         return lazy if chosen is None else lazy.update(sharding=chosen)
 
@@ -235,8 +237,8 @@ class Function:
         if why is not None:
             raise self._bad(why)
 
-    def _abstract(self, place: int) -> jax.ShapeDtypeStruct:
-        record = self._source.index.leaves.record(place)
+    def _abstract(self, leaf_index: int) -> jax.ShapeDtypeStruct:
+        record = self._source.index.leaves.record(leaf_index)
         name, template = record.name, record.whole
         if template.kind not in ("jax", "key"):
             raise self._bad(f"the leaf `{name}` that it uses is no array")

@@ -285,7 +285,7 @@ def _origin(placed: Placed | None) -> Any:
         return id(made)
     parts = _deferred.parts_of(made)
     leaves = [(_lazy.known_leaf(x), x.dtype) for x in parts]
-    origins = [(x.array_place, x.view, dtype, x.target.kind) for x, dtype in leaves]
+    origins = [(x.array_index, x.view, dtype, x.target.kind) for x, dtype in leaves]
     # Two adapters may be shown alike, and one makes several arrays of the same bytes.
     adapters = tuple(map(id, placed.job.adapters))
     position = placed.position if isinstance(made, Formula) else 0

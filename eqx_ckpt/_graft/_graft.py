@@ -241,7 +241,7 @@ def _rows(matching: Matching, placed: list[Placed]) -> list[ReportRow]:
 
 def _how(placed: Placed, saved: Leaves) -> str:
     sources = placed.job.sources
-    template = saved.record(saved.places[sources[0]]).template
+    template = saved.record(saved.leaf_indices[sources[0]]).template
     if placed.status == "cast":
         wanted = placed.target.dtype
         return f"{template.dtype} to {wanted}"

@@ -18,7 +18,7 @@ from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
 from ._matching import Job, Matching
 from ._report import StaticDifference
-from ._sides import Model, place_of, StoredSide, target_of
+from ._sides import leaf_index_of, Model, StoredSide, target_of
 
 
 class GraftPlan(NamedTuple):
@@ -86,7 +86,9 @@ def _match(
     out = [] if drop is None else _nested.flat(stored.nodes(drop, "drop"))
     matching = Matching(model, stored, parsed)
     matching.fresh = {n: a.name for a in new for n in a.leaves.values()}
-    matching.dropped = {place_of(x): b.name for b in out for x in b.leaves.values()}
+    matching.dropped = {
+        leaf_index_of(x): b.name for b in out for x in b.leaves.values()
+    }
     matching.find_jobs()
     return matching
 

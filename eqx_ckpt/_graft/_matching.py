@@ -16,7 +16,7 @@ from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested
 from ._pairs import NestedPair, NodePair, PairStep
-from ._sides import Model, place_of, SideNode, StoredSide, target_of
+from ._sides import leaf_index_of, Model, SideNode, StoredSide, target_of
 
 
 class Job(NamedTuple):
@@ -105,7 +105,7 @@ class Matching:
                     {
                         k: x
                         for k, x in node.leaves.items()
-                        if place_of(x) not in self.dropped
+                        if leaf_index_of(x) not in self.dropped
                     }
                     for node in group.rights
                 ]
@@ -153,7 +153,7 @@ class Matching:
         whole_numbers = [n for n in numbers if n is not None]
         whole_saved = [x for x in saved if x is not None]
         for x in whole_saved:
-            self.used.setdefault(place_of(x), pair.label)
+            self.used.setdefault(leaf_index_of(x), pair.label)
         overlaps = [n for n in whole_numbers if n in self.covered]
         for n in overlaps:
             text = f"in {self.covered[n]} and in {pair.label}"
@@ -267,12 +267,14 @@ class Matching:
 
         left, right = pair.lefts, pair.rights
         text = f"in the model {some(left)}; in the checkpoint {some(right)}"
-        places = {place_of(x) for node in right for x in node.leaves.values()}
+        leaf_indices = {
+            leaf_index_of(x) for node in right for x in node.leaves.values()
+        }
         if all(n in self.fresh for node in left for n in node.leaves.values()):
             text += ". All of it is in `fresh` as well"
-        elif places <= self.dropped.keys():
+        elif leaf_indices <= self.dropped.keys():
             text += ". All of it is in `drop` as well"
-        elif places <= self.used.keys():
+        elif leaf_indices <= self.used.keys():
             text += ". Another pair has it"
         self.problems.add("nothing", pair.label, text)
 
@@ -287,27 +289,27 @@ class Matching:
         for n in numbers:
             target = target_of(model, n)
             self.problems.add("model", model.names[n], _target.show_target(target))
-        places = [
-            place
-            for place in range(len(saved.names))
-            if place not in self.used and place not in self.dropped
+        leaf_indices = [
+            leaf_index
+            for leaf_index in range(len(saved.names))
+            if leaf_index not in self.used and leaf_index not in self.dropped
         ]
         new = {
-            place_of(x)
+            leaf_index_of(x)
             for a, b in self._twins
             for name, x in b.leaves.items()
             if a.leaves.get(name) in self.fresh
         }
-        for place in places:
-            text = _leaf.show(saved.record(place).template)
-            if place in new:
+        for leaf_index in leaf_indices:
+            text = _leaf.show(saved.record(leaf_index).template)
+            if leaf_index in new:
                 text += "  (what it stands for is in `fresh`)"
-            same = saved.aliases.get(place)
+            same = saved.aliases.get(leaf_index)
             if same is not None and same in self.used:
                 name = saved.names[same]
                 text += f"  (the same array as `{name}`, which is loaded)"
-            self.problems.add("checkpoint", saved.names[place], text)
-        return numbers, places
+            self.problems.add("checkpoint", saved.names[leaf_index], text)
+        return numbers, leaf_indices
 
 
 def _depth(node: SideNode) -> int:

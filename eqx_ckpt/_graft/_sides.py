@@ -75,9 +75,9 @@ class Model:
         return SideNode(name, leaves)
 
 
-def place_of(lazy: LazyArray) -> int:
-    """The number of a leaf in the checkpoint."""
-    return _lazy.known_leaf(lazy).place
+def leaf_index_of(lazy: LazyArray) -> int:
+    """The index of a leaf in the checkpoint."""
+    return _lazy.known_leaf(lazy).leaf_index
 
 
 class StoredSide:
@@ -148,10 +148,10 @@ class StoredSide:
         return SideNode(
             name,
             {
-                _names.below(self.saved.names[place], name): _lazy.lazy_of(
-                    self.source, self.saved.record(place, known=True)
+                _names.below(self.saved.names[leaf_index], name): _lazy.lazy_of(
+                    self.source, self.saved.record(leaf_index, known=True)
                 )
-                for place in self.below.get(name, [])
+                for leaf_index in self.below.get(name, [])
             },
         )
 

@@ -30,10 +30,10 @@ _MAX_PAIRS = 2**17
 
 class Twin(NamedTuple):
     """Code that picks what may stand for a node of the model, with an adapter; and the
-    places of the saved leaves in it."""
+    indices of the saved leaves in it."""
 
     code: str
-    places: set[int]
+    leaf_indices: set[int]
 
 
 class Pair(NamedTuple):
@@ -41,15 +41,18 @@ class Pair(NamedTuple):
 
     lines: list[str]
     numbers: set[int]
-    places: set[int]
+    leaf_indices: set[int]
 
 
 def lines(
-    model: Model, stored: StoredSide, numbers: Sequence[int], places: Sequence[int]
+    model: Model,
+    stored: StoredSide,
+    numbers: Sequence[int],
+    leaf_indices: Sequence[int],
 ) -> list[str]:
     """Pairs for undeclared leaves that fit by names and shapes; `fresh` and `drop` for
     the rest of them."""
-    new, old = set(numbers), set(places)
+    new, old = set(numbers), set(leaf_indices)
     arrays = [n for n in range(len(model.names)) if model.is_array(n)]
     twins = _Twins(model, stored, new, old)
     children = _children(model.below)
@@ -65,19 +68,19 @@ def lines(
         if a is not None:
             mine = new.intersection(model.below[prefix])
             code = [f"(lambda m: {a}, lambda c: {twin.code}),"]
-            pairs.append(Pair(code, mine, twin.places))
+            pairs.append(Pair(code, mine, twin.leaf_indices))
             new -= mine
-            old -= twin.places
+            old -= twin.leaf_indices
     renamed = twins.renamed()
     covered = {n for pair in pairs for n in pair.numbers}
     if renamed is not None and (
         len(pairs) > len(renamed.lines) or stack or not renamed.numbers <= covered
     ):
         pairs = [x for x in pairs if not x.numbers <= renamed.numbers] + [renamed]
-        new, old = set(numbers), set(places)
+        new, old = set(numbers), set(leaf_indices)
         for pair in pairs:
             new -= pair.numbers
-            old -= pair.places
+            old -= pair.leaf_indices
         stack.clear()
     out = [f"    {line}" for pair in pairs for line in pair.lines]
     if out:
@@ -86,7 +89,7 @@ def lines(
         return [*out, "    ... and more pairs"] if out else []
     alike = _alike_by_shape(model, stored, new, old)
     new -= alike.numbers
-    old -= alike.places
+    old -= alike.leaf_indices
     listed = [*alike.lines, *twins.squares(set(numbers) - new - alike.numbers)]
     rest = []
     roots = _roots(model.below, new, arrays)
@@ -124,14 +127,17 @@ class _Twins:
                     key = ".".join(parts[:i]), ".".join(parts[i + 1 :])
                     groups.setdefault(key, {})[int(parts[i])] = record
         # By the name of a sequence, and the name of leaves below each of its items: the
-        # shape of the stack, and their places. And those names by the shape.
+        # shape of the stack, and their indices. And those names by the shape.
         self._stacks: dict[tuple[str, str], tuple[tuple[int, ...], list[int]]] = {}
         self._of_shape: dict[tuple[int, ...], list[tuple[str, str]]] = {}
         for key, items in groups.items():
             shapes = {record.template.logical_shape for record in items.values()}
             if len(shapes) == 1 and set(items) == set(range(len(items))):
                 shape = (len(items), *shapes.pop())
-                self._stacks[key] = shape, [record.place for record in items.values()]
+                self._stacks[key] = (
+                    shape,
+                    [record.leaf_index for record in items.values()],
+                )
                 self._of_shape.setdefault(shape, []).append(key)
 
     def twin(self, prefix: str) -> Twin | None:
@@ -147,9 +153,9 @@ class _Twins:
         if node is None:
             return None
         # Scalars are in no pair by themselves, and in this one.
-        places = self._stored.saved.places
+        leaf_indices = self._stored.saved.leaf_indices
         full = [_names.joined(node, x) for x in ends]
-        own = {places[x] for x in full if x in places}
+        own = {leaf_indices[x] for x in full if x in leaf_indices}
         return Twin(_saved_code(self._stored, node), own)
 
     def _node(self, name: str, end: str) -> str | None:
@@ -189,8 +195,8 @@ class _Twins:
         first, *rows, _ = _rules.lines(rules, adapters)
         first = f"(lambda m: {code}, lambda c: {_saved_code(stored, a)}, {first}"
         numbers = {self._numbers[x] for x in self._origins}
-        places = {stored.saved.places[x] for x in found}
-        return Pair([first, *rows, "])),"], numbers, places)
+        leaf_indices = {stored.saved.leaf_indices[x] for x in found}
+        return Pair([first, *rows, "])),"], numbers, leaf_indices)
 
     def _stacked(self, prefix: str) -> Twin | None:
         """The items of a sequence whose leaves, stacked, have these names and shapes;
@@ -224,13 +230,13 @@ class _Twins:
             part = _saved_code(self._stored, _names.joined(above, "0", inner))
             items = f"[x{part[len(first) :]} for x in {items}]"
         used = (self._stacks[above, _names.joined(inner, x)] for x in wanted)
-        places = set().union(*(x for _, x in used))
-        return Twin(f"{items}, ec.adapters.stack()", places)
+        leaf_indices = set().union(*(x for _, x in used))
+        return Twin(f"{items}, ec.adapters.stack()", leaf_indices)
 
     def _is_stack(self, key: tuple[str, str], shape: tuple[int, ...]) -> bool:
         """Whether leaves that are in no pair yet, stacked, have this shape."""
-        there, places = self._stacks.get(key, (None, []))
-        return there == shape and self._old.issuperset(places)
+        there, leaf_indices = self._stacks.get(key, (None, []))
+        return there == shape and self._old.issuperset(leaf_indices)
 
 
 def _common_node(names: Iterable[str]) -> str:
@@ -337,11 +343,11 @@ def _alike_by_shape(
     one that an adapter makes of the other."""
     copies = _copies(stored, old)
     theirs: dict[tuple[tuple[int, ...], str], list[int]] = {}
-    for place in sorted(old - copies):
-        t = stored.saved.record(place, known=True).template
+    for leaf_index in sorted(old - copies):
+        t = stored.saved.record(leaf_index, known=True).template
         if t.logical_shape and t.kind not in ("key", "str", "bytes"):
             key = t.logical_shape, _template.number_type(_template.dtype_of(t.dtype))
-            theirs.setdefault(key, []).append(place)
+            theirs.setdefault(key, []).append(leaf_index)
     ours: dict[tuple[tuple[int, ...], str], list[int]] = {}
     for number in sorted(new):
         target = target_of(model, number)
@@ -355,22 +361,22 @@ def _alike_by_shape(
     everything = map(stored.saved.record, range(len(stored.saved.names)))
     saved = {x.name: _alike.kind(x.whole) for x in everything}
     for name, origin in _alike.tied(saved, kinds).items():
-        place = stored.saved.places[origin]
-        if place not in old:
+        leaf_index = stored.saved.leaf_indices[origin]
+        if leaf_index not in old:
             (number,) = (n for n in new if model.names[n] == name)
             is_same = saved[origin].shape == kinds[name].shape
             how = [] if is_same else ["transpose()"]
             some_new.add(number)
-            rows.append((number, [place], how))
+            rows.append((number, [leaf_index], how))
     both = it.islice(it.product(ours.items(), theirs.items()), _MAX_PAIRS)
-    for ((shape, kind), numbers), ((other, saved_kind), places) in both:
+    for ((shape, kind), numbers), ((other, saved_kind), leaf_indices) in both:
         how = None
         if kind == saved_kind:
-            how = _how(other, len(places), shape, len(numbers))
+            how = _how(other, len(leaf_indices), shape, len(numbers))
         if how is not None:
             some_new.update(numbers)
-            some_old.update(places)
-            rows += [(n, places, how) for n in numbers]
+            some_old.update(leaf_indices)
+            rows += [(n, leaf_indices, how) for n in numbers]
     return Pair(_lines(model, stored, rows), some_new, some_old)
 
 
@@ -385,15 +391,15 @@ def _copies(stored: StoredSide, old: set[int]) -> set[int]:
     if len(tops) == 1:
         used |= {(name.partition(".")[2], x) for name, x in used}
     out = set()
-    for place in old:
-        parts = names[place].split(".")
+    for leaf_index in old:
+        parts = names[leaf_index].split(".")
         tails = (
             ".".join(parts[i:])
             for i in range(1, len(parts))
             if _alike.is_copy(".".join(parts[:i]))
         )
-        if any((tail, shape(place)) in used for tail in tails):
-            out.add(place)
+        if any((tail, shape(leaf_index)) in used for tail in tails):
+            out.add(leaf_index)
     return out
 
 
@@ -426,13 +432,13 @@ def _lines(
     model: Model, stored: StoredSide, rows: Iterable[tuple[int, list[int], list[str]]]
 ) -> list[str]:
     texts = []
-    for number, places, how in rows:
+    for number, leaf_indices, how in rows:
         name = model.names[number]
-        saved = _folding.fold(stored.saved.names[p] for p in places[:_MOST])
+        saved = _folding.fold(stored.saved.names[p] for p in leaf_indices[:_MOST])
         near = sorted(saved, key=lambda x: -_nearest.ratio(name, x))[:_NAMES]
         more = ", ..." if len(saved) > _NAMES else ""
         shown = ", ".join(f"`{x}`" for x in near) + more
-        template = stored.saved.record(places[0], known=True).template
+        template = stored.saved.record(leaf_indices[0], known=True).template
         target = target_of(model, number)
         by = f" by `{', '.join(how)}`" if how else ""
         if len(target.shape) == 2 and len({*target.shape}) == 1:

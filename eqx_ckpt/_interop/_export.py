@@ -216,18 +216,18 @@ def _write_tensors(
     into: Destination[Sink],
     files: Sequence[TensorFile],
 ) -> None:
-    places = iter(range(len(data.leaves)))
+    leaf_indices = iter(range(len(data.leaves)))
     for key, head, count in files:
-        runs = _runs(data.spec, it.islice(places, count), len(head))
+        runs = _runs(data.spec, it.islice(leaf_indices, count), len(head))
         batches = _streams.batches(data.spec, runs)
         _streams.write_file(data, into, key, batches, requests, head)
 
 
-def _runs(spec: TreeSpec, places: Iterable[int], at: int) -> Iterator[ChunkRun]:
+def _runs(spec: TreeSpec, leaf_indices: Iterable[int], at: int) -> Iterator[ChunkRun]:
     """Leaves that lie one after the other in a file, from an offset on."""
-    for place in places:
-        yield ChunkRun(place, range(len(spec.grids[place].keys)), at, None)
-        at += spec.templates[spec.template_of[place]].nbytes
+    for leaf_index in leaf_indices:
+        yield ChunkRun(leaf_index, range(len(spec.grids[leaf_index].keys)), at, None)
+        at += spec.templates[spec.template_of[leaf_index]].nbytes
 
 
 class ExportPlan(NamedTuple):

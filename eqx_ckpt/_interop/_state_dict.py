@@ -186,7 +186,7 @@ def from_state_dict(
     out = []
     for record, _, target, _ in matched.reads.values():
         try:
-            out.append(_loaded(values[record.place], record.template, target))
+            out.append(_loaded(values[record.leaf_index], record.template, target))
         except (ValueError, TypeError) as e:
             raise RuntimeError(f"The state dict's leaf `{record.name}`: {e}") from e
     return matched.tree(out)

@@ -208,8 +208,14 @@ class Parts:
         with contextlib.suppress(Exception):
             wanted = [*self._match(next(iter(self._opened))).reads.values()]
             readers = _readers(leaves, wanted, count)
-        regions = [leaves.record(place, True) for place in sorted(leaves.parts)]
-        whole = [x for place, x in enumerate(leaves.names) if place not in leaves.parts]
+        regions = [
+            leaves.record(leaf_index, True) for leaf_index in sorted(leaves.parts)
+        ]
+        whole = [
+            x
+            for leaf_index, x in enumerate(leaves.names)
+            if leaf_index not in leaves.parts
+        ]
         return PartReport(nbytes, _digest(regions), _digest(whole), sorted(readers))
 
     def _read_part(self, number: int, reads: Sequence[StoredRead]) -> Results:
@@ -257,25 +263,25 @@ def _whole(leaves: Leaves) -> Leaves:
     """The leaves of a part, as if it had all of each."""
     templates, numbers = list(leaves.templates), list(leaves.template)
     known: dict[Any, int] = {}
-    for place, part in leaves.parts.items():
+    for leaf_index, part in leaves.parts.items():
         assert isinstance(part, Part)
         chunk = tuple(max(1, n) for n in part.shape)
-        was = templates[numbers[place]]
+        was = templates[numbers[leaf_index]]
         whole = was._replace(shape=part.shape, chunk=chunk, codec=None)
         if whole not in known:
             known[whole] = len(templates)
             templates.append(whole)
-        numbers[place] = known[whole]
+        numbers[leaf_index] = known[whole]
     return dataclasses.replace(leaves, templates=templates, template=numbers, parts={})
 
 
 def _record(source: Source, wanted: LeafRead) -> LeafRecord | None:
     """The part of a leaf that a part has, if it is of the same array."""
     leaves = source.index.leaves
-    place = leaves.places.get(wanted.record.name)
-    if place is None:
+    leaf_index = leaves.leaf_indices.get(wanted.record.name)
+    if leaf_index is None:
         return None
-    found = leaves.record(place, True)
+    found = leaves.record(leaf_index, True)
     return found if found.whole.shape == wanted.record.template.shape else None
 
 
@@ -317,13 +323,13 @@ def _readers(leaves: Leaves, wanted: Sequence[LeafRead], count: int) -> set[int]
     found: set[int] = set()
     seen = set()
     for one in wanted:
-        place = leaves.places.get(one.record.name)
-        part = None if place is None else leaves.parts.get(place)
+        leaf_index = leaves.leaf_indices.get(one.record.name)
+        part = None if leaf_index is None else leaves.parts.get(leaf_index)
         key = part, id(one.target)
-        if place is None or part is None or key in seen:
+        if leaf_index is None or part is None or key in seen:
             continue
         seen.add(key)
-        boxes = [box for box, _ in _boxes(leaves.record(place, True))]
+        boxes = [box for box, _ in _boxes(leaves.record(leaf_index, True))]
         for region, processes in _holders(one.target, count):
             if not found.issuperset(processes) and any(
                 all(a.start < b.stop and b.start < a.stop for a, b in zip(region, box))

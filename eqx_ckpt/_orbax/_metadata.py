@@ -229,25 +229,25 @@ def _files_with(
         _HOLES, sum(spec.templates[number].nbytes for number in spec.template_of)
     )
 
-    def fill(place: int) -> None:
+    def fill(leaf_index: int) -> None:
         """Adds the holes in front of a leaf."""
         nonlocal room
         before = len(entries.text)
-        while rest and rest[0].before <= place and room >= 0:
+        while rest and rest[0].before <= leaf_index and room >= 0:
             gap = rest.popleft()
             entries.add(gap.name, gap.keys, gap.kind)
         room -= sum(map(len, entries.text[before:]))
 
     held = 0
-    for place, (name, number) in enumerate(zip(spec.names, spec.template_of)):
+    for leaf_index, (name, number) in enumerate(zip(spec.names, spec.template_of)):
         template = spec.templates[number]
-        fill(place)
-        kind = _orbax_type(name, template, text_of.get(place, ""), layout)
+        fill(leaf_index)
+        kind = _orbax_type(name, template, text_of.get(leaf_index, ""), layout)
         if kind is None or not entries.add(name, template.keys, kind):
             continue
         held += 1
         if kind == "string":
-            strings[name] = text_of[place]
+            strings[name] = text_of[leaf_index]
             continue
         # The same in the alphabet for URLs, as a name has only some of ASCII.
         text = binascii.b2a_base64(name.encode(), newline=False).decode()

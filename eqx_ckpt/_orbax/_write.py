@@ -30,8 +30,8 @@ def files_of_save(plan: Plan, save: str, manifest: bytes) -> dict[str, bytes]:
     texts = []
     if "str" in {template.kind for template in spec.templates}:
         texts = [
-            (place, bytes(_payload.whole(leaf)).decode("utf-8", "surrogatepass"))
-            for place, leaf in enumerate(plan.leaves)
+            (leaf_index, bytes(_payload.whole(leaf)).decode("utf-8", "surrogatepass"))
+            for leaf_index, leaf in enumerate(plan.leaves)
             if leaf.template.kind == "str"
         ]
     facts = plan.facts
@@ -141,9 +141,9 @@ def _files_of(ckpt: Checkpoint) -> dict[str, bytes]:
     number, aliases = tuple(map(int, leaves.template)), sorted(leaves.aliases.items())
     spec = TreeSpec(names, number, tuple(leaves.templates), tuple(aliases))
     texts = [
-        (place, ckpt[name].read())
-        for place, name in enumerate(names)
-        if spec.templates[number[place]].kind == "str"
+        (leaf_index, ckpt[name].read())
+        for leaf_index, name in enumerate(names)
+        if spec.templates[number[leaf_index]].kind == "str"
     ]
     files = _metadata.files(spec, tuple(texts), record, ("",), index.layout)
     if index.layout == "zarr":

@@ -44,8 +44,8 @@ _NO_CLASS = type(None)
 
 
 class Builder:
-    """Makes nodes in the order of their leaves, of which the next is in place `at`. The
-    leaves are lazy, so that all are read at once.
+    """Makes nodes in the order of their leaves, of which the next has the index `at`.
+    The leaves are lazy, so that all are read at once.
 
     `problems` has all that is missing, by its kind; `used` the keys of `replace` that
     were, and `could` the names that it may have too.
@@ -86,7 +86,7 @@ class Builder:
         return self._build(row, above, None)
 
     def _locate(self, above: str) -> tuple[int, int]:
-        """The row of the node of a name, and the place of the first leaf in it."""
+        """The row of the node of a name, and the index of the first leaf in it."""
         row, at, name = len(self._tree.rows) - 1, 0, ""
         while name != above:
             for child, component, first in self._children(row, name, at):
@@ -99,7 +99,7 @@ class Builder:
         return row, at
 
     def _children(self, row: int, name: str, at: int) -> Iterator[tuple[int, str, int]]:
-        """The row of each child of a node, the last part of its name, and the place of
+        """The row of each child of a node, the last part of its name, and the index of
         its first leaf, if it has some."""
         parts = self._tree.kind(row).parts
         start = len(name) + 1 if name else 0
@@ -155,11 +155,11 @@ class Builder:
     def _leaf(self, row: int, name: str) -> Any:
         wanted = self._tree.kind(row).cls
         cls = self._class(wanted, name, object) if wanted[1] else None
-        place = self._at
+        leaf_index = self._at
         self._at += 1
-        if self._leaves.names[place] != (name or _names.ROOT):
+        if self._leaves.names[leaf_index] != (name or _names.ROOT):
             raise _decode.Malformed("its leaves have other names")
-        record = self._leaves.record(place)
+        record = self._leaves.record(leaf_index)
         target = _target.own_target(record.template)
         if cls is not None:
             codec = _register.codec_of(cls)
@@ -174,7 +174,7 @@ class Builder:
             sharding = _sharding.of_leaf(self._sharding, record.name, abstract)
             target = target._replace(sharding=sharding)
         # What is one array in the checkpoint is one in the tree.
-        key = self._leaves.aliases.get(place, place), target
+        key = self._leaves.aliases.get(leaf_index, leaf_index), target
         if key not in self._lazies:
             self._lazies[key] = _lazy.lazy_of(self._source, record, target)
         return self._lazies[key]

@@ -149,7 +149,7 @@ class _Moves:
 
 
 def _labels(leaves: Leaves, moves: _Moves) -> dict[int, Label]:
-    """The labels of leaves of entries of States, by their places, with the names that
+    """The labels of leaves of entries of States, by their indices, with the names that
     each StateIndex has now.
 
     The marker of a StateIndex is a path from the model. Where only that is known, it
@@ -159,7 +159,7 @@ def _labels(leaves: Leaves, moves: _Moves) -> dict[int, Label]:
     for label in leaves.labels.values():
         if label not in new:
             new[label] = _moved_label(label, moves)
-    return {place: new[label] for place, label in leaves.labels.items()}
+    return {leaf_index: new[label] for leaf_index, label in leaves.labels.items()}
 
 
 def _moved_label(label: Label, moves: _Moves) -> Label:

@@ -143,11 +143,13 @@ def _batches(
     shares: dict[int, int] = {}
     for i, want in enumerate(wants):
         if want.move is not None:
-            place = aliases.get(want.record.place, want.record.place)
-            groups[place].append(i)
-            shares[place] = want.record.template.nbytes // want.move.route.processes
+            leaf_index = aliases.get(want.record.leaf_index, want.record.leaf_index)
+            groups[leaf_index].append(i)
+            shares[leaf_index] = (
+                want.record.template.nbytes // want.move.route.processes
+            )
     for batch in batched(groups, shares.__getitem__, budget):
-        yield [i for place in batch for i in groups[place]]
+        yield [i for leaf_index in batch for i in groups[leaf_index]]
 
 
 def _load(

@@ -283,9 +283,9 @@ def contents(source: Source) -> Contents:
     leaves = source.index.leaves
     templates, unread = leaves.templates, 0
     counts = leaves.counts()
-    for place, part in leaves.parts.items():
-        if isinstance(part, Unreadable) and place not in leaves.aliases:
-            counts[leaves.template[place]] -= 1
+    for leaf_index, part in leaves.parts.items():
+        if isinstance(part, Unreadable) and leaf_index not in leaves.aliases:
+            counts[leaves.template[leaf_index]] -= 1
             unread += 1
     for t, count in zip(templates, counts):
         if count and t.kind in _template.ARRAY_KINDS:
@@ -295,8 +295,8 @@ def contents(source: Source) -> Contents:
     # In the order of the leaves.
     tops: dict[str, tuple[int, int]] = {}
     sizes = [t.nbytes for t in templates]
-    for place, (name, number) in enumerate(zip(leaves.names, leaves.template)):
-        if place not in leaves.aliases:
+    for leaf_index, (name, number) in enumerate(zip(leaves.names, leaves.template)):
+        if leaf_index not in leaves.aliases:
             top = name.partition(".")[0]
             count, nbytes = tops.get(top, (0, 0))
             tops[top] = count + 1, nbytes + sizes[number]

@@ -96,7 +96,7 @@ def verify(
         is_open = isinstance(path, Checkpoint)
         source = _open.open_source(root) if is_open else _open.open_path(path)
         records = list(source.index.leaves.records())
-        list(source.index.leaves.places)
+        list(source.index.leaves.leaf_indices)
         if source.has_digests:
             source.index.extents.pages
     except ValueError as e:
@@ -137,7 +137,7 @@ def _unverifiable(source: Source) -> ValueError:
 
 def _has_bytes(source: Source, record: LeafRecord) -> bool:
     """Whether a leaf has chunks, of its own: in a database, aliases lead to others'."""
-    if source.database is not None and record.place in source.index.leaves.aliases:
+    if source.database is not None and record.leaf_index in source.index.leaves.aliases:
         return False
     return record.template.chunk_count > 0
 

@@ -361,7 +361,7 @@ class Campaign:
             self.fail(f"`verify` found {ec.verify(path)}")
         leaves = ckpt._source.index.leaves
         for a, b in it.combinations(new, 2):
-            places = [leaves.places[n] for n in (a, b)]
+            places = [leaves.leaf_indices[n] for n in (a, b)]
             one, two = (leaves.aliases.get(p, p) for p in places)
             if one == two and new[a].facts != new[b].facts:
                 self.fail(f"{a} and {b} are one array")

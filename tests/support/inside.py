@@ -210,7 +210,7 @@ def runs_of(path: Any, name: str) -> list[tuple[int, int, int, int]]:
     """The runs of chunks of a leaf: from and to which chunk, the number of their file,
     and where they begin in it."""
     index = _found("_kernel._load._open.open_source")(_root(path)).index
-    return index.extents.segments(index.leaves.record(index.leaves.places[name]))
+    return index.extents.segments(index.leaves.record(index.leaves.leaf_indices[name]))
 
 
 def leftover(path: Any, save: str) -> str:

@@ -96,7 +96,7 @@ class Extents:
 
     def segments(self, record: LeafRecord) -> list[Segment]:
         """All of a leaf, in the order of its chunks."""
-        rows = self._rows(record.place)
+        rows = self._rows(record.leaf_index)
         first = self.first[rows].tolist()
         stops = [*first[1:], record.template.chunk_count]
         file, offset = self.file[rows].tolist(), self.offset[rows].tolist()
@@ -104,7 +104,7 @@ class Extents:
 
     def segment(self, record: LeafRecord, chunk: int) -> Segment:
         """The one that a chunk is in."""
-        row, rows = self._row(record.place, chunk), self._rows(record.place)
+        row, rows = self._row(record.leaf_index, chunk), self._rows(record.leaf_index)
         is_last = row + 1 == rows.stop
         stop = record.template.chunk_count if is_last else self.first.item(row + 1)
         file, offset = self.file.item(row), self.offset.item(row)
@@ -114,7 +114,7 @@ class Extents:
         """The bytes of chunks `[first, stop)` of a leaf, which are in one run."""
         if record.template.codec is None:
             return (stop - first) * record.template.full
-        at = self.coded.item(self._row(record.place, first))
+        at = self.coded.item(self._row(record.leaf_index, first))
         return self.ends.item(at + stop) - self.ends.item(at + first)
 
     def locate(self, record: LeafRecord, chunk: int) -> ChunkExtent:
@@ -179,7 +179,7 @@ class Extents:
 
     def digest_of(self, record: LeafRecord, chunk: int) -> int:
         """The number of the first digest of a chunk."""
-        row, block_of = self._row(record.place, chunk), record.template.block_of
+        row, block_of = self._row(record.leaf_index, chunk), record.template.block_of
         before = block_of(self.first.item(row))
         return self._digests.first.item(row) + block_of(chunk) - before
 

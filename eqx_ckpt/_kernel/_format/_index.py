@@ -59,7 +59,7 @@ class OwnState(NamedTuple):
 
 
 class StoredFunction(NamedTuple):
-    """One function: its `file`, by number; the leaves that it takes, by their places,
+    """One function: its `file`, by number; the leaves that it takes, by their indices,
     and by the `names` that it has for them; the nests of its arguments, a tuple, and of
     its result. `order` is how often it can be differentiated. `baked` are the digests
     of leaves whose values are part of it.

@@ -55,11 +55,11 @@ class Unreadable(NamedTuple):
 
 
 class LeafRecord(NamedTuple):
-    """One leaf. `place` is its number in the columns; `part` says what is there of it,
-    if that is not all: the template is that of what is there."""
+    """One leaf. `leaf_index` is its number in the columns; `part` says what is there of
+    it, if that is not all: the template is that of what is there."""
 
     name: str
-    place: int
+    leaf_index: int
     template: Template
     part: Part | Unreadable | None = None
 
@@ -133,18 +133,18 @@ class Leaves:
 
     @ft.cached_property
     def labels(self) -> Mapping[int, Label]:
-        """The label of the entry of an eqx.nn.State that a leaf is in, by its place."""
+        """The label of the entry of an eqx.nn.State that a leaf is in, by its index."""
         if self.given_labels is not None:
             return self.given_labels
         states = {} if self.tree is None else self.tree.states()
         nearest = _names.within(states)
         out: dict[int, Label] = {}
-        for place, name in enumerate(self.names if states else ()):
+        for leaf_index, name in enumerate(self.names if states else ()):
             state = nearest(name)
             if state is not None:
                 part = _names.below(name, state).partition(".")[0]
                 if part.isdecimal() and int(part) < len(states[state]):
-                    out[place] = states[state][int(part)]
+                    out[leaf_index] = states[state][int(part)]
         return out
 
     def renamed(
@@ -184,8 +184,8 @@ class Leaves:
         return self._texts[row]
 
     @ft.cached_property
-    def places(self) -> Mapping[str, int]:
-        """The places of names. **Raises:** `ValueError` for two of one name."""
+    def leaf_indices(self) -> Mapping[str, int]:
+        """The index of each name. **Raises:** `ValueError` for two of one name."""
         out = dict(zip(self.names, range(len(self.names))))
         if len(out) != len(self.names):
             raise ValueError("the index has two leaves of one name")
@@ -210,14 +210,14 @@ class Leaves:
             if not size:
                 _template.check_template(template)
 
-    def record(self, place: int, known: bool = False) -> LeafRecord:
-        """The leaf in this place of the columns, checked. `known`: its name is
+    def record(self, leaf_index: int, known: bool = False) -> LeafRecord:
+        """The leaf of this index in the columns, checked. `known`: its name is
         not checked, as it is equal to one that we have made of a key path.
 
         **Raises:** `DamagedError` when what the index says of it cannot be.
         """
         names = self.names if self.origin is None else self.origin.names
-        name, number = names[place], self.template[place]
+        name, number = names[leaf_index], self.template[leaf_index]
         template = self.templates[number]
         try:
             if not self.template_sizes[1][number]:
@@ -229,7 +229,7 @@ class Leaves:
                 f"The index of the checkpoint has a leaf, {_names.shorten(name)}, that "
                 f"is never saved: {e}."
             ) from e
-        return LeafRecord(name, place, template, self.parts.get(place))
+        return LeafRecord(name, leaf_index, template, self.parts.get(leaf_index))
 
     def records(self) -> Iterator[LeafRecord]:
         return map(self.record, range(len(self.names)))
@@ -253,8 +253,8 @@ class Leaves:
         return sum(count * t.nbytes for count, t in counted if count)
 
 
-def by_place(pairs: list[Any], name: str) -> dict[int, Any]:
-    """A field of an index: pairs of the place of a leaf, and what it has.
+def by_leaf_index(pairs: list[Any], name: str) -> dict[int, Any]:
+    """A field of an index: pairs of the index of a leaf, and what it has.
 
     **Raises:** `ValueError` if one leaf is there twice.
     """
@@ -283,7 +283,7 @@ def parse(value: dict[str, Any]) -> Leaves:
     if len(template) != len(names):
         raise ValueError("the columns of the index differ in length")
     (pairs,) = fields(value, {"aliases": [(range(len(names)), NUMBER)]})
-    aliases = by_place(pairs, "aliases")
+    aliases = by_leaf_index(pairs, "aliases")
     parts = _parts(value, templates, template) if "parts" in value else {}
     for alias, origin in aliases.items():
         if (
@@ -299,7 +299,7 @@ def parse(value: dict[str, Any]) -> Leaves:
 def encode_parts(parts: Mapping[int, Part | Unreadable]) -> dict[str, Any]:
     """The fields of an index that say of which leaves a part is stored."""
     rows = {part: number for number, part in enumerate(dict.fromkeys(parts.values()))}
-    of = [[place, rows[part]] for place, part in sorted(parts.items())]
+    of = [[leaf_index, rows[part]] for leaf_index, part in sorted(parts.items())]
     return {"parts": list(rows), "part": of}
 
 
@@ -309,10 +309,10 @@ def _parts(
     (parts,) = fields(value, {"parts": [([NUMBER], [[NUMBER]])]})
     rows = [Part(tuple(shape), tuple(map(tuple, starts))) for shape, starts in parts]
     (pairs,) = fields(value, {"part": [(range(len(template)), range(len(rows)))]})
-    of = by_place(pairs, "part")
-    for place, number in of.items():
-        _check_part(rows[number], templates[template[place]])
-    return {place: rows[number] for place, number in of.items()}
+    of = by_leaf_index(pairs, "part")
+    for leaf_index, number in of.items():
+        _check_part(rows[number], templates[template[leaf_index]])
+    return {leaf_index: rows[number] for leaf_index, number in of.items()}
 
 
 def _check_part(part: Part, t: Template) -> None:

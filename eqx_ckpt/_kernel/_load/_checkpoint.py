@@ -120,13 +120,13 @@ class Checkpoint(_Base):
     def __getitem__(self, name: str) -> LazyArray:
         """The leaf of a dotted name. **Raises:** `KeyError` naming the nearest."""
         leaves = self._source.index.leaves
-        place = leaves.places.get(name)
-        if place is None:
+        leaf_index = leaves.leaf_indices.get(name)
+        if leaf_index is None:
             raise KeyError(_unknown(name, leaves.names))
-        return _lazy.lazy_of(self._source, leaves.record(place))
+        return _lazy.lazy_of(self._source, leaves.record(leaf_index))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._source.index.leaves.places
+        return name in self._source.index.leaves.leaf_indices
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._source.index.leaves.names)

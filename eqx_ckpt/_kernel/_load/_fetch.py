@@ -118,12 +118,12 @@ def _stored_reads(
             if is_whole:
                 alike[key] = one
         _, views, conversion, _, _ = one
-        place: Any = aliases.get(record.place, record.place)
+        array: Any = aliases.get(record.leaf_index, record.leaf_index)
         if views is not None or conversion is not None:
-            place = place, views, conversion and conversion.dtype
-        leaves = shared.get(place)
+            array = array, views, conversion and conversion.dtype
+        leaves = shared.get(array)
         if leaves is None:
-            shared[place] = leaves = []
+            shared[array] = leaves = []
             out.append(StoredRead(record, views, conversion, leaves))
         leaves.append(i)
     if all(one.views is None for one in out):
@@ -140,8 +140,8 @@ def _share_chunks(
     aliases = source.index.leaves.aliases
     groups: dict[Any, list[StoredRead]] = collections.defaultdict(list)
     for one in reads:
-        place, conversion = one.record.place, one.conversion
-        key = aliases.get(place, place), conversion and conversion.dtype
+        leaf_index, conversion = one.record.leaf_index, one.conversion
+        key = aliases.get(leaf_index, leaf_index), conversion and conversion.dtype
         groups[key].append(one)
     out: list[StoredRead] = []
     for group in groups.values():

@@ -68,19 +68,19 @@ def _span(t: Template, view: View) -> tuple[int, int]:
 
 @dataclasses.dataclass(eq=False)
 class KeptChunks:
-    """The chunks that were last read of leaves at some `places`, as they were saved."""
+    """The chunks that were last read of leaves of these `leaf_indices`, as saved."""
 
-    places: frozenset[int]
+    leaf_indices: frozenset[int]
     lock: Any = dataclasses.field(default_factory=_threads.Lock)
     _chunks: dict[tuple[int, int], np.ndarray] = dataclasses.field(default_factory=dict)
 
-    def get(self, place: int, numbers: Iterable[int]) -> dict[int, np.ndarray]:
-        found = {n: self._chunks.get((place, n)) for n in numbers}
+    def get(self, leaf_index: int, numbers: Iterable[int]) -> dict[int, np.ndarray]:
+        found = {n: self._chunks.get((leaf_index, n)) for n in numbers}
         return {n: chunk for n, chunk in found.items() if chunk is not None}
 
-    def put(self, place: int, chunks: dict[int, np.ndarray]) -> None:
+    def put(self, leaf_index: int, chunks: dict[int, np.ndarray]) -> None:
         """Keeps these as well, and lets go of those that came first."""
-        self._chunks.update({(place, n): chunk for n, chunk in chunks.items()})
+        self._chunks.update({(leaf_index, n): chunk for n, chunk in chunks.items()})
         size = sum(chunk.nbytes for chunk in self._chunks.values())
         for key in list(self._chunks)[:-2]:
             if size <= _BYTES:
@@ -95,15 +95,17 @@ def keeping(leaves: Iterable[StoredLeaf]) -> Iterator[None]:
     found = collections.defaultdict[Source, Any](collections.Counter[int])
     viewed: set[tuple[Source, int]] = set()
     for leaf in leaves:
-        source, place = leaf.source, leaf.array_place
-        found[source][place] += 1
+        source, leaf_index = leaf.source, leaf.array_index
+        found[source][leaf_index] += 1
         if leaf.view is not None:
-            viewed.add((source, place))
+            viewed.add((source, leaf_index))
     with contextlib.ExitStack() as stack:
         for source, counts in found.items():
-            places = {x for x, n in counts.items() if n > 1 and (source, x) in viewed}
-            if places:
-                kept = KeptChunks(frozenset(places))
+            leaf_indices = {
+                x for x, n in counts.items() if n > 1 and (source, x) in viewed
+            }
+            if leaf_indices:
+                kept = KeptChunks(frozenset(leaf_indices))
                 undo = ft.partial(source.chunk_caches.pop, kept, None)
                 stack.enter_context(_cleanup.surely(undo))
                 source.chunk_caches[kept] = None
@@ -113,8 +115,10 @@ def keeping(leaves: Iterable[StoredLeaf]) -> Iterator[None]:
 def _find(reader: Reader, read: StoredRead) -> KeptChunks | None:
     """The chunks that a read shares with others, unless they take too much memory."""
     source, record = reader.source, read.record
-    place = _place(source, record)
-    kept = next((x for x in list(source.chunk_caches) if place in x.places), None)
+    leaf_index = _array_index(source, record)
+    kept = next(
+        (x for x in list(source.chunk_caches) if leaf_index in x.leaf_indices), None
+    )
     if kept is None or read.views is None or record.part is not None:
         return None
     t = source.cut(record)
@@ -172,10 +176,10 @@ def _read_shared(
     """Gives a read with its arrays, of chunks that are kept and of those that are read
     now, unless these have problems."""
     source, record, t = reader.source, read.record, reader.source.cut(read.record)
-    place, numbers = _place(source, record), touched(t, read.views)
+    leaf_index, numbers = _array_index(source, record), touched(t, read.views)
 
     def read_missing() -> dict[int, np.ndarray]:
-        chunks = kept.get(place, numbers)
+        chunks = kept.get(leaf_index, numbers)
         missing = [n for n in numbers if n not in chunks]
         if missing:
             whole, regions = _view.whole(t.shape), _source.grid_of(t).regions
@@ -183,7 +187,7 @@ def _read_shared(
             for _, result in read_files(reader, [StoredRead(record, views)]):
                 new = dict(zip(missing, result.arrays))
                 chunks.update(new)
-                kept.put(place, new)
+                kept.put(leaf_index, new)
         return chunks
 
     # Of threads that need the same chunk, one reads it.
@@ -192,5 +196,5 @@ def _read_shared(
         yield read, _assembled(t, read, chunks)
 
 
-def _place(source: Source, record: LeafRecord) -> int:
-    return source.index.leaves.aliases.get(record.place, record.place)
+def _array_index(source: Source, record: LeafRecord) -> int:
+    return source.index.leaves.aliases.get(record.leaf_index, record.leaf_index)

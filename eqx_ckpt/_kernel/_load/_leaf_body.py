@@ -114,14 +114,14 @@ class StoredLeaf(LeafBody):
         return self.record.template
 
     @property
-    def place(self) -> int:
-        """The number of the leaf in the checkpoint."""
-        return self.record.place
+    def leaf_index(self) -> int:
+        """The index of the leaf in the checkpoint."""
+        return self.record.leaf_index
 
     @property
-    def array_place(self) -> int:
-        """The number of the first leaf there that is one array with it."""
-        return self.source.index.leaves.aliases.get(self.place, self.place)
+    def array_index(self) -> int:
+        """The index of the first leaf there that is one array with it."""
+        return self.source.index.leaves.aliases.get(self.leaf_index, self.leaf_index)
 
     @property
     def unreadable(self) -> str | None:
@@ -149,7 +149,7 @@ class StoredLeaf(LeafBody):
 
     @property
     def identity(self) -> Any:
-        own = self.source.root.url, self.source.index.save, self.array_place
+        own = self.source.root.url, self.source.index.save, self.array_index
         return own, self.view, self.target
 
     def read_as(self, target: Target | None = None) -> LeafRead:
@@ -186,4 +186,4 @@ def _reopen(
 ) -> StoredLeaf:
     source = _open.reopen(root, save)
     leaves = source.index.leaves
-    return StoredLeaf(source, leaves.record(leaves.places[name]), view, target)
+    return StoredLeaf(source, leaves.record(leaves.leaf_indices[name]), view, target)

@@ -193,7 +193,9 @@ class _Matcher:
             if options.cast:
                 target = target._replace(cast=True)
             stored_name = stored[leaf]
-            saved_leaf = None if stored_name is None else saved.places.get(stored_name)
+            saved_leaf = (
+                None if stored_name is None else saved.leaf_indices.get(stored_name)
+            )
             if saved_leaf is None:
                 self._add_missing(leaf, target)
                 continue
@@ -279,7 +281,7 @@ class _Matcher:
         specs: dict[Any, Any] = {name_of(path): spec for path, spec in parts}
         nearest = _names.within(specs)
         chosen = [specs.get(nearest(name), True) for name in extra]
-        records = [saved.record(saved.places[name]) for name in extra]
+        records = [saved.record(saved.leaf_indices[name]) for name in extra]
         leaves = [
             _leaf.stand_in(r.template.kind, _leaf.abstract(r.template)) for r in records
         ]
@@ -354,7 +356,7 @@ class _Matcher:
             near = there.nearest(name, 1, 0.6)
             if not near:
                 return ""
-            stored = saved.record(saved.places[near[0]]).name
+            stored = saved.record(saved.leaf_indices[near[0]]).name
             beside = f", stored as `{stored}`" if stored != near[0] else ""
             return f"  (the nearest name there is `{near[0]}`{beside})"
 
@@ -380,7 +382,9 @@ class _Matcher:
         for name in self.saved.names:
             if name.endswith(end):
                 node = name[: -len(end)]
-                if all(f"{node}.{other}" in self.saved.places for other in missing):
+                if all(
+                    f"{node}.{other}" in self.saved.leaf_indices for other in missing
+                ):
                     return (
                         f'All of it is stored under `{node}`: pass `source="{node}"`.'
                     )
@@ -420,9 +424,9 @@ def _without_duplicates(saved: Leaves, match: Match) -> Match:
     reads, duplicates = {}, []
     first: dict[Any, int] = {}
     for number, read in match.reads.items():
-        leaf, place = match.flat.leaves[number], read.record.place
+        leaf, leaf_index = match.flat.leaves[number], read.record.leaf_index
         if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-            key = id(leaf), saved.aliases.get(place, place)
+            key = id(leaf), saved.aliases.get(leaf_index, leaf_index)
             if first.setdefault(key, number) != number:
                 duplicates.append((number, first[key]))
                 continue

@@ -27,7 +27,7 @@ _MAX_GAPS = 2**22
 class StoredBody(Body):
     """A node that is in the index. What is below it is made as it is asked for.
 
-    `members` are the places of the leaves below it, and the names of the Modules there
+    `members` are the indices of the leaves below it, and the names of the Modules there
     that have static fields. `gaps` is how many more gaps the tree may have: names are
     data from a file.
     """
@@ -91,24 +91,30 @@ class StoredBody(Body):
         self._key(component)
         leaves = self.source.index.leaves
         name = _names.joined(self.name, component)
-        places = [place for place in members if isinstance(place, int)]
-        if not places or leaves.names[places[0]] != name:
+        leaf_indices = [
+            leaf_index for leaf_index in members if isinstance(leaf_index, int)
+        ]
+        if not leaf_indices or leaves.names[leaf_indices[0]] != name:
             if self._depth + 1 >= _names.MAX_DEPTH:
                 # What walks a tree calls itself, and JAX does not recover from that.
                 most = f"at most {_names.MAX_DEPTH} can be stored"
                 raise DamagedError(f"The index has more nodes in each other: {most}.")
             return Node(StoredBody(self.source, name, members, self._gaps))
-        if len(places) > 1:
+        if len(leaf_indices) > 1:
             raise DamagedError(f"The index has a leaf and a node at {name!r}.")
         # Of the nodes above it each has looked at one component of the name.
-        keys = leaves.templates[leaves.template[places[0]]].keys
+        keys = leaves.templates[leaves.template[leaf_indices[0]]].keys
         known = len(keys) == self._depth + 1 and len(name) <= _names.MAX_NAME
-        return _lazy.lazy_of(self.source, leaves.record(places[0], known))
+        return _lazy.lazy_of(self.source, leaves.record(leaf_indices[0], known))
 
     def _kinds(self, members: list[int | str]) -> set[str]:
         """The kinds of keys at which these lie below the node."""
         number, kind_of = self.source.index.leaves.template, self._kind_of
-        return {kind_of(number[place]) for place in members if isinstance(place, int)}
+        return {
+            kind_of(number[leaf_index])
+            for leaf_index in members
+            if isinstance(leaf_index, int)
+        }
 
     @ft.cached_property
     def _kind_of(self) -> Callable[[int], str]:
@@ -180,8 +186,8 @@ class StoredBody(Body):
             return ()
         labels = []
         for _, component in self._rows:
-            places = [x for x in self._groups[component] if isinstance(x, int)]
-            of = {known.get(place, Label()) for place in places}
+            leaf_indices = [x for x in self._groups[component] if isinstance(x, int)]
+            of = {known.get(leaf_index, Label()) for leaf_index in leaf_indices}
             text = _record.label_text(of.pop()) if len(of) == 1 else None
             if text is None:
                 return ()

@@ -298,7 +298,7 @@ def _unpack(
     last, dtype = None, np.dtype(np.uint8)
     saved: list[bytes] = [b""] * len(pieces)
     if digests is not None:
-        leaves = [one.record.place for one, _, _ in run.members]
+        leaves = [one.record.leaf_index for one, _, _ in run.members]
         saved = digests.each(reader.source.index.extents.first_digests(leaves))
     for (one, offset, size), whole, own in zip(run.members, pieces, saved):
         piece, is_owned, is_aligned = whole

@@ -66,7 +66,7 @@ class Source(abc.ABC):
     directory: Backend
     # The keys of the data files; none if each leaf has a directory of its own.
     files: list[str]
-    # The TensorStores of leaves that were opened, by their places.
+    # The TensorStores of leaves that were opened, by their indices.
     _opened: dict[int, Any] = dataclasses.field(default_factory=dict, init=False)
     # What keeps chunks that several reads share, as long as those are made.
     chunk_caches: dict[Any, None] = dataclasses.field(default_factory=dict, init=False)
@@ -117,7 +117,7 @@ class Source(abc.ABC):
 
     def array(self, record: LeafRecord) -> Any:
         """The leaf's TensorStore, opened once and without a read."""
-        array = self._opened.get(record.place)
+        array = self._opened.get(record.leaf_index)
         if array is None:
             _wording.check_readable(record)
             if not self.directory.has_driver():
@@ -131,7 +131,7 @@ class Source(abc.ABC):
                 raise self.error_for(str(e)) from e
             # It may live for longer than this, and a descriptor with it.
             array = self._open_whole(record, self.directory.unpinned())
-            self._opened[record.place] = array
+            self._opened[record.leaf_index] = array
         return array
 
     def _open_whole(self, record: LeafRecord, directory: Backend) -> Any:
@@ -190,7 +190,7 @@ class Source(abc.ABC):
     # ---- Where bytes are.
 
     def starts(self, records: Sequence[LeafRecord]) -> FirstChunks:
-        places = map(operator.attrgetter("place"), records)
+        places = map(operator.attrgetter("leaf_index"), records)
         return FirstChunks(self.files, self.index.extents.starts(places))
 
     def chunk_range(self, record: LeafRecord, number: int) -> FileRange:

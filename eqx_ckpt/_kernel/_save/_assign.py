@@ -20,7 +20,7 @@ MAX_FILE = 2 * 2**30
 
 # Runs of the chunks of a leaf, each with the process that writes it.
 Owners = list[tuple[range, int]]
-# Runs of chunks, each with the place of its leaf.
+# Runs of chunks, each with the index of its leaf.
 Runs = list[tuple[int, range]]
 
 
@@ -46,10 +46,10 @@ def deal(
     target = _target(sum(count * size for count, size, _ in jobs), most)
     # The runs of each process: those of leaves that are `apart`, and the others.
     dealt: list[tuple[Runs, Runs]] = [([], []) for _ in range(processes)]
-    for place, job in enumerate(jobs):
-        which = 0 if place in apart else 1
+    for leaf_index, job in enumerate(jobs):
+        which = 0 if leaf_index in apart else 1
         for run, process in job.owners:
-            dealt[process][which].append((place, run))
+            dealt[process][which].append((leaf_index, run))
     files: list[tuple[int, Runs]] = []
     for process in range(processes):
         both, dealt[process] = dealt[process], ([], [])
@@ -68,12 +68,15 @@ def most_files(total: int, processes: int, most: int) -> int:
 
 
 def _pack(jobs: Sequence[WriteJob], runs: Runs, target: int) -> list[Runs]:
-    if sum(len(run) * jobs[place].chunk_bytes for place, run in runs) <= target:
+    if (
+        sum(len(run) * jobs[leaf_index].chunk_bytes for leaf_index, run in runs)
+        <= target
+    ):
         return [runs] if runs else []
     files: list[Runs] = []
     end = 0
-    for place, run in runs:
-        size = jobs[place].chunk_bytes
+    for leaf_index, run in runs:
+        size = jobs[leaf_index].chunk_bytes
         while True:
             room = (target - end) // size if size else len(run)
             if not files or (room < 1 and run and files[-1]):
@@ -83,7 +86,7 @@ def _pack(jobs: Sequence[WriteJob], runs: Runs, target: int) -> list[Runs]:
             take = min(len(run), max(1, room))
             # An array without elements has no chunks, and yet a place. Most runs are
             # not cut, and stay the objects that they are.
-            files[-1].append((place, run if take == len(run) else run[:take]))
+            files[-1].append((leaf_index, run if take == len(run) else run[:take]))
             end += take * size
             run = run[take:]
             if not run:

@@ -173,8 +173,8 @@ def _copied(planned: Plan, held: Set[int]) -> int:
         return planned.spec.nbytes
     return sum(
         leaf.template.nbytes
-        for place, leaf in enumerate(planned.leaves)
-        if leaf.alias is None and place not in held
+        for leaf_index, leaf in enumerate(planned.leaves)
+        if leaf.alias is None and leaf_index not in held
         if not isinstance(leaf.value, _lazies.LazySource)
     )
 
@@ -184,14 +184,14 @@ def stage(planned: Plan, held: Set[int]) -> Plan:
     are started, except of leaves that are `held` elsewhere."""
     leaves = planned.leaves
     # The bytes of an alias are those of another leaf.
-    away = held | {place for place, _ in planned.spec.aliases}
+    away = held | {leaf_index for leaf_index, _ in planned.spec.aliases}
     with _payload.errors_of_casts(leaves, planned.spec):
         copies = _payload.copied_together(leaves, away)
-        for place in away:
-            copies[place] = None
+        for leaf_index in away:
+            copies[leaf_index] = None
         values = [
-            copies[place] if place in copies else _stage_value(leaf)
-            for place, leaf in enumerate(leaves)
+            copies[leaf_index] if leaf_index in copies else _stage_value(leaf)
+            for leaf_index, leaf in enumerate(leaves)
         ]
     names, _, *rest = zip(*leaves)
     return planned._replace(
@@ -212,9 +212,9 @@ def _stage_value(leaf: PlannedLeaf) -> Any:
 
 def _collect(leaves: list[PlannedLeaf]) -> None:
     """Waits for the copies from devices."""
-    for place, leaf in enumerate(leaves):
+    for leaf_index, leaf in enumerate(leaves):
         if not _host_copy.is_staged(leaf.value):
-            leaves[place] = leaf._replace(value=_host_copy.collect(leaf.value))
+            leaves[leaf_index] = leaf._replace(value=_host_copy.collect(leaf.value))
 
 
 # Seconds. Python's own are 0.005, and no program sets these.

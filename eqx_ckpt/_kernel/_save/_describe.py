@@ -127,18 +127,20 @@ def _key(
 
 
 def _aliases(values: Sequence[Any]) -> dict[int, int]:
-    """For each leaf that is the same array as an earlier one, the place of that."""
+    """For each leaf that is the same array as an earlier one, the index of that."""
     types = list(map(type, values))
     shared = {cls: _is_shared(cls) for cls in {*types}}
     # Of Python's numbers many are one object.
-    places = list(it.compress(it.count(), map(shared.__getitem__, types)))
-    some = map(values.__getitem__, places)
+    leaf_indices = list(it.compress(it.count(), map(shared.__getitem__, types)))
+    some = map(values.__getitem__, leaf_indices)
     keys = [x.key if type(x) is LazySource else id(x) for x in some]
     if len({*keys}) == len(keys):
         return {}
     first: dict[Any, int] = {}
-    origins = map(first.setdefault, keys, places)
-    return {place: x for place, x in zip(places, origins) if x != place}
+    origins = map(first.setdefault, keys, leaf_indices)
+    return {
+        leaf_index: x for leaf_index, x in zip(leaf_indices, origins) if x != leaf_index
+    }
 
 
 @ft.cache
@@ -175,22 +177,24 @@ def _make_spec(
         todo = sorted({*firsts.values(), *odd})
     # Each leaf's own template, until they are numbered.
     own: list[Any] = [None] * count
-    describe = lambda place: _as_stored(names[place], given[place], options)
+    describe = lambda leaf_index: _as_stored(
+        names[leaf_index], given[leaf_index], options
+    )
     stored = map(describe, todo)
     if not (callable(options.chunks) or has_parts or options.dtype):
-        some = [given[place] for place in todo]
+        some = [given[leaf_index] for leaf_index in todo]
         stored = _lazies.described(some, lambda i: describe(todo[i]))
-    for place, (value, template, part) in zip(todo, stored):
-        values[place], own[place] = value, template
+    for leaf_index, (value, template, part) in zip(todo, stored):
+        values[leaf_index], own[leaf_index] = value, template
         if part is not None:
-            parts[place] = part
+            parts[leaf_index] = part
     own = [t or own[firsts[kind]] for t, kind in zip(own, kinds)]
     whole = [*values]
-    for place in parts:
-        whole[place] = given[place]
+    for leaf_index in parts:
+        whole[leaf_index] = given[leaf_index]
     aliases = _aliases(whole)
-    for place, origin in aliases.items():
-        own[place] = own[place]._replace(chunk=own[origin].chunk)
+    for leaf_index, origin in aliases.items():
+        own[leaf_index] = own[leaf_index]._replace(chunk=own[origin].chunk)
     rows = list(zip(map(id, own), letters))
     # Where templates are equal, so are their numbers.
     templates: dict[Template, int] = {}

@@ -243,7 +243,7 @@ def _name_in(leaf: StoredLeaf, source: Source) -> str | None:
     """The name that a leaf has in a save, if it is of that."""
     if leaf.source.index.save != source.index.save:
         return None
-    return source.index.leaves.names[leaf.array_place]
+    return source.index.leaves.names[leaf.array_index]
 
 
 def _fetch(
@@ -354,27 +354,27 @@ def _joined(a: Region, b: Region) -> Region | None:
 def read_small(
     leaves: Sequence[PlannedLeaf], but: Set[int], max_bytes: int
 ) -> list[PlannedLeaf]:
-    """Leaves of which the small lazy ones have been read, together, but those at some
-    places, and no more than there is room for."""
+    """Leaves of which the small lazy ones have been read, together, but those of some
+    indices, and no more than there is room for."""
     out = list(leaves)
-    places: list[int] = []
-    for place, leaf in enumerate(leaves):
+    leaf_indices: list[int] = []
+    for leaf_index, leaf in enumerate(leaves):
         is_lazy = leaf.alias is None and isinstance(leaf.value, LazySource)
         if (
             is_lazy
-            and place not in but
+            and leaf_index not in but
             and leaf.template.nbytes <= min(_SMALL, max_bytes)
         ):
-            places.append(place)
+            leaf_indices.append(leaf_index)
             max_bytes -= leaf.template.nbytes
-    if not places:
+    if not leaf_indices:
         return out
     groups: dict[tuple[bool, bool], list[int]] = {}
-    for place in places:
-        value = leaves[place].value
-        groups.setdefault((value.verify, value._is_array), []).append(place)
+    for leaf_index in leaf_indices:
+        value = leaves[leaf_index].value
+        groups.setdefault((value.verify, value._is_array), []).append(leaf_index)
     for (verify, as_numpy), own in groups.items():
-        values = [leaves[place].value.lazy for place in own]
-        for place, value in zip(own, _fetch(values, verify, as_numpy=as_numpy)):
-            out[place] = leaves[place]._replace(value=value)
+        values = [leaves[leaf_index].value.lazy for leaf_index in own]
+        for leaf_index, value in zip(own, _fetch(values, verify, as_numpy=as_numpy)):
+            out[leaf_index] = leaves[leaf_index]._replace(value=value)
     return out

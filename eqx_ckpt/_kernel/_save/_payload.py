@@ -31,7 +31,7 @@ COPIES = _host_copy.PREFETCH + 4
 
 class PlannedLeaf(NamedTuple):
     """A leaf to be written. `value` is the caller's, a copy of it, or a `Payload`;
-    `number` is that of its template among those of the save, and `alias` the place of
+    `number` is that of its template among those of the save, and `alias` the index of
     the leaf whose bytes it shares. `owners` are the processes that write its chunks;
     without them it is process 0. `is_zero_copy`: the memory of the array that was
     described is stored as it is."""
@@ -78,12 +78,13 @@ class StagedBytes(tuple[np.ndarray], Payload):
 
 
 def small_by_template(
-    leaves: Sequence[PlannedLeaf], places: Iterable[int]
+    leaves: Sequence[PlannedLeaf], leaf_indices: Iterable[int]
 ) -> Iterator[list[int]]:
-    """Those of some places whose leaves are small, which are worked on together: those
-    of one template, and few at a time. More take memory that is new to the system."""
+    """Those of some indices whose leaves are small, which are worked on together:
+    those of one template, and few at a time. More take memory that is new to the
+    system."""
     number = [leaf.template_number for leaf in leaves].__getitem__
-    for _, group in it.groupby(sorted(places, key=number), number):
+    for _, group in it.groupby(sorted(leaf_indices, key=number), number):
         alike = list(group)
         template = leaves[alike[0]].template
         most = max(1, _PIECE // max(1, template.nbytes))
@@ -92,17 +93,17 @@ def small_by_template(
 
 
 def copied_together(leaves: Sequence[PlannedLeaf], but: Set[int]) -> dict[int, Any]:
-    """Copies of small leaves, `but` some, by their places. Copies from a device have
+    """Copies of small leaves, `but` some, by their indices. Copies from a device have
     been started. Leaves of one template are copied in one step, as each alone takes
     longer than its bytes."""
-    places = [
-        place
-        for place, leaf in enumerate(leaves)
-        if leaf.owners is None and place not in but
+    leaf_indices = [
+        leaf_index
+        for leaf_index, leaf in enumerate(leaves)
+        if leaf.owners is None and leaf_index not in but
     ]
     out: dict[int, Any] = {}
-    for some in small_by_template(leaves, places):
-        alike = [leaves[place] for place in some]
+    for some in small_by_template(leaves, leaf_indices):
+        alike = [leaves[leaf_index] for leaf_index in some]
         copies = _copies(alike)
         if copies is not None:
             out.update(zip(some, map(StagedBytes, zip(copies))))
@@ -165,11 +166,11 @@ def small_chunk(t: Template) -> int:
 
 
 class SmallBatch(NamedTuple):
-    """Small chunks that lie one after the other in a file: the place of the leaf of
+    """Small chunks that lie one after the other in a file: the index of the leaf of
     each and its number there, the number of its digest, where it is, from the first on,
     and the padding that follows it. `ended`: how many are the last of their leaf."""
 
-    places: Sequence[int]
+    leaf_indices: Sequence[int]
     numbers: Sequence[int]
     rows: list[int]
     slices: list[slice]
@@ -178,21 +179,24 @@ class SmallBatch(NamedTuple):
 
 
 def small_batch(
-    places: Sequence[int],
+    leaf_indices: Sequence[int],
     numbers: Sequence[int],
     starts: Sequence[int],
     spec: TreeSpec,
 ) -> SmallBatch:
-    """Chunks of these numbers of leaves at these places, each of which begins in a file
-    where this says."""
+    """Chunks of these numbers of leaves of these indices, each of which begins in a
+    file where this says."""
     firsts, grids = spec.first_digests, spec.grids
-    rows = [firsts[p] + grids[p].blocks[n] for p, n in zip(places, numbers)]
-    ended = sum(n + 1 == len(grids[p].keys) for p, n in zip(places, numbers))
+    rows = [firsts[p] + grids[p].blocks[n] for p, n in zip(leaf_indices, numbers)]
+    ended = sum(n + 1 == len(grids[p].keys) for p, n in zip(leaf_indices, numbers))
     sizes = [grid.full for grid in spec.template_grids]
-    stops = [a + sizes[spec.template_of[place]] for a, place in zip(starts, places)]
+    stops = [
+        a + sizes[spec.template_of[leaf_index]]
+        for a, leaf_index in zip(starts, leaf_indices)
+    ]
     own = [slice(a - starts[0], b - starts[0]) for a, b in zip(starts, stops)]
     gaps = [bytes(b - a) for a, b in zip(stops, [*starts[1:], stops[-1]])]
-    return SmallBatch(places, numbers, rows, own, gaps, ended)
+    return SmallBatch(leaf_indices, numbers, rows, own, gaps, ended)
 
 
 @ft.cache
@@ -217,17 +221,17 @@ class LeafBytes:
         """The digests, a row each, in the same memory."""
         return np.frombuffer(self.digests, np.uint8).reshape(-1, _digests.SIZE)
 
-    def _own(self, place: int, numbers: range) -> slice:
-        first, blocks = self._first[place], self.grids[place].blocks
+    def _own(self, leaf_index: int, numbers: range) -> slice:
+        first, blocks = self._first[leaf_index], self.grids[leaf_index].blocks
         rows = first + blocks[numbers.start], first + blocks[numbers.stop]
         return slice(*(_digests.SIZE * row for row in rows))
 
-    def put_rows(self, place: int, numbers: range, digests: Any) -> Any:
+    def put_rows(self, leaf_index: int, numbers: range, digests: Any) -> Any:
         """Takes the digests of some chunks from the front of many.
 
         **Raises:** `ValueError` for fewer.
         """
-        own = self._own(place, numbers)
+        own = self._own(leaf_index, numbers)
         size = own.stop - own.start
         if len(digests) < size:
             raise ValueError("it has written something else than was planned")
@@ -239,10 +243,14 @@ class LeafBytes:
         digests, start = _digests.block_digests(data), _digests.SIZE * row
         self.digests[start : start + _digests.SIZE * len(digests)] = b"".join(digests)
 
-    def chunks(self, place: int, numbers: range) -> Iterator[Iterable[Any]]:
+    def chunks(self, leaf_index: int, numbers: range) -> Iterator[Iterable[Any]]:
         """Some chunks of a leaf as they are stored: padded, and compressed if so. Each
         comes in pieces, of which all are drawn before the next chunk is."""
-        leaf, grid, first = self.leaves[place], self.grids[place], self._first[place]
+        leaf, grid, first = (
+            self.leaves[leaf_index],
+            self.grids[leaf_index],
+            self._first[leaf_index],
+        )
         t, value = leaf.template, leaf.value
         encode = None if t.codec is None else _codecs.encoder(t)
         if isinstance(value, StagedBytes):
@@ -279,8 +287,8 @@ class LeafBytes:
     def join_batch(self, batch: SmallBatch) -> bytes:
         """The bytes of small chunks that are not compressed, with their padding, as
         they lie in a file. Those of most leaves are joined without a call for each."""
-        places, numbers, rows, own, gaps, ended = batch
-        leaves = list(map(self.leaves.__getitem__, places))
+        leaf_indices, numbers, rows, own, gaps, ended = batch
+        leaves = list(map(self.leaves.__getitem__, leaf_indices))
         pieces: list[Any] = list(map(operator.attrgetter("value"), leaves))
         # Those whose memory is not what is stored, by template.
         others: dict[int, list[int]] = {}
@@ -293,7 +301,7 @@ class LeafBytes:
             if t.chunk == t.shape:
                 found = small_bytes([leaves[i] for i in some])
             else:
-                found = [self._own_chunk(places[i], numbers[i]) for i in some]
+                found = [self._own_chunk(leaf_indices[i], numbers[i]) for i in some]
             for i, row in zip(some, found):
                 pieces[i] = row
         try:
@@ -312,13 +320,13 @@ class LeafBytes:
         self.advance(len(data) - sum(map(len, gaps)), ended)
         return data
 
-    def _own_chunk(self, place: int, number: int) -> np.ndarray:
+    def _own_chunk(self, leaf_index: int, number: int) -> np.ndarray:
         """The bytes of a chunk of a leaf of which other processes have others."""
-        leaf = self.leaves[place]
+        leaf = self.leaves[leaf_index]
         t, value = leaf.template, leaf.value
         part = _host_copy.only_part(value, t)
         if part is None:
-            region = self.grids[place].regions[number]
+            region = self.grids[leaf_index].regions[number]
             (part,) = _host_copy.to_host_by_regions(value, t, [region])
         return _digests.as_bytes(part)
 

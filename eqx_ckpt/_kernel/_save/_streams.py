@@ -36,9 +36,9 @@ def batches(spec: TreeSpec, runs: Iterable[ChunkRun]) -> Iterator[Batch]:
     batch: list[ChunkRun] = []
 
     def small_batch() -> Batch:
-        places, chunks, starts, _ = zip(*batch)
+        leaf_indices, chunks, starts, _ = zip(*batch)
         numbers = [own.start for own in chunks]
-        return Batch(batch, _payload.small_batch(places, numbers, starts, spec))
+        return Batch(batch, _payload.small_batch(leaf_indices, numbers, starts, spec))
 
     for run in runs:
         size = small[spec.template_of[run.leaf]] if len(run.chunks) == 1 else 0

@@ -265,24 +265,28 @@ def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     is_one = [
         len(own) == 1 and t.codec is None for own, t in zip(chunks, spec.templates)
     ]
-    ones = [place for place, kind in enumerate(kinds) if is_one[kind]]
+    ones = [leaf_index for leaf_index, kind in enumerate(kinds) if is_one[kind]]
     starts = _starts(spec, files)
     keys = [name + b"zarr.json" for name in names]
-    keys += [names[place] + chunks[kinds[place]][0] for place in ones]
-    numbers = [len(files)] * len(names) + [starts[place][0] for place in ones]
-    offsets = [ends[kind] for kind in kinds] + [starts[place][1] for place in ones]
+    keys += [names[leaf_index] + chunks[kinds[leaf_index]][0] for leaf_index in ones]
+    numbers = [len(files)] * len(names) + [starts[leaf_index][0] for leaf_index in ones]
+    offsets = [ends[kind] for kind in kinds] + [
+        starts[leaf_index][1] for leaf_index in ones
+    ]
     lengths = [sizes[kind] for kind in kinds]
-    lengths += [grids[kinds[place]].full for place in ones]
-    places: dict[int, list[int]] = {}
-    for place, origin in enumerate(spec.origins) if len(ones) < len(names) else ():
-        places.setdefault(place if origin is None else origin, []).append(place)
-    for number, runs in enumerate(files) if places else ():
+    lengths += [grids[kinds[leaf_index]].full for leaf_index in ones]
+    leaf_indices: dict[int, list[int]] = {}
+    for leaf_index, origin in enumerate(spec.origins) if len(ones) < len(names) else ():
+        leaf_indices.setdefault(leaf_index if origin is None else origin, []).append(
+            leaf_index
+        )
+    for number, runs in enumerate(files) if leaf_indices else ():
         for run in runs:
             if is_one[kinds[run.leaf]]:
                 continue
-            for place, i in itertools.product(places[run.leaf], run.chunks):
-                start, length = run.extent(i, grids[kinds[place]].full)
-                keys.append(names[place] + chunks[kinds[place]][i])
+            for leaf_index, i in itertools.product(leaf_indices[run.leaf], run.chunks):
+                start, length = run.extent(i, grids[kinds[leaf_index]].full)
+                keys.append(names[leaf_index] + chunks[kinds[leaf_index]][i])
                 numbers.append(number)
                 offsets.append(start)
                 lengths.append(length)

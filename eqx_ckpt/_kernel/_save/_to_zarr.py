@@ -20,13 +20,13 @@ def write(writer: LeafWriter, into: Destination[Backend]) -> Files:
     """Writes the chunks of this process."""
     data, root, syncs = writer.data, into.work, into.syncs
 
-    def write(place: int, numbers: range) -> None:
-        parent = _files.directory(writer.leaves[place].name)
-        keys = [f"{parent}/{key}" for key in data.grids[place].keys]
+    def write(leaf_index: int, numbers: range) -> None:
+        parent = _files.directory(writer.leaves[leaf_index].name)
+        keys = [f"{parent}/{key}" for key in data.grids[leaf_index].keys]
         keys = keys[numbers.start : numbers.stop]
         parents = {key.rpartition("/")[0] for key in keys}
         root.make_directories(parents or [parent])
-        for key, pieces in zip(keys, data.chunks(place, numbers)):
+        for key, pieces in zip(keys, data.chunks(leaf_index, numbers)):
             root.write(key, pieces, syncs)
         if syncs:
             # The directory of the leaf itself has more to come.
@@ -46,9 +46,9 @@ def files_of_process(
 ) -> Files:
     """**Raises:** `ValueError` unless the chunks of another process are there."""
     for _, runs in writer.files_of(process):
-        for place, numbers in runs:
-            parent = _files.directory(writer.leaves[place].name)
-            for key in writer.data.grids[place].keys[numbers.start : numbers.stop]:
+        for leaf_index, numbers in runs:
+            parent = _files.directory(writer.leaves[leaf_index].name)
+            for key in writer.data.grids[leaf_index].keys[numbers.start : numbers.stop]:
                 into.work.check_range(f"{parent}/{key}", 1)
     return []
 

@@ -19,7 +19,7 @@ from .._limits import limits
 @dataclasses.dataclass(frozen=True, eq=False)
 class TreeSpec:
     """The leaves of a save in their order: their names, the numbers of their templates,
-    and those that share the bytes of another, with its place."""
+    and those that share the bytes of another, with its index."""
 
     names: tuple[str, ...]
     template_of: tuple[int, ...]
@@ -42,8 +42,8 @@ class TreeSpec:
         found = [0] * len(self.templates)
         for number in self.template_of:
             found[number] += 1
-        for place, _ in self.aliases:
-            found[self.template_of[place]] -= 1
+        for leaf_index, _ in self.aliases:
+            found[self.template_of[leaf_index]] -= 1
         return found
 
     @ft.cached_property
@@ -53,7 +53,7 @@ class TreeSpec:
 
     @ft.cached_property
     def origins(self) -> list[int | None]:
-        """The place of the leaf whose bytes each one shares."""
+        """The index of the leaf whose bytes each one shares."""
         aliases = dict(self.aliases)
         return list(map(aliases.get, range(len(self.names))))
 
@@ -87,8 +87,8 @@ class TreeSpec:
     def first_digests(self) -> list[int]:
         """The number of the first digest of each leaf, and that of all digests."""
         counts = [grid.blocks[-1] for grid in self.grids]
-        for place, _ in self.aliases:
-            counts[place] = 0
+        for leaf_index, _ in self.aliases:
+            counts[leaf_index] = 0
         return list(it.accumulate(counts, initial=0))
 
 

@@ -73,7 +73,7 @@ def prepare_writer(
     if plan.has_lazies:
         requests = _lazies.requests(leaves, max_bytes)
         if processes.leads:
-            skipped = {place for place, *_ in linked.digests}
+            skipped = {leaf_index for leaf_index, *_ in linked.digests}
             leaves = _lazies.read_small(leaves, skipped, max_bytes)
     data = LeafBytes(leaves, plan.spec, advance)
     is_sent = into.outbox is not None

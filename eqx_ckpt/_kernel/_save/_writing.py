@@ -165,10 +165,10 @@ class LeafWriter:
         self.max_bytes, self.max_file_bytes = max_bytes, max_file_bytes
         self.requests = requests
         there: dict[int, list[range]] = {}
-        for place, run, digests in linked.digests:
-            there.setdefault(place, []).append(run)
-            self.data.put_rows(place, run, digests)
-            grid = self.data.grids[place]
+        for leaf_index, run, digests in linked.digests:
+            there.setdefault(leaf_index, []).append(run)
+            self.data.put_rows(leaf_index, run, digests)
+            grid = self.data.grids[leaf_index]
             data.advance(len(run) * grid.full, run.stop == len(grid.keys))
         count = processes.count
         if there or linked.same:
@@ -264,8 +264,8 @@ def _digests_of_deal(spec: TreeSpec, deal: Deal, which: range) -> list[np.ndarra
 def _digest_numbers(spec: TreeSpec, runs: _assign.Runs) -> np.ndarray:
     firsts, grids = spec.first_digests, spec.grids
     out: list[int] = []
-    for place, run in runs:
-        first, blocks = firsts[place], grids[place].blocks
+    for leaf_index, run in runs:
+        first, blocks = firsts[leaf_index], grids[leaf_index].blocks
         out += range(first + blocks[run.start], first + blocks[run.stop])
     return np.asarray(out, np.int64)
 
@@ -283,11 +283,11 @@ def _jobs(
     ]
     jobs = list(map(kinds.__getitem__, spec.template_of))
     rest: dict[int, _assign.Owners] = {p: own for p, own in enumerate(owners) if own}
-    for place, runs in there.items():
-        rest[place] = [(run, 0) for run in _between(runs, jobs[place].chunks)]
+    for leaf_index, runs in there.items():
+        rest[leaf_index] = [(run, 0) for run in _between(runs, jobs[leaf_index].chunks)]
     rest |= dict.fromkeys(dict(spec.aliases), [])
-    for place, own in rest.items():
-        jobs[place] = jobs[place]._replace(owners=own)
+    for leaf_index, own in rest.items():
+        jobs[leaf_index] = jobs[leaf_index]._replace(owners=own)
     return jobs
 
 

@@ -246,18 +246,20 @@ def moved_nodes(
 def moved_names(
     names: Sequence[str], nodes: Iterable[MovedNode]
 ) -> dict[int, str | None]:
-    """The stored names of leaves below nodes whose children have moved, by the places
+    """The stored names of leaves below nodes whose children have moved, by the indices
     of the leaves; None where the node has no such child."""
     moved = {node.name: node for node in nodes}
     nearest = _names.within(moved)
     out: dict[int, str | None] = {}
-    for place, name in enumerate(names if moved else ()):
+    for leaf_index, name in enumerate(names if moved else ()):
         found = nearest(name)
         if found is not None and found != name:
             node = moved[found]
             part, _, rest = _names.below(name, found).partition(".")
             to = node.parts.get(part)
-            out[place] = None if to is None else _names.joined(node.stored, to, rest)
+            out[leaf_index] = (
+                None if to is None else _names.joined(node.stored, to, rest)
+            )
     return out
 
 

@@ -68,18 +68,18 @@ def states_of(flat: Flat, above: str = "") -> Mapping[str, Sequence[Label]]:
 
 
 def stored_entries(
-    leaves: Leaves, state: str, places: Iterable[int]
+    leaves: Leaves, state: str, leaf_indices: Iterable[int]
 ) -> tuple[Labels, Looks]:
-    """The entries of the State named `state`, whose leaves are at these places."""
+    """The entries of the State named `state`, whose leaves have these indices."""
     labels: Labels = {}
     looks: Looks = {}
-    for place in places:
-        part, _, rest = _names.below(leaves.names[place], state).partition(".")
+    for leaf_index in leaf_indices:
+        part, _, rest = _names.below(leaves.names[leaf_index], state).partition(".")
         if part.isdecimal():
             position = int(part)
-            t = leaves.templates[leaves.template[place]]
+            t = leaves.templates[leaves.template[leaf_index]]
             kind = t.kind if t.kind in ("key", "str", "bytes") else _number(t.dtype)
-            labels[position] = leaves.labels.get(place, Label())
+            labels[position] = leaves.labels.get(leaf_index, Label())
             looks.setdefault(position, set()).add((rest, t.logical_shape, kind))
     return labels, looks
 
@@ -109,7 +109,7 @@ def stored_names(
     for state, labels in by_state.items():
         there = state_there(state)
         below = there + "." if there else ""
-        places = [p for name, p in saved.places.items() if name.startswith(below)]
+        places = [p for name, p in saved.leaf_indices.items() if name.startswith(below)]
         known, looks = stored_entries(saved, there, places)
         moves[state] = below, match_entries(there, labels_there(labels), known, looks)
     out: dict[int, str | None] = {}
