@@ -71,7 +71,7 @@ class Model:
             first = leaves.setdefault(below, n)
             if first != n:
                 paths = self.flat.paths
-                raise _names.twins(self.names[n], paths[first], paths[n])
+                raise _names.twins_error(self.names[n], paths[first], paths[n])
         return SideNode(name, leaves)
 
 

@@ -11,7 +11,7 @@ from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._source import Source
 from .._kernel._runtime import _arguments
 from .._kernel._save import _background, _payload
-from .._kernel._save._path_state import PathState, replaced
+from .._kernel._save._path_state import PathState, replaced_error
 from .._kernel._save._plan import Plan
 from .._kernel._save._transaction import discard, drop_unlisted, errors_before_commit
 from .._kernel._save._tree_spec import TreeSpec
@@ -175,7 +175,7 @@ def _put(
     inside = {key.rpartition("/")[0] for key in files}
     root.sync_directories({*inside, ""})
     if not root.replace(_files.INDEX, index, found, staged(_files.INDEX)):
-        raise replaced(root, PathState(found, frozenset()))
+        raise replaced_error(root, PathState(found, frozenset()))
     if is_new:
         root.drop_directory(f"d/{save}")
         root.drop_directory("d")
@@ -202,7 +202,7 @@ def _put_in_store(
         while written is None:
             before, now = root.read(key), root.read(_files.INDEX)
             if now is None or now.data not in (found.data, index):
-                raise replaced(root, PathState(found, frozenset()))
+                raise replaced_error(root, PathState(found, frozenset()))
             written = root.replace(key, files[key], before)
         stamps[key] = written.generation.hex()
 
@@ -210,7 +210,7 @@ def _put_in_store(
     _store.gather(root, [ft.partial(put, key) for key in first])
     put(last)
     if root.replace(_files.INDEX, index, found) is None:
-        raise replaced(root, PathState(found, frozenset()))
+        raise replaced_error(root, PathState(found, frozenset()))
     # Another, whose file was the same, may have taken it away before it was listed.
     if lost := [key for key in _in_order(files) if not root.has(key)]:
         for key in lost:

@@ -171,7 +171,7 @@ def _jtu() -> Any:
     return jtu
 
 
-def twins(name: str, path: tuple, other: tuple) -> ValueError:
+def twins_error(name: str, path: tuple, other: tuple) -> ValueError:
     """The error of two leaves that have one name."""
     return ValueError(
         f"Two leaves have the name `{name}`: those with the key paths {path} and "

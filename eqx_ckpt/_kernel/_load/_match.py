@@ -202,7 +202,7 @@ class _Matcher:
             first = taken.setdefault(saved_leaf, leaf)
             if first != leaf:
                 paths = self.flat.paths
-                raise _names.twins(names[leaf], paths[first], paths[leaf])
+                raise _names.twins_error(names[leaf], paths[first], paths[leaf])
             record = saved.record(saved_leaf, known=True)
             key = id(record.template), record.part, id(target)
             fit = fits.get(key)

@@ -163,7 +163,7 @@ def _make_spec(
     letters = list(map(flat.walk.letters.__getitem__, numbers))
     number_of = dict(zip(names, numbers))
     if len(number_of) < len(names):
-        raise _twins(names, numbers, flat)
+        raise _twins_error(names, numbers, flat)
     values, parts = [*given], dict[int, Part]()
     # Of some leaves only parts may be stored.
     has_parts = options.processes == "own" and any(map(_local_parts.is_spread, given))
@@ -209,12 +209,14 @@ def _make_spec(
     return _Specified(values, spec, parts)
 
 
-def _twins(names: Sequence[str], numbers: Sequence[int], flat: Flat) -> ValueError:
+def _twins_error(
+    names: Sequence[str], numbers: Sequence[int], flat: Flat
+) -> ValueError:
     """The error for the first two leaves of one name."""
     first: dict[str, int] = {}
     for name, number in zip(names, numbers):
         if first.setdefault(name, number) != number:
-            return _names.twins(name, flat.paths[first[name]], flat.paths[number])
+            return _names.twins_error(name, flat.paths[first[name]], flat.paths[number])
     raise AssertionError
 
 

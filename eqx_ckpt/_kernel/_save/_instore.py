@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from .._format import _files, _index
 from .._storage import _store
 from .._storage._objects import ObjectStore
-from ._path_state import claimed
+from ._path_state import claimed_error
 from ._transaction import discard, drop_unlisted, stamps_of, Transaction
 
 
@@ -78,7 +78,7 @@ class Claimed(InStore):
     def begin(self, held: contextlib.ExitStack) -> None:
         self.found = self.found._replace(keys=(*self.found.keys, _files.CLAIM))
         if self.root.replace(_files.CLAIM, self.save_id.encode(), None) is None:
-            raise claimed(self.root)
+            raise claimed_error(self.root)
         self.undo.callback(_unclaim, self.root)
 
 

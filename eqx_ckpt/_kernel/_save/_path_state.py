@@ -51,7 +51,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
             f"`{root}` is a name for saves that are being written. Choose another path."
         )
     if root.entry() in ("file", "other"):
-        raise _file(root)
+        raise _file_error(root)
     list_it = root.list_all if isinstance(root, ObjectStore) else root.list_top
     read = ft.partial(_published.read_outline, root)
     # An object store may have a file at the path, and files below it.
@@ -66,7 +66,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
     if not tops:
         root.check_bucket()
         if is_file():
-            raise _file(root)
+            raise _file_error(root)
         return NOTHING
     for name in ("d", "array_metadatas"):
         if not tops.get(name, True):
@@ -87,7 +87,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
     elif _is_leftover(root, tops):
         return PathState(None, frozenset(tops), keys)
     if _files.CLAIM in tops:
-        return claimed(root)
+        return claimed_error(root)
     some = ", ".join(f"`{_text.escape(name)}`" for name in sorted(tops)[:3])
     other = " (an Orbax checkpoint?)" if "_METADATA" in tops else ""
     return FileExistsError(
@@ -97,7 +97,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
     )
 
 
-def _file(root: Backend) -> FileExistsError:
+def _file_error(root: Backend) -> FileExistsError:
     """The error of a save to a path where there is a file."""
     hint = (
         "To convert a `.eqx` file, load it with `ec.tree_deserialise_leaves` into "
@@ -119,7 +119,7 @@ def _is_leftover(root: Backend, tops: Mapping[str, bool]) -> bool:
     return ours and bool(inside or len(tops) == 1)
 
 
-def claimed(root: Backend) -> FileExistsError:
+def claimed_error(root: Backend) -> FileExistsError:
     """The error of a save to a path in a store that another save has claimed."""
     return FileExistsError(
         f'A save to `{root}` with `layout="zarr"` is running or was interrupted; in '
@@ -128,7 +128,7 @@ def claimed(root: Backend) -> FileExistsError:
     )
 
 
-def replaced(root: Backend, found: PathState) -> RuntimeError:
+def replaced_error(root: Backend, found: PathState) -> RuntimeError:
     """The error of a save to a path where another writer has replaced or deleted what
     was `found`, or what this save has written."""
     now = root.read(_files.INDEX)

@@ -67,8 +67,9 @@ class Plan(NamedTuple):
 
 
 def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
-    """The plan of a save. It finds all that is wrong with the tree before a byte is
-    written."""
+    """Plans a save: checks its options, selects leaves of the tree, describes them as
+    they are stored, and bounds the index. It finds all that is wrong with the tree
+    before a byte is written."""
     _options.check(root, options)
     _json.check_json(options.metadata)
     if options.dtype is not None:
@@ -79,6 +80,8 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     if isinstance(pytree, Checkpoint):
         raise TypeError("An open checkpoint is no tree. Save its `.tree`.")
     flat = _flatten.flatten(pytree, is_leaf)
+    # A leaf is stored if `filter_spec` is true of it, and `where` gives a node that it
+    # is in.
     chosen = _lazies.selected(filter_spec, pytree, flat.leaves, is_leaf)
     picked = _select.select(where, flat, chosen, is_leaf)
     numbers = list(it.compress(range(len(chosen)), chosen))

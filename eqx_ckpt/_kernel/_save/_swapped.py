@@ -13,7 +13,7 @@ from .._format import _files, _text
 from .._storage import _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
-from ._path_state import foreign, own_entries, PathState, replaced
+from ._path_state import foreign, own_entries, PathState, replaced_error
 from ._transaction import BesideTransaction, discard, errors_before_commit
 
 
@@ -33,7 +33,7 @@ def check(root: Backend, found: PathState) -> None:
     others = foreign(root, found.names, entries)
     if others:
         if not _store.is_still(root, _files.INDEX, found.index):
-            raise replaced(root, found)
+            raise replaced_error(root, found)
         raise FileExistsError(
             f"`{root}` has `{_text.escape(others[0])}` in it, which is not part of "
             'the checkpoint, and `layout="zarr"` or `orbax=True` replaces the whole '
@@ -53,7 +53,7 @@ class Swapped(BesideTransaction):
                 self.lock(held)
                 is_still = _store.is_still(root, _files.INDEX, self.found.index)
                 if not (is_still or self.accept_added_files()):
-                    raise replaced(root, self.found)
+                    raise replaced_error(root, self.found)
                 check(root, self.found)
                 step = ft.partial(work.exchange, root)
             else:
@@ -63,7 +63,9 @@ class Swapped(BesideTransaction):
             try:
                 self.commit(step, index)
             except OSError as e:
-                refused = None if self.has_failed_late else _refused(root, e, replaces)
+                refused = (
+                    None if self.has_failed_late else _refusal_error(root, e, replaces)
+                )
                 if refused is None:
                     raise
                 raise refused from e
@@ -95,7 +97,7 @@ _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY, errno.E
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
-def _refused(
+def _refusal_error(
     root: LocalDirectory, error: OSError, replaces: bool
 ) -> OSError | RuntimeError | None:
     """The meaning of an error of the step that commits, if it has one there."""

@@ -14,7 +14,7 @@ from .._storage import _store
 from .._storage._backend import Backend, Value
 from .._storage._local import LocalDirectory
 from . import _leftovers
-from ._path_state import PathState, replaced
+from ._path_state import PathState, replaced_error
 
 
 class Transaction(abc.ABC):
@@ -73,7 +73,7 @@ class Transaction(abc.ABC):
             raise self._noted(e, f"{there}, if anything, is whole: this save.")
         if is_ours is False:
             undo.close()
-            raise replaced(self.root, self.found)
+            raise replaced_error(self.root, self.found)
 
     def accept_added_files(self) -> bool:
         """Takes the index that is there now for the one that was found, if it is of the
@@ -137,7 +137,7 @@ class DirectoryTransaction(Transaction):
         def explain(_: object, error: BaseException | None, *traceback: Any) -> None:
             if isinstance(error, FileNotFoundError) and not self.has_failed_late:
                 if directory.entry() == "nothing":
-                    raise replaced(self.root, self.found) from error
+                    raise replaced_error(self.root, self.found) from error
 
         held.push(explain)
 
@@ -148,14 +148,14 @@ class DirectoryTransaction(Transaction):
             try:
                 held.enter_context(self.root.lock(wait=True))
             except FileNotFoundError:
-                raise replaced(self.root, self.found) from None
+                raise replaced_error(self.root, self.found) from None
             self.check_there()
 
     def check_there(self) -> None:
         """**Raises:** `RuntimeError` unless what was written is there: before the
         commit, and under the lock of writers where there is one."""
         if not self.directory.is_same(self.stat) or not self.work.has(self.last):
-            raise replaced(self.root, self.found)
+            raise replaced_error(self.root, self.found)
 
 
 class BesideTransaction(DirectoryTransaction):
