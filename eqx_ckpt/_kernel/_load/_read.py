@@ -131,13 +131,21 @@ def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:
 # ---- Leaves that are one block.
 
 
+class _Member(NamedTuple):
+    """A leaf of a run: its `offset` in the file, and its bytes."""
+
+    read: StoredRead
+    offset: int
+    nbytes: int
+
+
 class _Run(NamedTuple):
-    """Leaves that lie together in a file, each with its offset there and its bytes."""
+    """Leaves that lie together in a file, from byte `start` to byte `stop`."""
 
     key: str
     start: int
     stop: int
-    members: list[tuple[StoredRead, int, int]]
+    members: list[_Member]
 
 
 def _runs(source: Source, reads: list[StoredRead], most: int) -> list[_Run]:
@@ -147,18 +155,19 @@ def _runs(source: Source, reads: list[StoredRead], most: int) -> list[_Run]:
     sizes = {x: template.nbytes for x, template in templates.items()}
     files, starts = source.starts(records)
     runs: list[_Run] = []
-    last, start, stop, members = -1, 0, 0, []
+    last, start, stop = -1, 0, 0
+    members: list[_Member] = []
     for i in sorted(range(len(reads)), key=starts.__getitem__):
         file, offset = starts[i]
         size = sizes[id(records[i].template)]
-        end = offset + size
+        end, member = offset + size, _Member(reads[i], offset, size)
         if file == last and stop <= offset <= stop + _GAP_BYTES and end - start <= most:
-            members.append((reads[i], offset, size))
+            members.append(member)
             stop = end
             continue
         if members:
             runs.append(_Run(files[last], start, stop, members))
-        last, start, stop, members = file, offset, end, [(reads[i], offset, size)]
+        last, start, stop, members = file, offset, end, [member]
     return [*runs, _Run(files[last], start, stop, members)]
 
 
@@ -224,7 +233,7 @@ def _read_job(
             pieces, stop = _read_run(reader.source, run, its)
         except Exception as e:
             why = reader.explain(e)
-            reader.problems.update((one.record.name, why) for one, _, _ in run.members)
+            reader.problems.update((x.read.record.name, why) for x in run.members)
             continue
         _unpack(reader, run, pieces, stop, out)
     return out
@@ -272,9 +281,7 @@ def _memory(run: _Run) -> tuple[list[_Piece], list[np.ndarray]]:
     return pieces, into
 
 
-def _parts_of(
-    whole: np.ndarray, start: int, members: list[tuple[StoredRead, int, int]]
-) -> list[_Piece]:
+def _parts_of(whole: np.ndarray, start: int, members: list[_Member]) -> list[_Piece]:
     base = _arrays.address(whole) - start
     return [
         _Piece(
@@ -298,7 +305,7 @@ def _unpack(
     last, dtype = None, np.dtype(np.uint8)
     saved: list[bytes] = [b""] * len(pieces)
     if digests is not None:
-        leaves = [one.record.leaf_index for one, _, _ in run.members]
+        leaves = [x.read.record.leaf_index for x in run.members]
         saved = digests.each(reader.source.index.extents.first_digests(leaves))
     for (one, offset, size), whole, own in zip(run.members, pieces, saved):
         piece, is_owned, is_aligned = whole
