@@ -18,36 +18,36 @@ class Turn:
     or to its end. `count` counts them; `error` is what it has raised."""
 
     def __init__(self, call: Callable[[], Any], at: int):
-        self.count, self.error = 0, None
-        self._at, self._go, self._said = at, threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(call,))
+        self.count, self.error, self.is_over = 0, None, False
+        self._at, self._call = at, call
+        # Each is released once for each time that the other is waited for.
+        self._may_go, self._has_gone = threading.Semaphore(0), threading.Semaphore(0)
+        threading.Thread(target=self._run, daemon=True).start()
 
-    def _run(self, call: Callable[[], Any]) -> None:
+    def _run(self) -> None:
         _own.turn = self
+        self._may_go.acquire()
         try:
-            call()
-        except Exception as e:
+            self._call()
+        except BaseException as e:
             self.error = e
-        self._said.set()
+        self.is_over = True
+        self._has_gone.release()
 
     def go(self) -> None:
-        self._said.clear()
-        self._go.set()
-        if self._thread.ident is None:
-            self._thread.start()
-        self._said.wait()
+        if not self.is_over:
+            self._may_go.release()
+            self._has_gone.acquire()
 
     def end(self) -> None:
-        while self._thread.ident is None or self._thread.is_alive():
+        while not self.is_over:
             self.go()
-            self._thread.join(0.001)
 
     def step(self) -> None:
         self.count += 1
         if self.count == self._at:
-            self._go.clear()
-            self._said.set()
-            self._go.wait()
+            self._has_gone.release()
+            self._may_go.acquire()
 
 
 _own = threading.local()
