@@ -157,7 +157,12 @@ def _tell(search: _Search, step: int) -> None:
 
 
 def _try(search: _Search) -> Restored | None:
-    """One look for a step, and an attempt to load it. None: look again."""
+    """Makes one look for a step, and loads it: process 0 chooses the same one for all
+    processes. Returns None if they have to look again.
+
+    In one conversation they report their near disks, get the choice, load the step, and
+    share how that went.
+    """
     saves, near, request = search.saves, search.near, search.request
     processes = saves.processes("restore", "Restoring")
     found = error = None

@@ -203,25 +203,38 @@ class Retention:
         """Deletes steps. Returns whether each, and its `successors`, was still what was
         seen. It ends at the first that was not."""
         for step in sorted(outdated):
-            if self._steps.is_read(step):
-                continue  # It goes after a later save.
-            looks: list[bool] = []
-
-            def may_still_go(step: int = step, looks: list[bool] = looks) -> bool:
-                looks.append(self._is_still(seen, {step, *successors}))
-                await_mark()
-                return looks[-1]
-
-            try:
-                is_behind, as_seen = self._is_behind, seen[step].signature
-                if self._steps.remove(step, may_still_go, is_behind, as_seen):
-                    del seen[step]
-                elif self._is_behind() or not self._is_still(seen, {step}):
+            # A save that goes on may read it: then it goes after a later save.
+            if not self._steps.is_read(step):
+                looked_at = {step, *successors}
+                if not self._delete_step(step, looked_at, seen, failures, await_mark):
                     return False
-            except (OSError, ValueError) as e:
-                # Another may have deleted it, or saved something else there.
-                if may_still_go():
-                    failures.append(f"step {step}: {e}")
-            if False in looks:
-                return False
         return True
+
+    def _delete_step(
+        self,
+        step: int,
+        looked_at: Set[int],
+        seen: Seen,
+        failures: list[str],
+        await_mark: Callable[[], Any],
+    ) -> bool:
+        """Deletes a step, if all steps `looked_at` are still what was seen. Returns
+        whether they were, each time."""
+        looks: list[bool] = []
+
+        def may_still_go() -> bool:
+            looks.append(self._is_still(seen, looked_at))
+            await_mark()
+            return looks[-1]
+
+        try:
+            is_behind, as_seen = self._is_behind, seen[step].signature
+            if self._steps.remove(step, may_still_go, is_behind, as_seen):
+                del seen[step]
+            elif self._is_behind() or not self._is_still(seen, {step}):
+                return False
+        except (OSError, ValueError) as e:
+            # Another may have deleted it, or saved something else there.
+            if may_still_go():
+                failures.append(f"step {step}: {e}")
+        return False not in looks

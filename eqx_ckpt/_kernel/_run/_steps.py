@@ -88,15 +88,18 @@ class Steps:
         self.location = _rooms.store_of(root) or self.root.url
         self.journal = Journal(self.root, self.directories)
         self.history = History(self.root)
-        # Once they were listed: the names of steps of Orbax that are not their number
-        # alone, the key of the tree of a step, and all its trees in an object store.
+        # Of steps of Orbax: the names that are not their number alone, by `listing`;
+        # the key of the tree of each, by `signature`; and the names of all its trees,
+        # by the last list of an object store.
         self._names: dict[int, str] | None = None
         self._trees: dict[int, str] = {}
         self._listed_trees: dict[int, list[str]] = {}
+        # The attempts that were read: an attempt never changes.
         self._attempts: dict[int, Attempt] = {}
-        # In an object store, the steps that were listed, and those saved here since;
-        # and the signatures of these, once the history has them.
+        # In an object store, the steps of the last list, with those saved here since,
+        # and without those deleted here. None: it was not listed yet.
         self._there: set[int] | None = None
+        # Steps that `add_saved` has put into the history: `remove` need not do it.
         self._in_history: dict[int, Signature] = {}
 
     @property
@@ -160,8 +163,8 @@ class Steps:
         return any(map(is_complete, newest)) or any(map(self.why_skipped, newest))
 
     def is_new(self, step: int) -> bool:
-        """Whether a step is none that was listed or saved here, where it takes requests
-        to know more. If another process has saved it since, its save is refused."""
+        """Whether a step was neither listed nor saved here, where it takes requests to
+        know more. If another process has saved it since, the commit is refused."""
         return self._there is not None and step not in self._there
 
     def attempts(self, listing: Listing) -> list[int]:
@@ -536,7 +539,7 @@ class Steps:
         raise self._missing(step)
 
     def _pin(self, step: int) -> bool:
-        """Returns whether it was not pinned."""
+        """Returns whether it was not pinned before."""
         with contextlib.suppress(FileExistsError):
             _numbered.create_file(self.root, PINS, step, b"\n")
             return True
