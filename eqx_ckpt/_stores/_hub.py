@@ -137,6 +137,8 @@ class HubBackend(HttpBackend):
     # ---- What there is, asked once.
 
     def _known(self, what: str, ask: Callable[[], Any]) -> Any:
+        """The answer of `ask`, which is asked once for each commit; `what` it is."""
+
         def know() -> Any:
             if what not in self._commit:
                 try:
@@ -148,6 +150,7 @@ class HubBackend(HttpBackend):
         return _asking.run(know)
 
     def _sha(self) -> str:
+        """The commit that the revision stood for when it was first asked for."""
         repo, revision, _ = self._address()
         ask = lambda: self._api().repo_info(repo, revision=revision).sha
         return self._known("sha", ask)

@@ -82,7 +82,7 @@ class Origin(NamedTuple):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leaves:
     """The leaves of a tree: `names[i]` has the template `templates[template[i]]`. The
-    number `i` is the place of the leaf.
+    number `i` is its leaf index.
 
     A leaf of `aliases` is the same array as the earlier one that it leads to. `parts`
     has the leaves that are not all there: those of which one process has saved a part,

@@ -85,7 +85,7 @@ class Transaction(abc.ABC):
         return True
 
     def is_saved(self, index: bytes) -> bool | None:
-        """Whether the save is what is at the root. None: nobody knows."""
+        """Whether the save is what is at the root; None where that cannot be told."""
         if self.root.is_remote:
             return None  # What has failed may yet be done.
         return _store.is_still(self.root, _files.INDEX, Value(index))
@@ -100,6 +100,7 @@ class Transaction(abc.ABC):
             raise self._noted(e, self._saved()) from e
 
     def _saved(self) -> str:
+        """The note on an error that came after the commit."""
         return (
             f"The checkpoint at `{self.root}` is saved and whole all the same. What "
             "failed is what follows: to sync it to the disk, the files for other "
@@ -107,6 +108,7 @@ class Transaction(abc.ABC):
         )
 
     def _noted(self, error: Exception, note: str) -> Exception:
+        """An error with a note; one of a file system says at which path, too."""
         if isinstance(error, OSError) and error.errno and not self.root.is_remote:
             error = OSError(
                 error.errno,

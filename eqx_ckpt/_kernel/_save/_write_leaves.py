@@ -89,7 +89,9 @@ def finish(
     into: Destination[Sink],
     reused: _reuse.ReusedSave | None = None,
 ) -> RootFiles:
-    """Writes the rest of a save whose data files and own `states` are all there."""
+    """Writes all that is left of a save but the files at its root, which it returns:
+    the digests and the database of the layout, and functions. The data `files` and the
+    own `states` of all processes are there."""
     written = _plan.LAYOUTS[plan.options.layout].finish(writer, files, into)
     side = _plan.side_files(plan, into.save_id, written)
     index = _plan.index_of(plan, into.save_id, written, side, states)
