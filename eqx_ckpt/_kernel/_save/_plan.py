@@ -90,8 +90,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
     described = _describe.describe(flat, numbers, options)
-    if options.layout == "zarr":
-        _to_zarr.check_case(described.spec.names, root)
+    LAYOUTS[options.layout].check_names(described.spec.names, root)
     facts = _facts(flat, numbers, picked.wholes)
     values = map(operator.attrgetter("value"), described.leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}

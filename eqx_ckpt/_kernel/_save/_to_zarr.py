@@ -112,7 +112,7 @@ def _group(spec: TreeSpec) -> bytes:
     )
 
 
-def has_many(spec: TreeSpec) -> bool:
+def has_many_files(spec: TreeSpec) -> bool:
     return spec.chunk_count + len(spec.names) > limits.singly_synced_files
 
 
@@ -130,7 +130,7 @@ def _cuts(path: str) -> list[int]:
     return [i for i, c in enumerate(path) if c == "/"] + [len(path)]
 
 
-def check_case(names: Sequence[str], root: Backend) -> None:
+def check_names(names: Sequence[str], root: Backend) -> None:
     """**Raises:** `ValueError` if two directories would be one on this file system, or
     one cannot be."""
     own = *_files.SIDE, _files.INDEX, _files.SIGNATURE

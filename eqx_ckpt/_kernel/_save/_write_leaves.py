@@ -12,7 +12,7 @@ from .._runtime._progress import Advance
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory, SavedFile
 from .._storage._objects import ObjectStore
-from . import _assign, _lazies, _notes, _plan, _reuse, _to_zarr, _writing
+from . import _assign, _lazies, _notes, _plan, _reuse, _writing
 from ._payload import LeafBytes
 from ._plan import Plan
 from ._sending import UploadQueue
@@ -35,9 +35,8 @@ def destination(
     if isinstance(work, ObjectStore):
         outbox = held.enter_context(UploadQueue(work, plan.max_bytes // 2).open())
     durable = plan.options.durable
-    is_zarr = plan.options.layout == "zarr"
-    if durable and is_zarr and isinstance(work, LocalDirectory):
-        if _to_zarr.has_many(plan.spec):
+    if durable and isinstance(work, LocalDirectory):
+        if _plan.LAYOUTS[plan.options.layout].has_many_files(plan.spec):
             sync_all = held.enter_context(work.synced_together())
     return Destination(work, data_key, durable and sync_all is None, sync_all, outbox)
 

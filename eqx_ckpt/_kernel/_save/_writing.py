@@ -321,6 +321,14 @@ class Written(NamedTuple):
 class Layout(Protocol):
     """The functions of a layout: the modules `_to_ocdbt` and `_to_zarr` have them."""
 
+    def check_names(self, names: Sequence[str], root: Backend, /) -> None:
+        """**Raises:** `ValueError` if leaves of these names cannot be at `root`."""
+        ...
+
+    def has_many_files(self, spec: TreeSpec, /) -> bool:
+        """Whether to sync the whole file system takes less than to sync each file."""
+        ...
+
     def write(self, writer: LeafWriter, into: Destination[Any], /) -> Files:
         """Writes the chunks of this process."""
         ...
