@@ -21,8 +21,9 @@ page = (docs / "resuming.md").read_text()
 HEAD = """
 import os, sys
 from support import phases
-phase, at, number, directory = sys.argv[1:]
-os.chdir(directory)
+phase, at, number, *where = sys.argv[1:]
+for directory in where:
+    os.chdir(directory)
 phases.begin(phase, at, int(number))
 """
 
