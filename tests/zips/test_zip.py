@@ -443,3 +443,22 @@ def test_a_zip_that_is_deleted_and_saved_again_is_no_other_file(tmp_path, monkey
         except FileNotFoundError as e:
             assert str(e) == f"There is no checkpoint at `{path}`.", (gone, again)
         changes.clear()
+
+
+def test_a_directory_that_is_saved_as_it_is_opened_is_no_other_file(
+    tmp_path, monkeypatch
+):
+    tree, looks, changes = {"x": np.ones(3)}, itertools.count(1), {}
+    look = lambda *_: changes.pop(next(looks), lambda: None)()
+    inside.watch(monkeypatch, "look what is there", look)
+    found = set()
+    for number in range(1, 5):
+        path = tmp_path / str(number)
+        looks = itertools.count(1)
+        changes[number] = lambda: ec.tree_serialise_leaves(path, tree)
+        try:
+            found.add(*ec.open(path))
+        except FileNotFoundError as e:
+            assert str(e).startswith(f"There is no checkpoint at `{path}`"), number
+        changes.clear()
+    assert found == {"x"}

@@ -115,8 +115,10 @@ def _in_file(root: Backend, like: PyTree) -> Source | None:
     for _ in range(_LOOKS):
         if (source := _rooms.find_source(root, like)) is not None:
             return source
-        if root.entry() == "nothing":
+        if (entry := root.entry()) == "nothing":
             return None
+        if entry in (None, "directory"):
+            return _find(root, like)  # A first save has come as we looked.
         # Others may have deleted a file, and saved it again, as it was looked at.
         before, stamp = stamp, above.stamp(key)
         if stamp == before:
