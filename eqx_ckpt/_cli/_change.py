@@ -22,7 +22,7 @@ from .._kernel._save import _serialise
 from .._kernel._storage import _root
 from .._orbax import _write
 from .._rename import _rename
-from .._show import _model
+from .._show import _facts
 from .._stores._hub import HubBackend
 from ..merging import Method
 from . import _paths, _patterns
@@ -34,7 +34,7 @@ def _written(path: str) -> CommandResult:
     """Report on the checkpoint that a command has written."""
     ckpt = _checkpoint.open(path)
     data = {"path": ckpt.path, "leaves": len(ckpt), "nbytes": ckpt.nbytes}
-    count = _model.leaf_count(len(ckpt))
+    count = _facts.leaf_count(len(ckpt))
     text = Span(f"  written: {count}, {_text.size(ckpt.nbytes)}")
     return CommandResult(data, [[Span(ckpt.path, "title"), text]])
 

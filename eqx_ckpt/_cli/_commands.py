@@ -182,7 +182,7 @@ def ls() -> None:
     """
 
 
-@_command("_look")
+@_command("_inspect")
 @click.argument("path", **PATH)
 @click.argument("name", **LEAF)
 @click.option(
@@ -197,7 +197,7 @@ def cat() -> None:
     """
 
 
-@_command("_look")
+@_command("_inspect")
 @click.argument("path", **PATH)
 @click.argument("name", default="", **NODE)
 @_progress
@@ -208,7 +208,7 @@ def stats() -> None:
     """
 
 
-@_command("_look")
+@_command("_inspect")
 @click.argument("a", **PATH)
 @click.argument("b", **PATH)
 @_node
@@ -224,7 +224,7 @@ def diff() -> None:
     """
 
 
-@_command("_look")
+@_command("_inspect")
 @click.argument("a", **PATH)
 @click.argument("b", **PATH)
 def suggest() -> None:

@@ -14,9 +14,9 @@ from .._kernel._format._leaves import LeafRecord, Leaves, Unreadable
 from .._kernel._load import _source, _wording
 from .._kernel._load._source import Source
 from .._kernel._storage import _root
-from .._show import _lines, _model, _terminal
+from .._show import _facts, _lines, _terminal
+from .._show._facts import Column, Span
 from .._show._lines import TreeLine
-from .._show._model import Column, Span
 from .._show._terminal import Line
 from . import _commands, _info, _patterns
 from ._output import CommandResult
@@ -32,7 +32,7 @@ def _ours(path: str) -> Source | None:
 def info(path: str) -> CommandResult:
     source = _ours(path)
     if source is None or source.index.functions:
-        return _commands.with_jax("_look", "info")(path)
+        return _commands.with_jax("_inspect", "info")(path)
     return _info.of_checkpoint(source, {})
 
 
@@ -44,10 +44,10 @@ def ls(
     sort: str,
     static: bool,
 ) -> CommandResult:
-    source = _ours(path) or _commands.with_jax("_look", "source_at")(path)
+    source = _ours(path) or _commands.with_jax("_inspect", "source_at")(path)
     leaves = source.index.leaves
     if name and name not in leaves.leaf_indices:
-        _commands.with_jax("_look", "check_node")(source, name)
+        _commands.with_jax("_inspect", "check_node")(source, name)
     wanted = [x for x in (name, pattern) if x]
     is_wanted = lambda x: all(_patterns.is_match(x, pattern) for pattern in wanted)
     records = [r for r in leaves.records() if is_wanted(r.name)]
@@ -69,9 +69,9 @@ def ls(
         "leaves": list(map(_as_json, records)),
     }
     nbytes = sum(_distinct(records, leaves.aliases))
-    what = f"{_model.leaf_count(len(records))}, {_text.size(nbytes)}"
+    what = f"{_facts.leaf_count(len(records))}, {_text.size(nbytes)}"
     head = [Span(source.root.url, "title"), Span(f"  {name}" * bool(name), "name")]
-    on = [Span(f"  on {_model.base(source)}", "quiet")] * (base is not None)
+    on = [Span(f"  on {_facts.base(source)}", "quiet")] * (base is not None)
     return CommandResult(data, [[*head, Span(f"  {what}"), *on], *lines])
 
 
@@ -91,7 +91,7 @@ def _as_json(record: LeafRecord) -> dict[str, Any]:
 def _flat(records: list[LeafRecord]) -> Iterator[Line]:
     columns = [Column("size", True), Column("array"), Column("name")]
     rows = [(_text.size(r.template.nbytes), _wording.show(r), r.name) for r in records]
-    return _terminal.table(_model.table(columns, rows))
+    return _terminal.table(_facts.table(columns, rows))
 
 
 def _distinct(records: list[LeafRecord], aliases: Mapping[int, int]) -> Iterator[int]:
@@ -117,6 +117,6 @@ def _rows(
         if name != record.name:
             counts[name] += 1
             sizes[name] += nbytes
-            what = _model.leaf_count(counts[name])
+            what = _facts.leaf_count(counts[name])
             rows[name] = TreeLine(name, what, sizes[name])
     return list(rows.values())

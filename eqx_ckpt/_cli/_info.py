@@ -7,8 +7,8 @@ from typing import Any
 from .._kernel._format import _index, _text
 from .._kernel._load._source import Source
 from .._kernel._storage._backend import Usage
-from .._show import _model, _terminal
-from .._show._model import Column, Contents, Span
+from .._show import _facts, _terminal
+from .._show._facts import Column, Contents, Span
 from .._show._terminal import Line
 from ._output import CommandResult
 
@@ -21,14 +21,14 @@ def of_checkpoint(
     index, is_ours = source.index, source.has_digests
     saved, leaves = index.saved, index.leaves
     usage = source.root.usage()
-    found = _model.contents(source)
+    found = _facts.contents(source)
     tops = {x: {"leaves": n, "nbytes": size} for x, (n, size) in found.tops.items()}
     data = {
         "path": source.root.url,
         "format": _index.FORMAT if is_ours else index.layout,
         "layout": index.layout,
         "save_id": index.save if is_ours else None,
-        "time": _model.moment(saved.time if saved else usage and usage.time),
+        "time": _facts.moment(saved.time if saved else usage and usage.time),
         "writer": index.writer,
         "processes": saved and saved.processes,
         "shardings": saved.shardings if saved else {},
@@ -44,10 +44,10 @@ def of_checkpoint(
         "functions": functions,
         "metadata": index.metadata,
     }
-    rows = _model.facts(source)
+    rows = _facts.facts(source)
     rows["time"] = data["time"]
     if usage is not None:
-        files = _model.counted(usage.files, "file")
+        files = _facts.counted(usage.files, "file")
         rows["on disk"] = f"{_text.size(usage.nbytes)} in {files}"
         if usage.own != usage.nbytes:
             rows["on disk"] += f", {_text.size(usage.own)} of them its own"
@@ -79,7 +79,7 @@ def _tops(found: Contents) -> Iterator[Line]:
     rows = [
         (name, f"{n:,}", _text.size(size)) for name, (n, size) in found.tops.items()
     ]
-    yield from _terminal.table(_model.table(columns, rows[:_TOPS]))
+    yield from _terminal.table(_facts.table(columns, rows[:_TOPS]))
     if len(rows) > _TOPS:
         yield f"  ... and {len(rows) - _TOPS} more"
 

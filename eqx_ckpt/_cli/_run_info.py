@@ -6,8 +6,8 @@ from typing import Any
 from .._kernel._run._policy import Policy
 from .._kernel._run._step import Run
 from .._kernel._run._steps import Steps
-from .._show import _model, _summary, _terminal
-from .._show._model import Span, Summary
+from .._show import _facts, _summary, _terminal
+from .._show._facts import Span, Summary
 from . import _info
 from ._output import CommandResult
 
@@ -39,7 +39,7 @@ def of_run(run: Steps, best: tuple[str, str] | None = None) -> CommandResult:
     counts = collections.Counter(x.state for x in found)
     states = ", ".join(f"{n:,} {state}" for state, n in counts.items())
     head = [Span(run.root.url, "title"), Span(f"  {states}")]
-    table = _model.steps(found, chosen, _METRICS)
+    table = _facts.steps(found, chosen, _METRICS)
     return CommandResult(data, [head, *_terminal.table(table)])
 
 
@@ -54,7 +54,7 @@ def _step_as_json(x: Summary) -> dict[str, Any]:
         "why": x.why,
         "saved_by": "eqx_ckpt" if x.is_ours else "orbax",
         "pinned": x.is_pinned,
-        "time": _model.moment(x.time),
+        "time": _facts.moment(x.time),
         "leaves": x.leaves,
         "nbytes": x.nbytes,
         "data": _info.as_json(x.data),
@@ -65,8 +65,8 @@ def _step_as_json(x: Summary) -> dict[str, Any]:
 def of_runs(directory: str, found: list[Run]) -> CommandResult:
     """The table of the runs in a directory."""
     data = lambda: {"directory": directory, "runs": [_run_as_json(x) for x in found]}
-    head = [Span(directory, "title"), Span(f"  {_model.counted(len(found), 'run')}")]
-    table = _model.runs(found, directory, _METRICS)
+    head = [Span(directory, "title"), Span(f"  {_facts.counted(len(found), 'run')}")]
+    table = _facts.runs(found, directory, _METRICS)
     return CommandResult(data, [head, *_terminal.table(table)])
 
 
@@ -76,7 +76,7 @@ def _run_as_json(x: Run) -> dict[str, Any]:
         "steps": x.count,
         "latest": x.latest and x.latest.number,
         "best": x.best and x.best.number,
-        "time": _model.moment(x.time),
+        "time": _facts.moment(x.time),
         "nbytes": x.nbytes,
         "metrics": x.metrics,
     }

@@ -14,8 +14,8 @@ from .._kernel._run._steps import Steps
 from .._kernel._save import _delete
 from .._kernel._storage import _root
 from .._near import _superseded
-from .._show import _model, _summary
-from .._show._model import Span
+from .._show import _facts, _summary
+from .._show._facts import Span
 from .._show._terminal import Line
 from .._verify import _verify
 from . import _output, _paths, _run_info
@@ -77,7 +77,7 @@ def _deleted_at(path: str) -> str:
     if run is None:
         return ""
     count = len(run.complete())
-    return f"the run at {run.root.url} with {_model.counted(count, 'step')}"
+    return f"the run at {run.root.url} with {_facts.counted(count, 'step')}"
 
 
 def verify(path: str, progress: bool) -> CommandResult:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from .._kernel._format import _text
 from .._kernel._tree import _folding
-from .._show import _html, _model, _terminal
-from .._show._model import Column, Table
+from .._show import _facts, _html, _terminal
+from .._show._facts import Column, Table
 
 
 STATUSES = ("loaded", "adapted", "cast", "fresh", "dropped")
@@ -75,7 +75,7 @@ class Report:
         for status in ("fresh", "dropped"):
             counts = collections.Counter(x.how for x in self._of(status))
             sections[status] = [
-                (name or "all", _model.leaf_count(n)) for name, n in counts.items()
+                (name or "all", _facts.leaf_count(n)) for name, n in counts.items()
             ]
         sections[_KEPT] = self._kept()
         lines += _folding.sections(sections, {title: title for title in sections})
@@ -108,7 +108,7 @@ class Report:
             rows.append((status, str(len(found)), _text.size(nbytes), ""))
         if read and self.bytes_read is not None:
             rows.append((read, "", _text.size(self.bytes_read), self._whole()))
-        return _model.table(columns, rows)
+        return _facts.table(columns, rows)
 
     def _whole(self) -> str:
         """What the bytes that were read are a part of. They can be more than those of

@@ -1,6 +1,6 @@
 """Trees, tables and facts for people: as text, and as HTML in notebooks.
 
-`_model` has them; `_terminal`, `_html` and the page of `_view` draw them. It imports
+`_facts` has them; `_terminal`, `_html` and the page of `_view` draw them. It imports
 the kernel. Begin with `_shown`.
 """
 

@@ -16,7 +16,7 @@ from .._kernel._run import _manager
 from .._kernel._save._background import SaveHandle
 from .._kernel._tree import _node
 from .._kernel._tree._node import Node
-from . import _html, _lines, _model, _node_lines, _summary, _terminal
+from . import _facts, _html, _lines, _node_lines, _summary, _terminal
 
 
 def text(x: Checkpoint | Node, limit: int | None) -> str:
@@ -26,9 +26,9 @@ def text(x: Checkpoint | Node, limit: int | None) -> str:
         head = f"Node({_text.escape(body.name) or '.'})"
         lines = _node_lines.of_node(x)
     else:
-        leaves = _model.leaf_count(len(x))
+        leaves = _facts.leaf_count(len(x))
         head = f"Checkpoint({_text.escape(x.path)}: {leaves}, {_text.size(x.nbytes)})"
-        lines = _model.leaf_lines(_checkpoint.source_of(x))
+        lines = _facts.leaf_lines(_checkpoint.source_of(x))
     return "\n".join([head, *("  " + line for line in _terminal.text(lines, limit))])
 
 
@@ -43,12 +43,12 @@ def _of_checkpoint(x: Checkpoint) -> str:
     source = _checkpoint.source_of(x)
     leaves = source.index.leaves
     fields = _lines.of_fields((n, leaves.fields_text(n)) for n in leaves.node_names)
-    facts = _model.facts(source)
+    facts = _facts.facts(source)
     about = [(title, text.replace("\n", ", ")) for title, text in facts.items()]
-    metadata = _html.text("metadata", _model.metadata(source))
+    metadata = _html.text("metadata", _facts.metadata(source))
     about = _html.section("about", about, folds=True)
-    tree = _html.tree(it.chain(_model.leaf_lines(source), fields))
-    return _html.card(x.path, _model.headline(source), metadata, about, tree)
+    tree = _html.tree(it.chain(_facts.leaf_lines(source), fields))
+    return _html.card(x.path, _facts.headline(source), metadata, about, tree)
 
 
 @html.register
@@ -84,10 +84,10 @@ def _of_run(x: _manager.CheckpointManager) -> str:
         return _html.card(title, "see .steps()")
     found = _summary.summaries(steps, _MOST)
     count = len(steps.directories())
-    quiet = _model.counted(count, "step")
+    quiet = _facts.counted(count, "step")
     if count > _MOST:
         quiet += f", of which the newest {_MOST} are shown"
-    return _html.card(title, quiet, _html.table(_model.steps(found[::-1])))
+    return _html.card(title, quiet, _html.table(_facts.steps(found[::-1])))
 
 
 def treescope(x: Checkpoint | Node, path: object, render: object) -> Any:

@@ -6,7 +6,7 @@ from .._kernel._errors import DamagedError
 from .._kernel._format._index import Newer
 from .._kernel._load import _checkpoint
 from .._kernel._run._steps import Signature, Skip, Steps
-from ._model import Summary
+from ._facts import Summary
 
 
 def summaries(steps: Steps, newest: int = 0) -> list[Summary]:

@@ -25,8 +25,8 @@ from .._kernel._run import _records
 from .._kernel._run._records import Step
 from .._kernel._run._steps import Steps
 from .._kernel._runtime import _threads
-from .._show import _curves as _curves_of, _model, _summary
-from .._show._model import Branch
+from .._show import _curves as _curves_of, _facts, _summary
+from .._show._facts import Branch
 from . import _charts
 
 
@@ -310,17 +310,17 @@ def of_one(ckpt: Checkpoint) -> SitePage:
 
 def _contents(ckpt: Checkpoint) -> dict[str, Any]:
     source = _checkpoint.source_of(ckpt)
-    lines = list(_model.leaf_lines(source))
-    facts = _model.facts(source)
+    lines = list(_facts.leaf_lines(source))
+    facts = _facts.facts(source)
     facts.pop("static", None)  # They are all there.
     return {
-        "quiet": _model.headline(source),
+        "quiet": _facts.headline(source),
         "facts": list(facts.items()),
-        "static": _model.static(source),
-        "labels": _model.labels(source),
-        "metadata": _model.metadata(source),
+        "static": _facts.static(source),
+        "labels": _facts.labels(source),
+        "metadata": _facts.metadata(source),
         "rows": lines,
-        "tree": [_node(x) for x in _model.branches(lines, folds=False)],
+        "tree": [_node(x) for x in _facts.branches(lines, folds=False)],
     }
 
 
@@ -352,10 +352,10 @@ def of_pair(a: Checkpoint, b: Checkpoint) -> SitePage:
     source, other = _checkpoint.source_of(a), _checkpoint.source_of(b)
     page = {"kind": "pair", "title": a.path, "other": b.path, "rows": rows}
     page |= {
-        "quiet": _model.headline(source),
-        "other_quiet": _model.headline(other),
+        "quiet": _facts.headline(source),
+        "other_quiet": _facts.headline(other),
     }
-    page["metadata_differ"] = _model.metadata(source) != _model.metadata(other)
+    page["metadata_differ"] = _facts.metadata(source) != _facts.metadata(other)
     return SitePage(page, sides.__getitem__)
 
 
@@ -366,7 +366,7 @@ def of_run(steps: Steps) -> SitePage:
     found = _summary.summaries(steps, _MAX_TABLE_STEPS)[::-1]
     newest = steps.latest()
     ckpt = None if newest is None else _checkpoint.open(steps.path(newest))
-    quiet = _model.counted(len(there), "step")
+    quiet = _facts.counted(len(there), "step")
     quiet += f" of {len(history):,} that were saved" * (len(there) < len(history))
     contents = {"facts": [], "metadata": "", "rows": [], "tree": []}
     contents |= {"static": [], "labels": {}}
@@ -383,7 +383,7 @@ def of_run(steps: Steps) -> SitePage:
         "title": str(steps.root),
         "quiet": quiet,
         "steps": [[x.step, x.state == "complete"] for x in found],
-        "table": _model.steps(found),
+        "table": _facts.steps(found),
         "newest": newest,
         "norm_steps": spread(sorted({*there}), _NORM_STEPS),
     }
@@ -410,10 +410,10 @@ def of_runs(folder: Folder) -> SitePage:
         row = {"name": name, "values": [_curves_of.range_of(line, x) for x in metrics]}
         row |= {"saved": f"{len(there):,}", "nbytes": sum(x.nbytes or 0 for x in there)}
         for last in line[-1:]:
-            row |= {"step": f"{last.number}", "time": _model.moment(last.time)[:19]}
+            row |= {"step": f"{last.number}", "time": _facts.moment(last.time)[:19]}
         rows.append(row)
     page = {**curves, "kind": "runs", "title": folder.title, "runs": rows}
-    page |= {"metrics": metrics, "quiet": _model.counted(len(rows), "run") + unread}
+    page |= {"metrics": metrics, "quiet": _facts.counted(len(rows), "run") + unread}
     return SitePage({**page, "rows": [], "tree": [], "labels": {}}, lambda n: [])
 
 

@@ -434,8 +434,8 @@ def jsonable(data: Any) -> Any:
 
 def table(columns: list[tuple[str, bool]], rows: list[tuple[str, ...]]) -> list[str]:
     """The lines of a table of titles, some of which are to the right."""
-    model = importlib.import_module("eqx_ckpt._show._model")
-    made = model.table([model.Column(*column) for column in columns], rows)
+    facts = importlib.import_module("eqx_ckpt._show._facts")
+    made = facts.table([facts.Column(*column) for column in columns], rows)
     drawn = _found("_cli._output.drawn")
     return [drawn(line, False) for line in _found("_show._terminal.table")(made)]
 
