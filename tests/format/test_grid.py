@@ -96,11 +96,6 @@ def test_block_counts_of_shapes_that_no_array_has_take_no_time():
     assert _grid.block_counts((2**30, 0), (2**30, 2**20), 1) == 0
 
 
-def test_keys_are_those_of_zarr():
-    assert _grid.key(()) == "c"
-    assert _grid.key((1, 0)) == "c/1/0"
-
-
 @pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
 @pytest.mark.parametrize("chunks", [1, 100, 1000, lambda *_: (3, 2), lambda *_: (9, 9)])
 def test_any_grid_round_trips(tmp_path, layout, chunks):

@@ -8,7 +8,6 @@ import itertools
 import os
 import pathlib
 import pickle
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -456,19 +455,3 @@ def test_renames(tmp_path):
         old.below("again").rename(target, overwrite=False)
     old.below("again").rename(target)
     assert (tmp_path / "target").read_bytes() == b"2"
-
-
-# ---- The rooms above.
-
-
-def test_nobody_else_asks_what_kind_it_is():
-    package = pathlib.Path(_root.__file__).parents[1]
-    kinds = r"\b(Object|Http|Azure)Backend\b"
-    asking = [
-        f"{path.relative_to(package)}: {line.strip()}"
-        for path in sorted(package.rglob("*.py"))
-        if path.parent.name not in ("_storage", "_stores")
-        for line in path.read_text().splitlines()
-        if re.search(kinds, line)
-    ]
-    assert asking == []

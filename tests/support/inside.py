@@ -79,7 +79,6 @@ CALLS = {
     "end of a reshard": "_reshard._loads._arrived",
     "program of a reshard": "_reshard._moves.compiled",
     "read a leaf to draw": "_edit._sample.read_sample",
-    "write to a near disk": "_near._near_steps.Near._write_part",
 }
 
 
