@@ -135,20 +135,6 @@ picked = grids.flatmap(
 )
 
 
-@given(picked)
-def test_touched_are_the_chunks_that_hold_what_is_picked(given):
-    (shape, chunk), picks = given
-    chunk = tuple(min(c, max(1, n)) for c, n in zip(chunk, shape))
-    if not all(picks):
-        return
-    owner = np.zeros(shape, int)
-    grid = _grid.lay(shape, chunk, 4)
-    for number, region in enumerate(grid.regions):
-        owner[region] = number
-    expected = np.unique(owner[np.ix_(*picks)]) if shape else [0]
-    assert list(_grid.touched(shape, chunk, picks)) == list(expected)
-
-
 @given(picked, st.integers(1, 5))
 def test_runs_are_regions(given, most):
     (shape, chunk), picks = given

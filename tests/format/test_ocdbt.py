@@ -14,9 +14,9 @@ from eqx_ckpt._kernel._format._ocdbt import Entries
 from eqx_ckpt._kernel._limits import limits
 
 
-def write(path, values, files=("0",), base="", shared=()):
-    """Writes a database: the values in turn to the files; `shared` keys point at the
-    range of another. Returns what a reader should find."""
+def write(path, values, files=("0",), base=""):
+    """Writes a database: the values in turn to the files. Returns what a reader should
+    find."""
     directory = path / base
     directory.mkdir(parents=True, exist_ok=True)
     data = {name: bytearray(b"some padding") for name in files}
@@ -27,10 +27,6 @@ def write(path, values, files=("0",), base="", shared=()):
         entries.append((key, file, len(buffer), len(value)))
         buffer += value + b"\0" * (i % 3)
     expected = dict(values)
-    place = {entry[0]: entry for entry in entries}
-    for key, origin in shared:
-        entries.append((key, *place[origin][1:]))
-        expected[key] = values[origin]
     head = b"what else is in the file"
     columns = map(list, zip(*sorted(entries))) if entries else ([], [], [], [])
     nodes, root = _ocdbt.tree(Entries(*columns), [*files, "tree"], "tree", len(head))
@@ -101,14 +97,6 @@ def test_empty_values(tmp_path):
     values = {b"a": b"", b"b": b"b", b"c": b""}
     write(tmp_path, values)
     assert read(tmp_path) == values
-
-
-def test_several_keys_share_one_range(tmp_path):
-    values = {b"m": b"weights", b"n": b"others"}
-    shared = [(b"a", b"m"), (b"z", b"m"), (b"n2", b"n")]
-    expected, _ = write(tmp_path, values, ["0", "1"], shared=shared)
-    assert len(expected) == 5 and read(tmp_path) == expected
-    assert (tmp_path / "0").read_bytes().count(b"weights") == 1
 
 
 @pytest.mark.parametrize("per_node, height", [(None, 1), (40, 2), (8, 3)])

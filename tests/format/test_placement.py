@@ -162,15 +162,6 @@ def good():
     return Placement(patterns, numbers, begins, numbers[:0]), 2, leaves
 
 
-def test_places_that_are_good():
-    laid = _placement.lay(*good())
-    assert laid.base.tolist() == [0, 2, 3]
-    assert laid.first.tolist() == [0, 2, 0]
-    assert laid.file.tolist() == [0, 1, 1]
-    assert laid.offset.tolist() == [0, 0, 64]
-    assert laid.pages == [0, 2, 6]
-
-
 bad = {
     "no patterns": ("pattern", dict(patterns=np.zeros((0, 2), np.uint32))),
     "a pattern without an end": (

@@ -218,24 +218,6 @@ def test_a_view_of_a_huge_array_takes_no_memory():
     assert view.shape == () and view.slices() == ((2**40 - 1) % 3, 5)
 
 
-@given(
-    st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.slices(n))), st.data()
-)
-def test_overlap(pair, data):
-    n, key = pair
-    pick = range(n)[key]
-    start = data.draw(st.integers(0, n - 1))
-    stop = data.draw(st.integers(start + 1, n))
-    got = _view.overlap(pick, start, stop)
-    inside = [(place, i) for place, i in enumerate(pick) if start <= i < stop]
-    if got is None:
-        assert not inside
-        return
-    to, fro = got
-    places, part = np.arange(len(pick))[to], np.arange(start, stop)[fro]
-    assert list(zip(places, part)) == inside and inside
-
-
 def test_transpose_to_an_order(tmp_path):
     array = np.arange(24).reshape(2, 3, 4)
     ec.tree_serialise_leaves(tmp_path / "x", array)
