@@ -248,11 +248,6 @@ def parts_of_a_copy(fd: int) -> Iterator[bytes]:
     return _found("_kernel._storage._local_files.parts")(fd)
 
 
-def archive(file: Any) -> Any:
-    """The zip that a checkpoint is written to, in an open file."""
-    return _found("_zips._archive.Archive")(file)
-
-
 def can_report_syncs() -> bool:
     return _found("_kernel._storage._local_files._can_report")()
 

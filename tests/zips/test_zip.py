@@ -40,19 +40,6 @@ def file(tmp_path_factory):
     return path
 
 
-def test_a_zip_takes_files_and_is_one(tmp_path):
-    data = b"0123456789"
-    with open(tmp_path / "zip", "wb") as file, inside.archive(file) as archive:
-        archive.write("a/file", [data[:5], memoryview(data[5:])], True)
-        archive.write("empty", [])
-    with zipfile.ZipFile(tmp_path / "zip") as written:
-        assert written.namelist() == ["a/file", "empty"]
-        assert written.read("a/file") == data
-        place = written.getinfo("a/file").header_offset
-    whole = (tmp_path / "zip").read_bytes()
-    assert whole.index(data, place) % 64 == 0
-
-
 def test_a_tree_comes_back(file):
     ckpt = ec.open(file)
     assert ckpt.metadata == {"width": 4}
