@@ -318,6 +318,7 @@ class Written(NamedTuple):
     side: dict[str, bytes] = {}
 
 
+@runtime_checkable
 class Layout(Protocol):
     """The functions of a layout: the modules `_to_ocdbt` and `_to_zarr` have them."""
 
