@@ -4,7 +4,7 @@ import os
 import signal
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, overload, Self, SupportsIndex, TYPE_CHECKING, Unpack
+from typing import Any, overload, SupportsIndex, TYPE_CHECKING, Unpack
 
 from jaxtyping import PyTree
 
@@ -271,7 +271,7 @@ class CheckpointManager:
         finally:
             self._saves.wait()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "CheckpointManager":
         return self
 
     @_handlers.pass_through

@@ -50,7 +50,7 @@ class InPlace(DirectoryTransaction):
         replace = lambda: self.root.replace(
             _files.INDEX, index, self.found.index, staged
         )
-        return replace() or (self.accept_added_files() and replace())
+        return bool(replace() or (self.accept_added_files() and replace()))
 
 
 def delete_outdated(root: Backend) -> None:

@@ -296,7 +296,7 @@ def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     return entries, b"".join(blobs)
 
 
-def check_names(names: Sequence[str], root: Backend) -> None:
+def check_names(names: Sequence[str], root: Any) -> None:
     """Names of leaves are in no name of a file."""
 
 

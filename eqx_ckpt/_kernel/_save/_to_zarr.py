@@ -4,6 +4,7 @@ name.
 
 import functools as ft
 from collections.abc import Sequence
+from typing import Any
 
 from .._format import _files, _index, _placement
 from .._limits import limits
@@ -130,7 +131,7 @@ def _cuts(path: str) -> list[int]:
     return [i for i, c in enumerate(path) if c == "/"] + [len(path)]
 
 
-def check_names(names: Sequence[str], root: Backend) -> None:
+def check_names(names: Sequence[str], root: Any) -> None:
     """**Raises:** `ValueError` if two directories would be one on this file system, or
     one cannot be."""
     own = *_files.SIDE, _files.INDEX, _files.SIGNATURE

@@ -322,7 +322,7 @@ class Written(NamedTuple):
 class Layout(Protocol):
     """The functions of a layout: the modules `_to_ocdbt` and `_to_zarr` have them."""
 
-    def check_names(self, names: Sequence[str], root: Backend, /) -> None:
+    def check_names(self, names: Sequence[str], root: Any, /) -> None:
         """**Raises:** `ValueError` if leaves of these names cannot be at `root`."""
         ...
 
