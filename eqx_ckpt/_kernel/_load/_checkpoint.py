@@ -19,7 +19,7 @@ from .._tree._compare import Static
 from .._tree._filters import FilterSpec, IsLeaf
 from . import _lazy, _load_options, _match, _nodes, _open, _source
 from ._lazy import LazyArray
-from ._load_options import LoadOptions, Renaming
+from ._load_options import LoadOptions
 from ._source import Source
 
 
@@ -149,7 +149,7 @@ class Checkpoint(_Base):
         *,
         where: Callable[[PyTree], Any] | None = None,
         source: str | Callable[[Any], Any] | None = None,
-        rename: Renaming = None,
+        rename: Any = None,
         missing: Literal["error", "keep", "init"] = "error",
         unexpected: Literal["error", "ignore"] = "error",
         static: Static = "error",
