@@ -65,7 +65,7 @@ class FileSink:
 
     is_remote = True
 
-    def __init__(self, file: BinaryIO):
+    def __init__(self, file: BinaryIO | io.BytesIO):
         self._file = file
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
