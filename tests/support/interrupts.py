@@ -452,20 +452,23 @@ def interrupt_at_moments(
     start = time.perf_counter()
     call(path)
     took = time.perf_counter() - start
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    # The system may give the signal to another thread, and so a moment too late.
+    late = lambda *_: None
     rng = random.Random(name)
     found: collections.Counter[str] = collections.Counter()
     while found["interrupted"] < count and found.total() < 10 * count:
         faulthandler.dump_traceback_later(_MOST, exit=True)
         try:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(2e-5, 1.2 * took))
             call(path)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, late)
             found["whole"] += 1
         except KeyboardInterrupt:
+            signal.signal(signal.SIGALRM, late)
             found["interrupted"] += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
         _put(path, 3, layout)
-    signal.signal(signal.SIGALRM, signal.SIG_IGN)
     assert _next_calls(path, layout) in (2, 3)
     return found
 
