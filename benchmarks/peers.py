@@ -47,7 +47,7 @@ class Case(NamedTuple):
         return array if self.rows is None else array[slice(*self.rows)]
 
 
-class Part(NamedTuple):
+class PartialRead(NamedTuple):
     """How a peer opens what it has saved, and makes one jax array of a part of it."""
 
     open: Callable[[Path], Any]
@@ -64,7 +64,7 @@ class Peer(NamedTuple):
     name: str
     save: Callable[[Path, Tree, bool], Any]
     load: Callable[[Path, Any], Any]
-    part: Part | None = None
+    part: PartialRead | None = None
     durable: tuple[bool, ...] = (False, True)
     like: Callable[[Tree], Any] = _like
     maps: bool = False
@@ -100,8 +100,8 @@ def _ours_load(verify: bool) -> Callable[[Path, Any], Any]:
     return lambda path, like: ec.tree_deserialise_leaves(path, like, verify=verify)
 
 
-def _ours_part(verify: bool) -> Part:
-    return Part(
+def _ours_part(verify: bool) -> PartialRead:
+    return PartialRead(
         ec.open, lambda ckpt, case: case.slice(ckpt[case.leaf]).read(verify=verify)
     )
 
@@ -260,14 +260,14 @@ PEERS = [
         "raw, one thread",
         _raw_save,
         _raw_load,
-        Part(lambda path: os.open(path, os.O_RDONLY), _raw_read),
+        PartialRead(lambda path: os.open(path, os.O_RDONLY), _raw_read),
     ),
     Peer("Equinox", _then_sync(eqx.tree_serialise_leaves), eqx.tree_deserialise_leaves),
     Peer(
         "safetensors.flax",
         _then_sync(_safetensors_save),
         lambda path, _: safetensors.flax.load_file(path.with_suffix(".safetensors")),
-        Part(_safetensors_open, _safetensors_read),
+        PartialRead(_safetensors_open, _safetensors_read),
         maps=True,
     ),
     Peer("flax msgpack", _then_sync(_msgpack_save), _msgpack_load),
@@ -278,7 +278,7 @@ PEERS = [
         "Orbax v0",
         _orbax_v0_save,
         _orbax_v0_load,
-        Part(Path, _orbax_v0_read),
+        PartialRead(Path, _orbax_v0_read),
         (True,),
         _orbax_like,
     ),
@@ -286,7 +286,7 @@ PEERS = [
         "Orbax v1",
         lambda path, tree, durable: v1().save(path, tree),
         lambda path, like: v1().load(path, like),
-        Part(Path, _orbax_v1_read),
+        PartialRead(Path, _orbax_v1_read),
         (True,),
         _orbax_like,
     ),

@@ -171,7 +171,7 @@ def plan(model: Model, hosts: int) -> Plan:
         size = math.prod(chunk) * itemsize
         count = math.prod(_grid.grid(shape, chunk))
         owners = _assign.owners(found, shape, chunk, size, loads, alike)
-        jobs.append(_assign.WriteJob(count, size, owners))
+        jobs.append(_assign.DealtLeaf(count, size, owners))
         chunks += count
         total += math.prod(shape) * itemsize
         read += same

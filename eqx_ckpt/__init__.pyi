@@ -42,6 +42,7 @@ from ._rename._rename import rename as rename
 from ._stores._remote import Store as Store
 from ._verify._scan import Problem as Problem
 from ._verify._verify import verify as verify
+from ._kernel._format._layouts import Layout
 from ._kernel._load._load_options import Renaming
 from ._kernel._run._manager import CheckpointManager as _CheckpointManager
 from ._kernel._runtime._arguments import Who
@@ -157,7 +158,7 @@ def convert(
     compression: Literal['lz4', 'zstd'] | None = None,
     max_bytes: int | None = None,
     progress: bool = False,
-    layout: Literal['ocdbt', 'zarr'] = 'ocdbt',
+    layout: Layout = 'ocdbt',
     durable: bool = True,
     orbax: bool = False,
 ) -> None: ...
@@ -215,7 +216,7 @@ class CheckpointManager(_CheckpointManager):
         compression: Literal['lz4', 'zstd'] | None = None,
         max_bytes: int | None = None,
         progress: bool = False,
-        layout: Literal['ocdbt', 'zarr'] = 'ocdbt',
+        layout: Layout = 'ocdbt',
         durable: bool = True,
         orbax: bool = False,
         filter_spec: FilterSpec = ...,
@@ -285,7 +286,7 @@ def async_tree_serialise_leaves(
     metadata: Any = None,
     functions: Functions = None,
     base: Base = None,
-    layout: Literal['ocdbt', 'zarr'] = 'ocdbt',
+    layout: Layout = 'ocdbt',
     durable: bool = True,
     orbax: bool = False,
     overwrite: bool = True,
@@ -308,7 +309,7 @@ def tree_serialise_leaves(
     metadata: Any = None,
     functions: Functions = None,
     base: Base = None,
-    layout: Literal['ocdbt', 'zarr'] = 'ocdbt',
+    layout: Layout = 'ocdbt',
     durable: bool = True,
     orbax: bool = False,
     overwrite: bool = True,

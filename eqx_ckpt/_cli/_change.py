@@ -14,7 +14,7 @@ import jax.random as jr
 from .. import merging
 from .._edit import _edited, _merge
 from .._interop import _convert, _export
-from .._kernel._format import _names, _text
+from .._kernel._format import _layouts, _names, _text
 from .._kernel._load import _checkpoint
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._run._steps import Steps
@@ -73,14 +73,15 @@ def edit(
     target = ckpt.path if is_same else target
     names = _chosen(list(ckpt), keep, drop)
     new = _renamed(names, rename)
-    is_ours = _checkpoint.source_of(ckpt).is_ours and ckpt.layout == "ocdbt"
+    layout: Any = ckpt.layout if ckpt.layout in _layouts.LAYOUTS else "ocdbt"
+    is_ours = _checkpoint.source_of(ckpt).is_ours and layout in _layouts.PACKED
     _serialise.tree_serialise_leaves(
         target,
         _edited.edited(ckpt, dict(zip(names, new))),
         filter_spec=True,
         dtype=cast,
         metadata=_with(ckpt.metadata, metadata),
-        layout=ckpt.layout if ckpt.layout in _root.LAYOUTS else "ocdbt",
+        layout=layout,
         overwrite=overwrite or is_same,
         reuse=ckpt.path if is_ours else None,
         **options,

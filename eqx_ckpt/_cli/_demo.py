@@ -4,7 +4,7 @@ import functools as ft
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args
 
 import equinox as eqx
 import jax
@@ -15,8 +15,7 @@ from jaxtyping import Array, PyTree
 
 import eqx_ckpt as ec
 
-from .._kernel._format import _text
-from .._kernel._storage import _root
+from .._kernel._format import _layouts, _text
 
 
 def _net(width: int, depth: int) -> eqx.nn.MLP:
@@ -89,7 +88,7 @@ def demo(directory: str | None) -> None:
             print(f"  step {step + 1:3d}   loss {float(loss):.4f}")
 
     state = {"model": model, "opt": opt}
-    for layout in _root.LAYOUTS:
+    for layout in get_args(_layouts.Layout):
         ec.tree_serialise_leaves(
             root / layout, state, metadata=hyperparameters, layout=layout
         )

@@ -33,7 +33,7 @@ _SMALL = 1 << 16
 # Bytes of blocks that are in memory together, unless the caller says so.
 _ROOM = 256 * 2**20
 
-Part = LazyArray | np.ndarray
+Operand = LazyArray | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Formula:
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[Operand, ...]
     make: Callable[[Sequence[np.ndarray], Any, tuple[int, ...]], np.ndarray]
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -175,7 +175,7 @@ class Formula:
 
 
 def _read_parts(
-    parts: Sequence[Sequence[Part]], verify: bool, room: int
+    parts: Sequence[Sequence[Operand]], verify: bool, room: int
 ) -> list[list[np.ndarray]]:
     """The parts of some arrays, those of one checkpoint read together."""
     lazies = [x for own in parts for x in own if isinstance(x, LazyArray)]

@@ -13,7 +13,7 @@ from .._kernel._load._lazy import LazyArray
 from .._kernel._runtime import _arguments
 from .._kernel._tree import _folding, _host_copy, _identity, _leaf
 from . import _computed, _traced
-from ._computed import Formula, Part
+from ._computed import Formula, Operand
 from ._traced import Traced
 
 
@@ -91,7 +91,7 @@ def _lazily(fn: Callable[..., Any], elementwise: bool, *args: Any) -> LazyArray:
     return _computed.computed(formula)
 
 
-def _key(called: Callable[..., Any], traced: Traced, parts: Sequence[Part]) -> Any:
+def _key(called: Callable[..., Any], traced: Traced, parts: Sequence[Operand]) -> Any:
     """Equal for results that are the same; None if nothing is known to be the same."""
     try:
         arrays = [
@@ -114,7 +114,7 @@ def _is_number(x: object) -> bool:
     return isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic)
 
 
-def _part(x: object) -> Part:
+def _part(x: object) -> Operand:
     if isinstance(x, LazyArray):
         what = f"The leaf `{x.name}`"
         kind = _lazy.body_of(x).target.kind
@@ -142,11 +142,11 @@ def _part(x: object) -> Part:
     return x if isinstance(x, LazyArray) else _host_copy.owned(x)
 
 
-def _shown(x: Part) -> str:
+def _shown(x: Operand) -> str:
     array = _folding.short_array(x.dtype.name, x.shape)
     return f"the leaf `{x.name}` ({array})" if isinstance(x, LazyArray) else array
 
 
-def _struct(x: Part) -> jax.ShapeDtypeStruct:
+def _struct(x: Operand) -> jax.ShapeDtypeStruct:
     weak = x.weak_type if isinstance(x, LazyArray) else False
     return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak)

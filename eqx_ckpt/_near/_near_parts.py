@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 from .._kernel._errors import DamagedError, ReplacedError
 from .._kernel._format import _template, _view
-from .._kernel._format._leaves import LeafRecord, Leaves, Part, Region
+from .._kernel._format._leaves import LeafRecord, Leaves, LocalShards, Region
 from .._kernel._load import _checkpoint, _load_options, _read
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._fetch import LeafBuilder
@@ -82,7 +82,7 @@ def _boxes(record: LeafRecord) -> list[tuple[Region, int]]:
     """The regions of a leaf that a part has, each with its first row in what is stored.
     What was saved whole is one."""
     shape = record.template.shape
-    if not isinstance(record.part, Part):
+    if not isinstance(record.part, LocalShards):
         return [(_padded((), shape), 0)]
     starts = record.part.starts
     size = shape[0] // len(starts), *shape[1:]
@@ -264,7 +264,7 @@ def _whole(leaves: Leaves) -> Leaves:
     templates, numbers = list(leaves.templates), list(leaves.template)
     known: dict[Any, int] = {}
     for leaf_index, part in leaves.parts.items():
-        assert isinstance(part, Part)
+        assert isinstance(part, LocalShards)
         chunk = tuple(max(1, n) for n in part.shape)
         was = templates[numbers[leaf_index]]
         whole = was._replace(shape=part.shape, chunk=chunk, codec=None)

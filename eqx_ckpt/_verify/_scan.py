@@ -85,11 +85,12 @@ def _plan(source: Source, records: list[LeafRecord]) -> Iterator[_Chunk]:
     """Every chunk there is, in the order of the files."""
     if not source.files:
         for record in records:
-            grid = _source.grid_of(record.template)
-            stop = grid.full if record.template.codec is None else None
-            for number, key in enumerate(grid.keys):
-                file = f"{source.key(record)}/{key}"
-                yield _Chunk(record, number, file, 0, 0, stop)
+            t = record.template
+            for number in range(t.chunk_count):
+                whole = number * t.full, (number + 1) * t.full
+                ((file, start, stop),) = source.ranges(record, [whole])
+                end = stop if t.codec is None else None
+                yield _Chunk(record, number, file, start, start, end)
         return
     runs = [
         (file, offset, record, range(first, stop))

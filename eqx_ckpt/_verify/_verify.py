@@ -16,7 +16,7 @@ from .._kernel._format._leaves import LeafRecord
 from .._kernel._load import _checkpoint, _open, _source
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._reader import CHANGED, unreadable
-from .._kernel._load._source import Source
+from .._kernel._load._source import Source, ZarrSource
 from .._kernel._runtime import _arguments, _log, _progress
 from .._kernel._storage import _arrays, _root, _store
 from .._kernel._storage._backend import Backend
@@ -229,8 +229,8 @@ def _check_extras(source: Source) -> list[Problem]:
 
 
 def _zarr_json(source: Source, records: Iterable[LeafRecord]) -> list[Problem]:
-    if source.database is not None:
-        return []  # They are in the file of the nodes, which has a digest.
+    if not isinstance(source, ZarrSource):
+        return []
 
     def check_json(record: LeafRecord) -> Problem | None:
         key = f"{source.key(record)}/zarr.json"

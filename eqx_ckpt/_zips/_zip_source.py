@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .._kernel._errors import DamagedError
-from .._kernel._format import _files, _index, _json, _text
+from .._kernel._format import _files, _index, _json, _layouts, _text
 from .._kernel._format._index import Index
 from .._kernel._load._source import DatabaseSource
 from .._kernel._storage import _store
@@ -84,7 +84,7 @@ def _ours(root: Backend, archive: Zip) -> ZipSource | None:
     if stop - start > _json.MAX_INDEX:
         raise ValueError("its index is too long")
     index = _index.decode(_store.read_bytes(directory, key, start, stop))
-    if index.layout != "ocdbt":
+    if index.layout not in _layouts.PACKED:
         raise ValueError(f"it holds the layout {index.layout!r}: unzip it")
     own = f"d/{index.save}"
     files = [_zip.place(archive, f"{prefix}{own}/{name}") for name in index.files]

@@ -728,7 +728,7 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch):
                 side = dict.fromkeys(_files.OTHERS, b"")
                 planned = []
                 for is_linked in (False, True):
-                    most = _plan.LAYOUTS[layout].upper_bound(
+                    most = _plan.WRITERS[layout].upper_bound(
                         plan.leaves, plan.spec, 1, is_linked
                     )
                     index = _plan.index_of(plan, "0" * 16, most, side)

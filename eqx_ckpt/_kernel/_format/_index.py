@@ -18,7 +18,7 @@ import xxhash
 from ..._version import __version__
 from .. import _rooms
 from .._errors import DamagedError
-from . import _extents, _files, _json, _leaves, _placement
+from . import _extents, _files, _json, _layouts, _leaves, _placement
 from ._extents import Extents
 from ._leaves import Leaves
 from ._placement import Placement
@@ -79,14 +79,13 @@ class StoredFunction(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """The layout of a save, and the names of leaves that have directories of their
-    own."""
+    """The names that the files or directories of leaves have at the root of a save. A
+    packed layout has none."""
 
-    layout: str
-    names: Sequence[str]
+    leaf_entries: Sequence[str]
 
 
-class IndexParts(NamedTuple):
+class IndexSections(NamedTuple):
     """The bytes of an index in three: those before and after the columns change with
     each save, the columns with the structure of the tree alone."""
 
@@ -126,7 +125,7 @@ class Index:
         placement = self.placement
         if isinstance(placement, Extents):
             extents = placement
-        elif self.layout == "zarr":  # There are no files of many leaves.
+        elif self.layout not in _layouts.PACKED:
             nowhere = [0] * len(self.leaves.names)
             extents = _extents.in_one_run(self.leaves, 1, nowhere, nowhere)
         else:
@@ -179,10 +178,10 @@ def versions() -> dict[str, str]:
 
 def encode(index: Index) -> bytes:
     """The bytes of `eqx_ckpt.json`."""
-    return sealed(b",".join(encode_parts(index)))
+    return sealed(b",".join(encode_sections(index)))
 
 
-def encode_parts(index: Index) -> IndexParts:
+def encode_sections(index: Index) -> IndexSections:
     leaves, files, placement = index.leaves, index.files, index.placement
     version = max(READERS)
     head = {
@@ -204,7 +203,7 @@ def encode_parts(index: Index) -> IndexParts:
     tail |= filter(operator.itemgetter(1), optional.items())
     tail["others"] = index.others  # The last, so that all before them has a `seal`.
     columns = index.columns or encode_columns(leaves, files, placement)
-    return IndexParts(b"{" + _fields_of(head), columns, _fields_of(tail))
+    return IndexSections(b"{" + _fields_of(head), columns, _fields_of(tail))
 
 
 # Begins the last field before the digest.
@@ -250,7 +249,7 @@ def encode_columns(
             "files": files,
             **_placement.encode(placement),
             "aliases": sorted(leaves.aliases.items()),
-            **(_leaves.encode_parts(leaves.parts) if leaves.parts else {}),
+            **(_leaves.encode_local_shards(leaves.parts) if leaves.parts else {}),
             **({} if tree is None else {"tree": tree}),
         }
     )
@@ -262,12 +261,13 @@ def _fields_of(body: dict[str, Any]) -> bytes:
     return text[1:-1].encode()
 
 
-# The first fields, which say that a format is too new to be read. Where no leaf has a
-# directory of its own, they go on to the metadata.
+# The first fields, which say that a format is too new to be read. If the layout is
+# packed, they go on to the metadata.
+_packed = "|".join(sorted(_layouts.PACKED))
 _head = re.compile(
     rb'\{"format":"eqx_ckpt","save":"([0-9a-f]{16}(?="))?[^"]*",'
     rb'"version":([0-9]{1,9}),"reader":"([^"\\]*)"'
-    rb'(,"writer":\{[^{}]*\},"layout":"ocdbt","metadata":)?'
+    rb'(,"writer":\{[^{}]*\},"layout":"(?:%b)","metadata":)?' % _packed.encode()
 )
 
 
@@ -307,15 +307,15 @@ def decode(data: bytes) -> Index:
     return _typed(value, digest(data.rpartition(_OTHERS)[0]))
 
 
-def check(parts: IndexParts, data: bytes, tree: TreeRecord | None) -> None:
-    """Decodes an index that is about to be published: `data`, which has these `parts`.
-    Columns that have been decoded before are not decoded again, and neither is the
-    record of the tree where it is `tree`, which was checked.
+def check(sections: IndexSections, data: bytes, tree: TreeRecord | None) -> None:
+    """Decodes an index that is about to be published: `data`, which is of these
+    `sections`. Columns that have been decoded before are not decoded again, and neither
+    is the record of the tree where it is `tree`, which was checked.
 
     **Raises:** `ValueError` if it cannot be read.
     """
     check_digest(data)
-    head, columns, tail = parts
+    head, columns, tail = sections
     # Each of the three is an object of JSON, and so all are one, with the fields of
     # each.
     value = _json.parse(head + b"}", encoding="ascii")
@@ -339,17 +339,18 @@ def _checked(columns: bytes, layout: str, tree: TreeRecord | None) -> Index:
 
 
 def outline(data: bytes) -> Outline:
-    """The outline of what `decode` gives. Where no leaf has a directory of its own, an
-    index that is not damaged is not parsed.
+    """The outline of what `decode` gives. If the layout is packed, an index that is not
+    damaged is not parsed.
 
     **Raises:** as `decode`.
     """
     head = match_head(data)
     if head is None or not head[4]:
         index = decode(data)
-        return Outline(index.layout, index.leaves.names)
+        entry = _layouts.LAYOUTS[index.layout].entry
+        return Outline(() if entry is None else list(map(entry, index.leaves.names)))
     check_digest(data)
-    return Outline("ocdbt", ())
+    return Outline(())
 
 
 def check_digest(data: bytes) -> None:
@@ -383,13 +384,13 @@ def _typed(value: dict[str, Any], seal: str = "", known: Index | None = None) ->
         raise _newer(version, value.get("reader"))
     layout, digests, save, others, writer = fields(value, _FIELDS)
     _json.check_json(value.get("metadata"))
-    if layout not in ("ocdbt", "zarr"):
+    if layout not in _layouts.LAYOUTS:
         raise ValueError(f"the index has the unknown layout {layout!r}")
     if known is None:
         leaves, files, placement = _table_of(value)
     else:
         leaves, files, placement = known.leaves, known.files, known.placement
-    pages = len(files) if layout == "ocdbt" else 1
+    pages = len(files) if layout in _layouts.PACKED else 1
     if len(digests) != 32 * pages:
         raise ValueError("the index lacks the digests of pages")
     if not is_save_id(save):

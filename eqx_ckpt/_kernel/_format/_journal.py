@@ -76,8 +76,7 @@ def summarise(data: bytes, known: dict[tuple[str, str], IndexSummary]) -> IndexS
 
 
 def _summary_of(index: _index.Index) -> IndexSummary:
-    files = len(index.files) if index.layout == "ocdbt" else None
-    leaves = index.leaves
+    leaves, files = index.leaves, len(index.files) or None
     return IndexSummary(
         index.save, index.metadata, len(leaves.names), leaves.nbytes, files
     )

@@ -24,10 +24,10 @@ from ._template import Template
 Region = tuple[slice, ...]
 
 
-class Part(NamedTuple):
-    """The part of an array that one process had of it: regions of one shape, each from
-    a `start` on, of an array of this `shape`. It is stored as an array of its own: the
-    regions one after the other along the first axis."""
+class LocalShards(NamedTuple):
+    """The shards that one process had of an array of this `shape`: regions of one
+    shape, each from a `start` on. They are stored as an array of their own: one after
+    the other along the first axis."""
 
     shape: tuple[int, ...]
     starts: tuple[tuple[int, ...], ...]
@@ -61,12 +61,12 @@ class LeafRecord(NamedTuple):
     name: str
     leaf_index: int
     template: Template
-    part: Part | Unreadable | None = None
+    part: LocalShards | Unreadable | None = None
 
     @property
     def whole(self) -> Template:
         """The template, with the shape of all of the array."""
-        if not isinstance(self.part, Part):
+        if not isinstance(self.part, LocalShards):
             return self.template
         return self.template._replace(shape=self.part.shape)
 
@@ -85,18 +85,20 @@ class Leaves:
     number `i` is its leaf index.
 
     A leaf of `aliases` is the same array as the earlier one that it leads to. `parts`
-    has the leaves that are not all there: those of which one process has saved a part,
-    and those of another format that cannot be read. `recorded` is the record of the
-    tree, or its JSON; other formats have none. `given_labels` are those of leaves of
-    entries of States, where they are not those of the record. Leaves that were renamed
-    have an `origin`.
+    has the leaves that are not all there: those of which one process has saved its
+    shards, and those of another format that cannot be read. `recorded` is the record of
+    the tree, or its JSON; other formats have none. `given_labels` are those of leaves
+    of entries of States, where they are not those of the record. Leaves that were
+    renamed have an `origin`.
     """
 
     names: Sequence[str]
     templates: list[Template]
     template: list[int]
     aliases: dict[int, int] = dataclasses.field(default_factory=dict)
-    parts: Mapping[int, Part | Unreadable] = dataclasses.field(default_factory=dict)
+    parts: Mapping[int, LocalShards | Unreadable] = dataclasses.field(
+        default_factory=dict
+    )
     recorded: TreeRecord | dict[str, Any] | None = None
     given_labels: Mapping[int, Label] | None = None
     origin: Origin | None = None
@@ -284,7 +286,7 @@ def parse(value: dict[str, Any]) -> Leaves:
         raise ValueError("the columns of the index differ in length")
     (pairs,) = fields(value, {"aliases": [(range(len(names)), NUMBER)]})
     aliases = by_leaf_index(pairs, "aliases")
-    parts = _parts(value, templates, template) if "parts" in value else {}
+    parts = _local_shards(value, templates, template) if "parts" in value else {}
     for alias, origin in aliases.items():
         if (
             origin >= alias
@@ -296,26 +298,30 @@ def parse(value: dict[str, Any]) -> Leaves:
     return Leaves(names, templates, template, aliases, parts, value.get("tree"))
 
 
-def encode_parts(parts: Mapping[int, Part | Unreadable]) -> dict[str, Any]:
-    """The fields of an index that say of which leaves a part is stored."""
+def encode_local_shards(
+    parts: Mapping[int, LocalShards | Unreadable],
+) -> dict[str, Any]:
+    """The fields of an index that say of which leaves only some shards are stored."""
     rows = {part: number for number, part in enumerate(dict.fromkeys(parts.values()))}
     of = [[leaf_index, rows[part]] for leaf_index, part in sorted(parts.items())]
     return {"parts": list(rows), "part": of}
 
 
-def _parts(
+def _local_shards(
     value: dict[str, Any], templates: list[Template], template: list[int]
-) -> dict[int, Part]:
+) -> dict[int, LocalShards]:
     (parts,) = fields(value, {"parts": [([NUMBER], [[NUMBER]])]})
-    rows = [Part(tuple(shape), tuple(map(tuple, starts))) for shape, starts in parts]
+    rows = [
+        LocalShards(tuple(shape), tuple(map(tuple, starts))) for shape, starts in parts
+    ]
     (pairs,) = fields(value, {"part": [(range(len(template)), range(len(rows)))]})
     of = by_leaf_index(pairs, "part")
     for leaf_index, number in of.items():
-        _check_part(rows[number], templates[template[leaf_index]])
+        _check_local_shards(rows[number], templates[template[leaf_index]])
     return {leaf_index: rows[number] for leaf_index, number in of.items()}
 
 
-def _check_part(part: Part, t: Template) -> None:
+def _check_local_shards(part: LocalShards, t: Template) -> None:
     """**Raises:** `ValueError` unless the regions are in the array, and make up what is
     stored."""
     shape, starts = part

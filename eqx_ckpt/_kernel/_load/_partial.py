@@ -3,7 +3,7 @@ which are of another format and cannot be read."""
 
 from collections.abc import Sequence
 
-from .._format._leaves import LeafRecord, Part, Region
+from .._format._leaves import LeafRecord, LocalShards, Region
 from .._format._view import View
 from .._tree import _from_host, _sharding
 from .._tree._target import Target
@@ -35,7 +35,7 @@ def stored_regions(
 
 def _found(record: LeafRecord, regions: Sequence[Region] | None) -> list[Region] | None:
     part, stored = record.part, record.template.shape
-    if not isinstance(part, Part):
+    if not isinstance(part, LocalShards):
         return None
     if regions is None:  # It is all of the array.
         regions = [_sharding.whole(part.shape)]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from .._errors import DamagedError, ReplacedError
-from .._format import _digests, _files, _grid, _index, _template, _text
+from .._format import _digests, _files, _grid, _index, _layouts, _template, _text
 from .._format._grid import Grid
 from .._format._index import Index, StoredFunction
 from .._format._leaves import LeafRecord
@@ -85,8 +85,8 @@ class Source(abc.ABC):
 
     @property
     def digests_key(self) -> str:
-        """The key of the file of digests."""
-        raise NotImplementedError
+        """The key of the file of digests, if it has some."""
+        return _layouts.digests(self.index.layout, self.index.save)
 
     def key(self, record: LeafRecord) -> str:
         """The leaf's directory, in the database or at the root."""
@@ -314,10 +314,6 @@ class DatabaseSource(Source):
     def database(self) -> str:
         return f"d/{self.index.save}"
 
-    @property
-    def digests_key(self) -> str:
-        return f"d/{self.index.save}/digests"
-
     def key(self, record: LeafRecord) -> str:
         return record.name
 
@@ -340,10 +336,6 @@ class DatabaseSource(Source):
 class ZarrSource(Source):
     """A save of ours, of layout `"zarr"`: each leaf has a directory of its own, and
     each chunk a file, under names that other saves use too."""
-
-    @property
-    def digests_key(self) -> str:
-        return _files.DIGESTS
 
     def key(self, record: LeafRecord) -> str:
         return _files.directory(record.name)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from .._format import _schema
+from .._format import _layouts, _schema
 from .._format._history import HistoryRow
 from .._runtime import _log, _processes, _threads
 from .._runtime._processes import Processes
@@ -162,7 +162,7 @@ class Saves:
         how, metrics, wrong = _schema.read(decision, _DECISION_SOURCE, _DECISION)
         # The others are about to save.
         path = self.steps.path(step)
-        is_shared = self.policy.reuse and self.options.layout == "ocdbt"
+        is_shared = self.policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
             processes=processes.within(self.together, f"step {step}, save"),
             overwrite=how == "replace",

@@ -24,7 +24,7 @@ Owners = list[tuple[range, int]]
 Runs = list[tuple[int, range]]
 
 
-class WriteJob(NamedTuple):
+class DealtLeaf(NamedTuple):
     """A leaf to be written: the number of its chunks, and the bytes of each."""
 
     chunks: int
@@ -33,7 +33,7 @@ class WriteJob(NamedTuple):
 
 
 def deal(
-    jobs: Sequence[WriteJob],
+    leaves: Sequence[DealtLeaf],
     processes: int,
     most: int = MAX_FILE,
     apart: frozenset[int] = frozenset(),
@@ -43,18 +43,18 @@ def deal(
 
     Some leaves are dealt to files of their own, `apart` from the others.
     """
-    target = _target(sum(count * size for count, size, _ in jobs), most)
+    target = _target(sum(count * size for count, size, _ in leaves), most)
     # The runs of each process: those of leaves that are `apart`, and the others.
     dealt: list[tuple[Runs, Runs]] = [([], []) for _ in range(processes)]
-    for leaf_index, job in enumerate(jobs):
+    for leaf_index, leaf in enumerate(leaves):
         which = 0 if leaf_index in apart else 1
-        for run, process in job.owners:
+        for run, process in leaf.owners:
             dealt[process][which].append((leaf_index, run))
     files: list[tuple[int, Runs]] = []
     for process in range(processes):
         both, dealt[process] = dealt[process], ([], [])
         for runs in both:
-            files += zip(it.repeat(process), _pack(jobs, runs, target))
+            files += zip(it.repeat(process), _pack(leaves, runs, target))
     return files
 
 
@@ -67,16 +67,16 @@ def most_files(total: int, processes: int, most: int) -> int:
     return 2 * total // _target(total, most) + 2 * processes
 
 
-def _pack(jobs: Sequence[WriteJob], runs: Runs, target: int) -> list[Runs]:
+def _pack(leaves: Sequence[DealtLeaf], runs: Runs, target: int) -> list[Runs]:
     if (
-        sum(len(run) * jobs[leaf_index].chunk_bytes for leaf_index, run in runs)
+        sum(len(run) * leaves[leaf_index].chunk_bytes for leaf_index, run in runs)
         <= target
     ):
         return [runs] if runs else []
     files: list[Runs] = []
     end = 0
     for leaf_index, run in runs:
-        size = jobs[leaf_index].chunk_bytes
+        size = leaves[leaf_index].chunk_bytes
         while True:
             room = (target - end) // size if size else len(run)
             if not files or (room < 1 and run and files[-1]):

@@ -2,13 +2,11 @@
 
 import operator
 
-from .._format import _blosc, _grid, _template
+from .._format import _blosc, _grid, _layouts, _template
 from .._format._template import Template
 from ._options import SaveOptions
 
 
-# Chunks of the layouts, in bytes: one block of digests, and few files.
-_CHUNK = {"ocdbt": _grid.BLOCK, "zarr": 32 * 2**20}
 # Leaves of fewer bytes are not compressed: they are read in runs, as they lie.
 _MIN_COMPRESSED = 1 << 16
 
@@ -28,7 +26,8 @@ def chunk_shape(
         chunks = None
     if given is None:
         least = -(-template.nbytes * 2 // _template.MAX_CHUNKS)
-        target = max(_CHUNK[options.layout], least) if chunks is None else int(chunks)
+        usual = _layouts.LAYOUTS[options.layout].chunk_bytes
+        target = max(usual, least) if chunks is None else int(chunks)
         if shard is None:
             chunk = _grid.choose(shape, itemsize, target)
         else:

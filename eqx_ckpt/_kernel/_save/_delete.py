@@ -163,26 +163,21 @@ def check(root: Backend) -> None:
     if isinstance(root, ObjectStore):
         _stored(root)
         return
-    names, entries = _names(root), root.list_top() or {}
-    if names is None:
-        names = [x for x in entries if entries[x]] if _files.DIGESTS in entries else []
+    published, entries = _outline(root), root.list_top() or {}
+    if published is not None:
+        own = published.content.leaf_entries
+    else:
+        own = [x for x in entries if entries[x]] if _files.DIGESTS in entries else []
     assert isinstance(root, LocalDirectory)
-    _refuse(root, foreign(root, names, entries))
-
-
-def _names(root: Backend) -> Sequence[str] | None:
-    """The leaves of a checkpoint that have directories of their own; None if its index
-    is damaged: any directory may be one then, if what is in it looks so too.
-
-    **Raises:** `FileNotFoundError` if there is no checkpoint.
-    """
-    published = _outline(root)
-    return published and published.content.names
+    _refuse(root, foreign(root, own, entries))
 
 
 def _outline(root: Backend) -> Published[Outline] | None:
-    """The outline of a checkpoint; None if its index is damaged. **Raises:** as
-    above."""
+    """The outline of a checkpoint; None if its index is damaged: any directory may be
+    that of a leaf then, if what is in it looks so too.
+
+    **Raises:** `FileNotFoundError` if there is no checkpoint.
+    """
     try:
         published = _published.read_outline(root)
     except _index.Newer:
@@ -260,11 +255,11 @@ def _remove_in_store(
 
 
 class _StoredCheckpoint(NamedTuple):
-    """A checkpoint in a store: the leaves that have directories of their own, or None
-    if its index is damaged; the stamp of that; the directory of its data; all files
-    that are there; and the stamps of its files for other readers."""
+    """A checkpoint in a store: its entries of leaves, or None if its index is damaged;
+    the stamp of that; the directory of its data; all files that are there; and the
+    stamps of its files for other readers."""
 
-    names: Sequence[str] | None
+    leaf_entries: Sequence[str] | None
     stamp: str
     data: str = "d/none"
     keys: Collection[str] = ()
@@ -288,10 +283,10 @@ def _stored(root: ObjectStore) -> _StoredCheckpoint:
         if _files.INDEX not in keys:
             raise
         found = find()
-    names = found.names
-    if names is None:
-        names = [x for x in inside if inside[x]] if _files.DIGESTS in inside else []
-    _refuse(root, foreign_among(names, inside, lambda name: inside.get(name, ())))
+    own = found.leaf_entries
+    if own is None:
+        own = [x for x in inside if inside[x]] if _files.DIGESTS in inside else []
+    _refuse(root, foreign_among(own, inside, lambda name: inside.get(name, ())))
     # `write_orbax` may have added some since they were listed.
     keys = {*keys, *found.keys}
     return found._replace(keys=keys, side=stamps_of(root, keys))
@@ -303,6 +298,6 @@ def _find_in_store(root: ObjectStore) -> _StoredCheckpoint:
         return _StoredCheckpoint(None, root.stamp(_files.INDEX))
     data, stamp = published.file.data, published.file.generation.hex()
     added = _index.others_in(data)
-    found = _StoredCheckpoint(published.content.names, stamp, keys=added)
+    found = _StoredCheckpoint(published.content.leaf_entries, stamp, keys=added)
     head = _index.match_head(data)
     return found._replace(data=f"d/{head[1].decode()}") if head else found

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._format import _names
-from .._format._leaves import Part
+from .._format import _layouts, _names
+from .._format._leaves import LocalShards
 from .._format._template import Template
 from .._tree import _host_copy, _leaf, _sharding
 from .._tree._flatten import Flat
 from .._tree._leaf import LeafKinds
-from . import _assign, _chunking, _lazies, _local_parts, _payload
+from . import _assign, _chunking, _lazies, _local_shards, _payload
 from ._lazies import LazySource
 from ._options import SaveOptions
 from ._payload import PlannedLeaf
@@ -29,31 +29,31 @@ from ._tree_spec import TreeSpec
 
 class DescribedLeaves(NamedTuple):
     """The leaves of a save, and their spec. `shardings` counts those that are spread
-    over devices, by the text of their sharding; `parts` has the part of those that are
-    not all there."""
+    over devices, by the text of their sharding; `parts` says which shards there are of
+    those that are not all there."""
 
     leaves: list[PlannedLeaf]
     spec: TreeSpec
     shardings: dict[str, int]
-    parts: dict[int, Part]
+    parts: dict[int, LocalShards]
 
 
 class _Stored(NamedTuple):
     """The value that a leaf is written from, and its template without the kinds of its
-    keys. `part` says which part of the leaf it is, if not all."""
+    keys. `part` says which shards of the leaf it is, if not all."""
 
     value: Any
     template: Template
-    part: Part | None
+    part: LocalShards | None
 
 
 class _Specified(NamedTuple):
-    """The spec of a save's leaves, the values that they are written from, and the parts
-    of those that are not all there."""
+    """The spec of a save's leaves, the values that they are written from, and the
+    shards that there are of those that are not all there."""
 
     values: list[Any]
     spec: TreeSpec
-    parts: dict[int, Part]
+    parts: dict[int, LocalShards]
 
 
 def describe(
@@ -70,7 +70,7 @@ def describe(
     key = _key(flat, numbers, values, leaf_kinds, options)
     # A list that is empty at first, and holds the result from the second save on.
     kept: list[Any] = [] if key is None else flat.walk.once(key, None, list)
-    parts: dict[int, Part] = {}
+    parts: dict[int, LocalShards] = {}
     if not kept:
         values, spec, parts = _make_spec(flat, numbers, values, leaf_kinds, options)
         kept.append(
@@ -117,7 +117,7 @@ def _key(
     key cannot be made."""
     if type(options.chunks) not in (type(None), int) or -1 in leaf_kinds.numbers:
         return None
-    if options.processes == "own" and any(map(_local_parts.is_spread, values)):
+    if options.processes == "own" and any(map(_local_shards.is_spread, values)):
         return None
     if not flat.is_walk_kept:
         return None
@@ -164,9 +164,9 @@ def _make_spec(
     number_of = dict(zip(names, numbers))
     if len(number_of) < len(names):
         raise _twins_error(names, numbers, flat)
-    values, parts = [*given], dict[int, Part]()
-    # Of some leaves only parts may be stored.
-    has_parts = options.processes == "own" and any(map(_local_parts.is_spread, given))
+    values, parts = [*given], dict[int, LocalShards]()
+    # Of some leaves only some shards may be stored.
+    has_parts = options.processes == "own" and any(map(_local_shards.is_spread, given))
     count, kinds = len(names), leaf_kinds.numbers
     # Leaves of a kind have one template.
     firsts: dict[int, int] = {}
@@ -226,14 +226,15 @@ def _as_stored(name: str, value: object, options: SaveOptions) -> _Stored:
     try:
         value, template = _lazies.as_stored(value, options.dtype)
         if options.processes == "own":
-            local = _local_parts.part_of(value, template)
+            local = _local_shards.local_shards(value, template)
     except (ValueError, TypeError) as e:
         raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
     whole = value, template, None, _leaf.shard_shape(value, template)
     value, template, part, shard = local or whole
     chunk = template.chunk
-    if not chunk and isinstance(value, LazySource) and options.layout == "ocdbt":
-        chunk = value.grain
+    if not chunk and isinstance(value, LazySource):
+        # Elsewhere each chunk takes a file.
+        chunk = value.grain if options.layout in _layouts.PACKED else ()
     template = template._replace(chunk=chunk)
     if not chunk or options.chunks is not None:
         chunk = _chunking.chunk_shape(name, template, options, shard)

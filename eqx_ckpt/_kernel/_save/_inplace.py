@@ -6,7 +6,7 @@ import contextlib
 import functools as ft
 from collections.abc import Iterable, Mapping
 
-from .._format import _files
+from .._format import _files, _layouts
 from .._load import _published
 from .._storage import _store
 from .._storage._backend import Backend
@@ -66,7 +66,7 @@ def delete_outdated(root: Backend) -> None:
             own = root.below(f"d/{index.save}")
             for name in filter(_files.is_staged, own.list_top() or ()):
                 discard(own, name)
-            if index.layout == "zarr":
+            if index.layout not in _layouts.PACKED:
                 root.drop_directory(f"d/{index.save}")
                 root.drop_directory("d")
 

@@ -8,7 +8,7 @@ from .._format import _files, _index, _schema
 from .._format._index import OwnState
 from .._format._schema import COUNT, DIGEST, optional
 from .._storage._backend import Backend
-from ._writing import Destination, Files, Layout, LeafWriter, Sink
+from ._writing import Destination, Files, LayoutWriter, Sink, WriteTask
 
 
 # The report of a process: the digest of its note, and its own state, if it has one.
@@ -23,26 +23,24 @@ class CollectedNotes(NamedTuple):
     states: list[OwnState]
 
 
-def leave_note(writer: LeafWriter, files: Files, into: Destination) -> str:
+def leave_note(task: WriteTask, files: Files, into: Destination) -> str:
     """Leaves a note on the files of this process. Returns its digest."""
-    note = writer.account(files)
-    into.work.write(_note_key(writer.index, into), [note])
+    note = task.account(files)
+    into.work.write(_note_key(task.index, into), [note])
     return _index.digest(note)
 
 
-def write_own_state(
-    own: bytes, writer: LeafWriter, into: Destination[Sink]
-) -> OwnState:
+def write_own_state(own: bytes, task: WriteTask, into: Destination[Sink]) -> OwnState:
     """Writes the own state of this process."""
     into.make_directory()
-    key = f"{into.data_key}/{_files.own(writer.index)}"
+    key = f"{into.data_key}/{_files.own(task.index)}"
     into.work.write(key, [own], into.syncs)
     return OwnState(len(own), _index.digest(own))
 
 
 def collect_notes(
-    writer: LeafWriter,
-    layout: Layout,
+    task: WriteTask,
+    writer: LayoutWriter,
     files: Files,
     gathered: Sequence[bytes],
     into: Destination[Backend],
@@ -59,8 +57,8 @@ def collect_notes(
         with _errors_of_notes(process, into):
             if note is None or _index.digest(note.data) != digest:
                 raise ValueError(f"`{key}` is not there")
-            ends = writer.take(process, note.data)
-            files = files + layout.files_of_process(writer, process, ends, into)
+            ends = task.take(process, note.data)
+            files = files + writer.files_of_process(task, process, ends, into)
         into.work.delete(key)
     states = [OwnState(*state) for _, state in reports if state is not None]
     for process, state in enumerate(states):

@@ -8,7 +8,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .. import _rooms
+from .._format import _layouts
 from .._format._index import BaseFacts
+from .._format._layouts import Layout
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
 from .._runtime._arguments import Who
@@ -38,7 +40,7 @@ class EncodeKeywords(TypedDict, total=False):
 class PlaceKeywords(EncodeKeywords, total=False):
     """Keywords that say how leaves are stored, and lie on disk."""
 
-    layout: Literal["ocdbt", "zarr"]
+    layout: Layout
     durable: bool
     orbax: bool
 
@@ -81,7 +83,7 @@ class SaveOptions(NamedTuple):
     where: Callable[[PyTree], Any] | None = None
     dtype: Any = None
     metadata: Any = None
-    layout: Literal["ocdbt", "zarr"] = "ocdbt"
+    layout: Layout = "ocdbt"
     chunks: Chunks = None
     compression: str | None = None
     overwrite: bool = True
@@ -118,12 +120,13 @@ def check(root: object, options: SaveOptions) -> None:
         check_name(root)
     else:
         _open_files.check_open(root)
-    if options.layout != "ocdbt" and options.reuse is not None:
+    is_packed = options.layout in _layouts.PACKED
+    if not is_packed and options.reuse is not None:
         raise ValueError(
             '`reuse` needs `layout="ocdbt"`: files of another layout belong to one '
             "checkpoint."
         )
-    if options.layout != "ocdbt" and _open_files.is_archive(root):
+    if not is_packed and _open_files.is_archive(root):
         raise ValueError('A checkpoint of one file has `layout="ocdbt"`.')
     if options.orbax and _open_files.is_archive(root):
         raise ValueError("`orbax` is for a checkpoint in a directory, not in one file.")

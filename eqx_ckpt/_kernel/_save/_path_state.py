@@ -5,7 +5,7 @@ import functools as ft
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .._format import _files, _index, _text
+from .._format import _files, _index, _layouts, _text
 from .._load import _published
 from .._storage import _store
 from .._storage._backend import Backend, Value
@@ -15,14 +15,13 @@ from .._storage._objects import ObjectStore
 
 class PathState(NamedTuple):
     """The names at a path: `entries`, and in an object store the `keys` of all files.
-    If there is a checkpoint, `index` is the file of its index, `layout` its layout, and
-    `names` are the leaves that have directories of their own."""
+    If there is a checkpoint, `index` is the file of its index, and `leaf_entries` are
+    the entries that are files or directories of leaves."""
 
     index: Value | None
     entries: frozenset[str]
     keys: tuple[str, ...] = ()
-    layout: str = ""
-    names: Sequence[str] = ()
+    leaf_entries: Sequence[str] = ()
 
 
 NOTHING = PathState(None, frozenset())
@@ -82,8 +81,8 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
                 raise FileExistsError(
                     f"There is a checkpoint at `{root}`, and `overwrite=False`."
                 )
-            layout, names = got.content
-            return PathState(got.file, frozenset(tops), keys, layout, names)
+            own = got.content.leaf_entries
+            return PathState(got.file, frozenset(tops), keys, own)
     elif _is_leftover(root, tops):
         return PathState(None, frozenset(tops), keys)
     if _files.CLAIM in tops:
@@ -148,35 +147,33 @@ def replaced_error(root: Backend, found: PathState) -> RuntimeError:
     )
 
 
-def own_entries(leaves: Iterable[str]) -> set[str]:
-    """The names that a checkpoint has at its path, with directories of these leaves."""
-    own = {*_files.SIDE, _files.SIGNATURE, "d", _files.INDEX}
-    return own.union(map(_files.directory, leaves))
+def own_entries(leaf_entries: Iterable[str]) -> set[str]:
+    """The names that a checkpoint has at its path, with these of leaves."""
+    return {*_files.SIDE, _files.SIGNATURE, "d", _files.INDEX, *leaf_entries}
 
 
 def foreign(
-    root: LocalDirectory, leaves: Sequence[str], entries: Mapping[str, bool]
+    root: LocalDirectory, leaf_entries: Sequence[str], entries: Mapping[str, bool]
 ) -> list[str]:
-    """The names in a directory that are no part of the checkpoint there, in which
-    these leaves have directories of their own."""
+    """The names in a directory that are no part of the checkpoint there, which has
+    `leaf_entries` for leaves."""
 
     def inside(name: str) -> Iterable[str]:
         return (root.below(name).list_top() if entries.get(name) else None) or ()
 
-    return foreign_among(leaves, entries, inside)
+    return foreign_among(leaf_entries, entries, inside)
 
 
 def foreign_among(
-    leaves: Sequence[str],
+    leaf_entries: Sequence[str],
     entries: Iterable[str],
     inside: Callable[[str], Iterable[str]],
 ) -> list[str]:
     """The entries that `foreign` gives; `inside` lists the directory of a name."""
-    out = set(entries) - own_entries(leaves)
-    directories = {*map(_files.directory, leaves)}
-    for name in {"d", _files.SIGNATURE} | directories:
+    out, of_leaves = set(entries) - own_entries(leaf_entries), set(leaf_entries)
+    for name in {"d", _files.SIGNATURE} | of_leaves:
         for entry in inside(name):
-            of_leaf = name in directories and entry in ("zarr.json", "c")
+            of_leaf = name in of_leaves and entry in _layouts.MEMBERS
             if not of_leaf and not (name == "d" and _index.is_save_id(entry)):
                 out.add(f"{name}/{entry}")
     return sorted(x for x in out if not _files.is_of_system(x.rpartition("/")[2]))

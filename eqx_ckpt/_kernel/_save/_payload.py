@@ -221,22 +221,11 @@ class LeafBytes:
         """The digests, a row each, in the same memory."""
         return np.frombuffer(self.digests, np.uint8).reshape(-1, _digests.SIZE)
 
-    def _own(self, leaf_index: int, numbers: range) -> slice:
-        first, blocks = self._first[leaf_index], self.grids[leaf_index].blocks
-        rows = first + blocks[numbers.start], first + blocks[numbers.stop]
-        return slice(*(_digests.SIZE * row for row in rows))
-
-    def put_rows(self, leaf_index: int, numbers: range, digests: Any) -> Any:
-        """Takes the digests of some chunks from the front of many.
-
-        **Raises:** `ValueError` for fewer.
-        """
-        own = self._own(leaf_index, numbers)
-        size = own.stop - own.start
-        if len(digests) < size:
-            raise ValueError("it has written something else than was planned")
-        self.digests[own] = digests[:size]
-        return digests[size:]
+    def put_digests(self, leaf_index: int, numbers: range, digests: bytes) -> None:
+        """Takes the digests of some chunks."""
+        row = self._first[leaf_index] + self.grids[leaf_index].blocks[numbers.start]
+        start = _digests.SIZE * row
+        self.digests[start : start + len(digests)] = digests
 
     def _digest(self, row: int, data: object) -> None:
         """Takes the digests of a chunk, of which the first has this number."""

@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from .. import _rooms
 from .._format import _files, _index, _json, _record
 from .._format._index import BaseFacts, Index, OwnState, SaveFacts, StoredFunction
-from .._format._leaves import Leaves, Part
+from .._format._leaves import Leaves, LocalShards
 from .._format._record import TreeRecord
 from .._load._checkpoint import Checkpoint
 from .._runtime import _log, _machine, _processes
@@ -33,10 +33,10 @@ from . import (
 from ._options import SaveOptions
 from ._payload import PlannedFunction, PlannedLeaf
 from ._tree_spec import TreeSpec
-from ._writing import DataFiles, Layout, Written
+from ._writing import DataFiles, LayoutWriter, Written
 
 
-LAYOUTS: dict[str, Layout] = {"ocdbt": _to_ocdbt, "zarr": _to_zarr}
+WRITERS: dict[str, LayoutWriter] = {"ocdbt": _to_ocdbt, "zarr": _to_zarr}
 # Of host memory, beyond the tree; and this share of what the process may have.
 _MAX_BYTES, _SHARE = 2**30, 4
 
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     leaves: list[PlannedLeaf]
     spec: TreeSpec
     shardings: dict[str, int]
-    parts: dict[int, Part]
+    parts: dict[int, LocalShards]
     facts: TreeFacts
     functions: dict[str, PlannedFunction]
     has_lazies: bool = False
@@ -90,7 +90,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
     described = _describe.describe(flat, numbers, options)
-    LAYOUTS[options.layout].check_names(described.spec.names, root)
+    WRITERS[options.layout].check_names(described.spec.names, root)
     facts = _facts(flat, numbers, picked.wholes)
     values = map(operator.attrgetter("value"), described.leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
@@ -150,11 +150,11 @@ def check_index(plan: Plan) -> None:
         metadata += len(json.dumps(_index.encode_functions(_stored(plan.functions))))
     if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
         return  # It is far from that.
-    layout = LAYOUTS[plan.options.layout]
+    writer = WRITERS[plan.options.layout]
     try:
         options = plan.options
         is_linked = options.reuse is not None
-        bound = layout.upper_bound(plan.leaves, spec, options.count, is_linked)
+        bound = writer.upper_bound(plan.leaves, spec, options.count, is_linked)
         side: dict[str, bytes] = dict.fromkeys(_files.OTHERS, b"")
         _index.encode(index_of(plan, "0" * 16, bound, side))
     except ValueError as e:
@@ -220,7 +220,7 @@ class _Table(NamedTuple):
 def _make_table(
     spec: TreeSpec,
     facts: TreeFacts,
-    parts: tuple[tuple[int, Part], ...],
+    parts: tuple[tuple[int, LocalShards], ...],
     placed: DataFiles,
 ) -> _Table:
     leaves = Leaves(

@@ -2,7 +2,8 @@
 
 A save writes its data under its own save id. Then it writes the index, on condition
 that the index is still of the save it found: this is the commit. Then it deletes the
-data of other saves. Where files have fixed names (with `layout="zarr"`, or for Orbax),
+data of other saves. Where files have fixed names (if the layout is not packed, or for
+Orbax),
 the save is written beside the path, and the two directories change places. Each
 strategy is a class of transactions: `_inplace`, or `_instore` in an object store, and
 `_swapped`. A checkpoint of one file is of `_zips`.
@@ -13,7 +14,7 @@ import json
 import time
 from typing import NamedTuple
 
-from .._format import _files, _index, _schema
+from .._format import _index, _layouts, _schema
 from .._format._index import Index
 from .._limits import limits
 from .._runtime._processes import Processes
@@ -37,7 +38,8 @@ def begin(
     root = root.real()
     found = _path_state.examine(root, options.overwrite)
     # Files at the root have the same names in each save.
-    swaps = options.orbax or "zarr" in (options.layout, found.layout)
+    is_packed = options.layout in _layouts.PACKED
+    swaps = options.orbax or not is_packed or bool(found.leaf_entries)
     if swaps:
         _swapped.check(root, found)
     if isinstance(root, LocalDirectory):
@@ -46,7 +48,7 @@ def begin(
         kind = Claimed if swaps else InStore
     txn = kind(root, found, held.enter_context(contextlib.ExitStack()))
     txn.begin(held)
-    if swaps and options.layout == "ocdbt":
+    if swaps and is_packed:
         txn.work.make_directories([txn.data_key])
     return txn
 
@@ -97,9 +99,9 @@ def await_location(root: Backend, location: bytes, processes: Processes) -> Loca
 
 def publish(txn: Transaction, root_files: RootFiles, sync: bool) -> None:
     """Makes what a save has written the checkpoint at its path."""
-    is_zarr = root_files.index.layout == "zarr"
-    txn.last = _files.DIGESTS if is_zarr else f"{txn.data_key}/digests"
-    txn.publish(encoded(root_files.index), root_files.side, sync)
+    index = root_files.index
+    txn.last = _layouts.digests(index.layout, txn.save_id)
+    txn.publish(encoded(index), root_files.side, sync)
 
 
 def encoded(index: Index) -> bytes:
@@ -107,10 +109,10 @@ def encoded(index: Index) -> bytes:
 
     **Raises:** `RuntimeError` if it does not.
     """
-    parts, tree = _index.encode_parts(index), index.leaves.tree
-    data = _index.sealed(b",".join(parts))
+    sections, tree = _index.encode_sections(index), index.leaves.tree
+    data = _index.sealed(b",".join(sections))
     try:
-        _index.check(parts, data, tree)
+        _index.check(sections, data, tree)
     except ValueError as e:
         raise RuntimeError(
             f"What was written cannot be read: {e}. Nothing was saved, and the path is "

@@ -103,7 +103,7 @@ class ReusedSave:
 def find_reused(plan: Plan, processes: Processes) -> ReusedSave | None:
     """The save that the keyword `reuse` leads to; None: all is written anew."""
     reuse = plan.options.reuse
-    if reuse is None or plan.options.layout != "ocdbt" or processes.count > 1:
+    if reuse is None or processes.count > 1:
         return None
     root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)
     # Object stores have no links, and what is in an archive no file of its own.

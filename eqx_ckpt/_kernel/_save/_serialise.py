@@ -249,7 +249,7 @@ def _save_together(
     """As `_save_alone`, by many processes. Each writes its own part of the leaves.
     Process 0 holds the transaction, collects notes on all parts, and publishes."""
     root, options, nbytes = plan.root, plan.options, plan.spec.nbytes
-    layout = _plan.LAYOUTS[options.layout]
+    writer = _plan.WRITERS[options.layout]
     plans = processes.gather(_agree.digest_of_plan(plan), alike=True)
     txn = root_files = None
     if processes.leads and len(set(plans)) == 1:
@@ -264,18 +264,18 @@ def _save_together(
     else:
         work, data_key = _publish.await_location(root, location, processes)
     into = _write_leaves.destination(plan, work, data_key, held)
-    writer = _write_leaves.prepare_writer(plan, into, advance, processes)
+    task = _write_leaves.prepare_task(plan, into, advance, processes)
     with errors_before_commit(root, nbytes):
-        files = layout.write(writer, into)
+        files = writer.write(task, into)
         into.settle()
-        note = "" if processes.leads else _notes.leave_note(writer, files, into)
+        note = "" if processes.leads else _notes.leave_note(task, files, into)
         state = None
         if options.own is not None:
-            state = _notes.write_own_state(options.own, writer, into)
+            state = _notes.write_own_state(options.own, task, into)
         reports = processes.gather(json.dumps([note, state]).encode())
         if txn is not None:
-            files, states = _notes.collect_notes(writer, layout, files, reports, into)
-            root_files = _write_leaves.finish(plan, writer, files, states, into)
+            files, states = _notes.collect_notes(task, writer, files, reports, into)
+            root_files = _write_leaves.finish(plan, task, files, states, into)
     if txn is not None and root_files is not None:
         _publish.publish(txn, root_files, options.durable)
     processes.broadcast()

@@ -1,9 +1,9 @@
 """Writes files in which the bytes of leaves lie one after the other: those of layout
 `"ocdbt"`, and `.safetensors`.
 
-A file is a sequence of runs of chunks. `batches` joins runs of small chunks. `_parts`
-gives a call for each batch, or for a piece of a long run of lazy chunks. `write_file`
-makes these calls in order, and hands the bytes to the file as they come.
+A file is a sequence of runs of chunks. `batches` joins runs of small chunks.
+`_segments` gives a call for each batch, or for a piece of a long run of lazy chunks.
+`write_file` makes these calls in order, and hands the bytes to the file as they come.
 """
 
 import functools as ft
@@ -54,19 +54,19 @@ def batches(spec: TreeSpec, runs: Iterable[ChunkRun]) -> Iterator[Batch]:
         yield small_batch()
 
 
-class _FilePart(NamedTuple):
-    """A part of a file: the runs whose first chunk is in it, and the bytes of its
+class _FileSegment(NamedTuple):
+    """A segment of a file: the runs whose first chunk is in it, and the bytes of its
     chunks, each in pieces."""
 
     begun: list[ChunkRun]
     chunks: Iterable[Iterable[Any]]
 
 
-def _parts(
+def _segments(
     data: LeafBytes, batches: Iterable[Batch], requests: int
-) -> Iterator[Callable[[], _FilePart]]:
-    """Calls that give the parts of a file in order: a batch each, or less where threads
-    read ahead."""
+) -> Iterator[Callable[[], _FileSegment]]:
+    """Calls that give the segments of a file in order: a batch each, or less where
+    threads read ahead."""
     for batch in batches:
         leaf, chunks, *_ = batch.runs[0]
         size = len(chunks) or 1
@@ -74,18 +74,20 @@ def _parts(
             size = max(1, _lazies.PART // max(1, data.grids[leaf].full))
         for first in range(chunks.start, max(chunks.stop, chunks.start + 1), size):
             own = range(first, min(first + size, chunks.stop))
-            yield ft.partial(_part, data, batch, own, requests > 1)
+            yield ft.partial(_segment, data, batch, own, requests > 1)
 
 
-def _part(data: LeafBytes, batch: Batch, numbers: range, is_ahead: bool) -> _FilePart:
-    """The part of a batch with chunks of these numbers. All bytes are there when it
+def _segment(
+    data: LeafBytes, batch: Batch, numbers: range, is_ahead: bool
+) -> _FileSegment:
+    """The segment with chunks of these numbers of a batch. All bytes are there when it
     returns if it `is_ahead`, else they are made as they are drawn."""
     runs, small = batch
     if small is not None:
-        return _FilePart(runs, [[data.join_batch(small)]])
+        return _FileSegment(runs, [[data.join_batch(small)]])
     chunks = data.chunks(runs[0].leaf, numbers)
     begun = runs if numbers.start == runs[0].chunks.start else []
-    return _FilePart(begun, list(map(list, chunks)) if is_ahead else chunks)
+    return _FileSegment(begun, list(map(list, chunks)) if is_ahead else chunks)
 
 
 def write_file(
@@ -104,9 +106,9 @@ def write_file(
         if head:
             yield head
         at = len(head)
-        parts = _parts(data, batches, requests)
+        segments = _segments(data, batches, requests)
         # One after the other, unless `requests` for lazy leaves are made ahead.
-        for runs, chunks in _lazies.in_order(parts, requests):
+        for runs, chunks in _lazies.in_order(segments, requests):
             if runs and runs[0].offset != at:
                 yield bytes(runs[0].offset - at)
                 at = runs[0].offset

@@ -30,7 +30,7 @@ def check(root: Backend, found: PathState) -> None:
             'checkpoint with `layout="zarr"` or `orbax=True` cannot be replaced there, '
             "nor replace another. Use another path."
         )
-    others = foreign(root, found.names, entries)
+    others = foreign(root, found.leaf_entries, entries)
     if others:
         if not _store.is_still(root, _files.INDEX, found.index):
             raise replaced_error(root, found)
@@ -74,7 +74,7 @@ class Swapped(BesideTransaction):
                     root.sync_above(self.made)
                 if replaces:
                     # What came in since it was listed is not ours to delete.
-                    ours = own_entries(self.found.names)
+                    ours = own_entries(self.found.leaf_entries)
                     for name in set(work.list_top() or {}) - ours:
                         work.below(name).rename(root.below(name))
                     discard(work)

@@ -27,29 +27,29 @@ from ._writing import (
     Destination,
     Ends,
     Files,
-    LeafWriter,
     Sink,
+    WriteTask,
     Written,
 )
 
 
-def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
+def write(task: WriteTask, into: Destination[Sink]) -> Files:
     """Writes the data files of this process, one job for each, on a few threads. Each
     is named by its number."""
-    spec = writer.spec
+    spec = task.spec
     files: list[tuple[int, Iterable[Batch]]]
-    own = writer.files_of(writer.index)
-    if writer.is_fixed_by_spec:
-        batches = _batches_of_files(spec, writer.deal, writer.index)
+    own = task.files_of(task.index)
+    if task.is_fixed_by_spec:
+        batches = _batches_of_files(spec, task.deal, task.index)
         files = list(zip([number for number, _ in own], batches))
     else:
         files = [(i, _streams.batches(spec, lay_runs(spec, runs))) for i, runs in own]
     # What is sent is held in memory.
-    threads = writer.threads(writer.max_file_bytes if into.outbox is not None else 0)
-    requests = writer.requests // max(1, min(threads, len(files)))
+    threads = task.threads(task.max_file_bytes if into.outbox is not None else 0)
+    requests = task.requests // max(1, min(threads, len(files)))
     # Where a compressed chunk begins is known once the one before it is written.
     requests = 1 if spec.is_compressed else requests
-    write_file = ft.partial(_streams.write_file, writer.data, into)
+    write_file = ft.partial(_streams.write_file, task.data, into)
     jobs = [
         ft.partial(write_file, f"{into.data_key}/{number}", batches, requests)
         for number, batches in files
@@ -58,7 +58,7 @@ def write(writer: LeafWriter, into: Destination[Sink]) -> Files:
         jobs,
         threads,
         # Chunks are encoded by threads of TensorStore, for which these wait.
-        waiting=into.work.is_remote or spec.is_compressed or writer.requests > 1,
+        waiting=into.work.is_remote or spec.is_compressed or task.requests > 1,
     )
 
 
@@ -109,7 +109,7 @@ class PlainRuns:
 
 
 def files_of_process(
-    writer: LeafWriter, process: int, ends: Ends, into: Destination[Backend]
+    task: WriteTask, process: int, ends: Ends, into: Destination[Backend]
 ) -> Files:
     """The files that another process has written.
 
@@ -117,30 +117,30 @@ def files_of_process(
     """
     files: Files = []
     rest = iter(ends)
-    for number, runs in writer.files_of(process):
+    for number, runs in task.files_of(process):
         own = list(itertools.islice(rest, len(runs)))
         if len(own) < len(runs):
             raise ValueError("it has written something else than was planned")
-        if writer.spec.is_compressed:
-            files.append(list(lay_runs(writer.spec, runs, own)))
+        if task.spec.is_compressed:
+            files.append(list(lay_runs(task.spec, runs, own)))
         else:
-            files.append(PlainRuns(writer.spec, runs))
-        if writer.is_fixed_by_spec:
-            stop = _stops(writer.spec, writer.deal)[number]
+            files.append(PlainRuns(task.spec, runs))
+        if task.is_fixed_by_spec:
+            stop = _stops(task.spec, task.deal)[number]
         else:
-            stop = _stop(writer.spec, files[-1])
+            stop = _stop(task.spec, files[-1])
         into.work.check_range(f"{into.data_key}/{number}", stop)
     return files
 
 
-def finish(writer: LeafWriter, files: Files, into: Destination[Sink]) -> Written:
+def finish(task: WriteTask, files: Files, into: Destination[Sink]) -> Written:
     """Writes the rest of a save whose data files are all there: the database, if it is
     to have one, and the digests."""
-    spec = writer.spec
-    if writer.is_fixed_by_spec:
-        placed, pages, database = _place_by_spec(spec, writer.deal)
+    spec = task.spec
+    if task.is_fixed_by_spec:
+        placed, pages, database = _place_by_spec(spec, task.deal)
     else:
-        placed, pages, database = _place_runs(spec, [*writer.linked.files, *files])
+        placed, pages, database = _place_runs(spec, [*task.linked.files, *files])
     others: dict[str, bytes] = {}
     manifest = b""
     if database is None:
@@ -155,7 +155,7 @@ def finish(writer: LeafWriter, files: Files, into: Destination[Sink]) -> Written
         others[f"{into.data_key}/manifest.ocdbt"] = manifest
     for key, value in others.items():
         into.write(key, [value])
-    rows = memoryview(writer.data.digests)
+    rows = memoryview(task.data.digests)
     digests = [b"".join(map(rows.__getitem__, page)) for page in pages]
     into.write(f"{into.data_key}/digests", digests)
     own = dict(zip(others, map(_index.digest, others.values())))

@@ -14,15 +14,15 @@ from .._storage._backend import Backend
 from . import _tree_spec
 from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
-from ._writing import DataFiles, Destination, Ends, Files, LeafWriter, Written
+from ._writing import DataFiles, Destination, Ends, Files, WriteTask, Written
 
 
-def write(writer: LeafWriter, into: Destination[Backend]) -> Files:
+def write(task: WriteTask, into: Destination[Backend]) -> Files:
     """Writes the chunks of this process."""
-    data, root, syncs = writer.data, into.work, into.syncs
+    data, root, syncs = task.data, into.work, into.syncs
 
     def write(leaf_index: int, numbers: range) -> None:
-        parent = _files.directory(writer.leaves[leaf_index].name)
+        parent = _files.directory(task.leaves[leaf_index].name)
         keys = [f"{parent}/{key}" for key in data.grids[leaf_index].keys]
         keys = keys[numbers.start : numbers.stop]
         parents = {key.rpartition("/")[0] for key in keys}
@@ -34,30 +34,30 @@ def write(writer: LeafWriter, into: Destination[Backend]) -> Files:
             below = {p[:at] for p in parents for at in _cuts(p)} - {parent}
             root.sync_directories(below)
 
-    runs = [run for _, runs in writer.files_of(writer.index) for run in runs]
+    runs = [run for _, runs in task.files_of(task.index) for run in runs]
     jobs = [ft.partial(write, *run) for run in runs]
     # A system that syncs several files at a time writes its journal once for them.
-    waiting = root.is_remote or syncs or writer.requests > 1
-    _threads.gather(jobs, writer.threads(), waiting=waiting)
+    waiting = root.is_remote or syncs or task.requests > 1
+    _threads.gather(jobs, task.threads(), waiting=waiting)
     return []
 
 
 def files_of_process(
-    writer: LeafWriter, process: int, ends: Ends, into: Destination[Backend]
+    task: WriteTask, process: int, ends: Ends, into: Destination[Backend]
 ) -> Files:
     """**Raises:** `ValueError` unless the chunks of another process are there."""
-    for _, runs in writer.files_of(process):
+    for _, runs in task.files_of(process):
         for leaf_index, numbers in runs:
-            parent = _files.directory(writer.leaves[leaf_index].name)
-            for key in writer.data.grids[leaf_index].keys[numbers.start : numbers.stop]:
+            parent = _files.directory(task.leaves[leaf_index].name)
+            for key in task.data.grids[leaf_index].keys[numbers.start : numbers.stop]:
                 into.work.check_range(f"{parent}/{key}", 1)
     return []
 
 
-def finish(writer: LeafWriter, files: Files, into: Destination[Backend]) -> Written:
+def finish(task: WriteTask, files: Files, into: Destination[Backend]) -> Written:
     """Writes the rest of a save whose chunks are all there."""
     root, syncs = into.work, into.syncs
-    if writer.count > 1:
+    if task.count > 1:
         root.delete("d")  # It had the notes of what processes have written.
 
     def write(leaf: PlannedLeaf) -> None:
@@ -67,8 +67,8 @@ def finish(writer: LeafWriter, files: Files, into: Destination[Backend]) -> Writ
         root.write(f"{parent}/zarr.json", [blob], syncs)
         parents = set()
         if leaf.alias is not None:
-            origin = _files.directory(writer.leaves[leaf.alias].name)
-            keys = writer.data.grids[leaf.alias].keys
+            origin = _files.directory(task.leaves[leaf.alias].name)
+            keys = task.data.grids[leaf.alias].keys
             parents = {f"{parent}/{key}".rpartition("/")[0] for key in keys}
             root.make_directories(parents)
             for key in keys:
@@ -77,11 +77,11 @@ def finish(writer: LeafWriter, files: Files, into: Destination[Backend]) -> Writ
             below = {p[:at] for p in parents for at in _cuts(p)} | {parent}
             root.sync_directories(below)
 
-    jobs = [ft.partial(write, leaf) for leaf in writer.leaves]
+    jobs = [ft.partial(write, leaf) for leaf in task.leaves]
     _threads.gather(jobs, waiting=root.is_remote or syncs)
-    digests = bytes(writer.data.digests)
+    digests = bytes(task.data.digests)
     root.write(_files.DIGESTS, [digests], syncs)
-    side = {"zarr.json": _group(writer.spec)}
+    side = {"zarr.json": _group(task.spec)}
     return Written(_NOWHERE, _index.digest(digests), {}, side=side)
 
 

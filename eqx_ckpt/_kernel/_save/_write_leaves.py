@@ -16,7 +16,7 @@ from . import _assign, _lazies, _notes, _plan, _reuse, _writing
 from ._payload import LeafBytes
 from ._plan import Plan
 from ._sending import UploadQueue
-from ._writing import Destination, Files, LeafWriter, Sink
+from ._writing import Destination, Files, Sink, WriteTask
 
 
 class RootFiles(NamedTuple):
@@ -36,7 +36,7 @@ def destination(
         outbox = held.enter_context(UploadQueue(work, plan.max_bytes // 2).open())
     durable = plan.options.durable
     if durable and isinstance(work, LocalDirectory):
-        if _plan.LAYOUTS[plan.options.layout].has_many_files(plan.spec):
+        if _plan.WRITERS[plan.options.layout].has_many_files(plan.spec):
             sync_all = held.enter_context(work.synced_together())
     return Destination(work, data_key, durable and sync_all is None, sync_all, outbox)
 
@@ -49,22 +49,22 @@ def write_leaves(
 ) -> RootFiles:
     """Writes all of a save but its index, by this process alone. Files of `reused` in
     which nothing has changed are linked instead."""
-    writer = prepare_writer(plan, into, advance, reused=reused)
-    files = _plan.LAYOUTS[plan.options.layout].write(writer, into)
+    task = prepare_task(plan, into, advance, reused=reused)
+    files = _plan.WRITERS[plan.options.layout].write(task, into)
     own = plan.options.own
-    states = [] if own is None else [_notes.write_own_state(own, writer, into)]
-    return finish(plan, writer, files, states, into, reused)
+    states = [] if own is None else [_notes.write_own_state(own, task, into)]
+    return finish(plan, task, files, states, into, reused)
 
 
-def prepare_writer(
+def prepare_task(
     plan: Plan,
     into: Destination[Sink],
     advance: Advance,
     processes: Processes = Processes(),
     reused: _reuse.ReusedSave | None = None,
-) -> LeafWriter:
-    """Links files that are reused, reads small lazy leaves, and makes the writer of the
-    rest of this process's part of a save."""
+) -> WriteTask:
+    """Links files that are reused, reads small lazy leaves, and makes the task of this
+    process of the rest."""
     linked = _writing.NOTHING
     if reused is not None:
         linked = _reuse.link_unchanged(reused, plan, into)
@@ -77,12 +77,12 @@ def prepare_writer(
     data = LeafBytes(leaves, plan.spec, advance)
     is_sent = into.outbox is not None
     most = _writing.largest_sent(max_bytes) if is_sent else _assign.MAX_FILE
-    return LeafWriter(data, processes, max_bytes, most, linked, requests)
+    return WriteTask(data, processes, max_bytes, most, linked, requests)
 
 
 def finish(
     plan: Plan,
-    writer: LeafWriter,
+    task: WriteTask,
     files: Files,
     states: Sequence[OwnState],
     into: Destination[Sink],
@@ -91,7 +91,7 @@ def finish(
     """Writes all that is left of a save but the files at its root, which it returns:
     the digests and the database of the layout, and functions. The data `files` and the
     own `states` of all processes are there."""
-    written = _plan.LAYOUTS[plan.options.layout].finish(writer, files, into)
+    written = _plan.WRITERS[plan.options.layout].finish(task, files, into)
     side = _plan.side_files(plan, into.save_id, written)
     index = _plan.index_of(plan, into.save_id, written, side, states)
     if plan.functions:

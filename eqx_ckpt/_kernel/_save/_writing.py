@@ -1,7 +1,7 @@
 """The step between the plan of a save and its bytes, which both layouts share: chunks
 are dealt out to processes and files, and records say what was written.
 
-Each layout is a module, `_to_ocdbt` or `_to_zarr`, with the functions of `Layout`.
+The module of a layout, `_to_ocdbt` or `_to_zarr`, has the functions of `LayoutWriter`.
 """
 
 import dataclasses
@@ -141,10 +141,9 @@ class Deal:
 _KEPT_RUNS = 2**20
 
 
-class LeafWriter:
-    """All that a layout needs to write this process's part of a save: the bytes of the
-    leaves (`data`), and the files to which their chunks are dealt out (`deal`). The
-    layout itself puts the bytes into files.
+class WriteTask:
+    """The chunks that this process writes in a save: the bytes of the leaves (`data`),
+    and the files to which chunks are dealt out (`deal`). A `LayoutWriter` does it.
 
     Writing takes at most `max_bytes` of memory. A file has at most `max_file_bytes`,
     unless one chunk has more. So many `requests` read parts of lazy leaves at a time.
@@ -167,14 +166,14 @@ class LeafWriter:
         there: dict[int, list[range]] = {}
         for leaf_index, run, digests in linked.digests:
             there.setdefault(leaf_index, []).append(run)
-            self.data.put_rows(leaf_index, run, digests)
+            self.data.put_digests(leaf_index, run, digests)
             grid = self.data.grids[leaf_index]
             data.advance(len(run) * grid.full, run.stop == len(grid.keys))
         count = processes.count
         if there or linked.same:
             owners = [leaf.owners for leaf in data.leaves]
-            jobs = _jobs(self.spec, owners, there)
-            self.deal = Deal(_assign.deal(jobs, count, max_file_bytes, linked.same))
+            some = _dealt_leaves(self.spec, owners, there)
+            self.deal = Deal(_assign.deal(some, count, max_file_bytes, linked.same))
             self.is_fixed_by_spec = False
         else:
             owners = _owners_of(data.leaves) if count > 1 else ((), ())
@@ -248,7 +247,7 @@ def deal_by_spec(
     of_leaves, some = owners
     known = [*map(list, some), None]
     own = map(known.__getitem__, of_leaves)
-    return Deal(_assign.deal(_jobs(spec, own, {}), count, max_file_bytes))
+    return Deal(_assign.deal(_dealt_leaves(spec, own, {}), count, max_file_bytes))
 
 
 @_tree_spec.remembered
@@ -270,25 +269,26 @@ def _digest_numbers(spec: TreeSpec, runs: _assign.Runs) -> np.ndarray:
     return np.asarray(out, np.int64)
 
 
-def _jobs(
+def _dealt_leaves(
     spec: TreeSpec,
     owners: Iterable[_assign.Owners | None],
     there: Mapping[int, list[range]],
-) -> list[_assign.WriteJob]:
+) -> list[_assign.DealtLeaf]:
     """The leaves to be written, but for the runs of chunks that are `there`."""
     # Those of most leaves are of their template.
     kinds = [
-        _assign.WriteJob(len(grid.keys), grid.full, [(range(len(grid.keys)), 0)])
+        _assign.DealtLeaf(len(grid.keys), grid.full, [(range(len(grid.keys)), 0)])
         for grid in spec.template_grids
     ]
-    jobs = list(map(kinds.__getitem__, spec.template_of))
+    leaves = list(map(kinds.__getitem__, spec.template_of))
     rest: dict[int, _assign.Owners] = {p: own for p, own in enumerate(owners) if own}
     for leaf_index, runs in there.items():
-        rest[leaf_index] = [(run, 0) for run in _between(runs, jobs[leaf_index].chunks)]
+        between = _between(runs, leaves[leaf_index].chunks)
+        rest[leaf_index] = [(run, 0) for run in between]
     rest |= dict.fromkeys(dict(spec.aliases), [])
     for leaf_index, own in rest.items():
-        jobs[leaf_index] = jobs[leaf_index]._replace(owners=own)
-    return jobs
+        leaves[leaf_index] = leaves[leaf_index]._replace(owners=own)
+    return leaves
 
 
 def _between(runs: list[range], count: int) -> list[range]:
@@ -319,8 +319,8 @@ class Written(NamedTuple):
 
 
 @runtime_checkable
-class Layout(Protocol):
-    """The functions of a layout: the modules `_to_ocdbt` and `_to_zarr` have them."""
+class LayoutWriter(Protocol):
+    """The functions that write a layout: those of `_to_ocdbt` and `_to_zarr`."""
 
     def check_names(self, names: Sequence[str], root: Any, /) -> None:
         """**Raises:** `ValueError` if leaves of these names cannot be at `root`."""
@@ -330,18 +330,18 @@ class Layout(Protocol):
         """Whether to sync the whole file system takes less than to sync each file."""
         ...
 
-    def write(self, writer: LeafWriter, into: Destination[Any], /) -> Files:
+    def write(self, task: WriteTask, into: Destination[Any], /) -> Files:
         """Writes the chunks of this process."""
         ...
 
     def files_of_process(
-        self, writer: LeafWriter, process: int, ends: Ends, into: Destination[Any], /
+        self, task: WriteTask, process: int, ends: Ends, into: Destination[Any], /
     ) -> Files:
         """In process 0: the files that another process has written."""
         ...
 
     def finish(
-        self, writer: LeafWriter, files: Files, into: Destination[Any], /
+        self, task: WriteTask, files: Files, into: Destination[Any], /
     ) -> Written:
         """In process 0: writes what belongs to no process, such as the digests."""
         ...

@@ -17,7 +17,6 @@ from ._local_files import LONGEST_NAME, LONGEST_PATH
 from ._objects import ObjectStore
 
 
-LAYOUTS = ("ocdbt", "zarr")
 _url, _slashes = re.compile(r"[a-z][a-z0-9+.-]*://"), re.compile("^//+")
 
 

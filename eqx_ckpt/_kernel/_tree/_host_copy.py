@@ -112,10 +112,10 @@ def on_device(leaf: object) -> bool:
 def is_staged(value: object) -> bool:
     if not isinstance(value, Shards):
         return True
-    return not any(isinstance(part, (jax.Array, _JoinedPart)) for part in value.parts)
+    return not any(isinstance(part, (jax.Array, _JoinedShard)) for part in value.parts)
 
 
-class _JoinedPart(NamedTuple):
+class _JoinedShard(NamedTuple):
     """One of some arrays that were joined on their device: what waits for these, and
     its number there."""
 
@@ -156,7 +156,7 @@ def _send_alike(parts: list[jax.Array]) -> list[Any]:
         joined = _send([stack(parts[start : start + step]) for start in starts])
         joined = [ft.cache(ft.partial(as_numpy, x)) for x in joined]
         dtype = first.dtype
-        sent = [_JoinedPart(x, n, dtype) for x in joined for n in range(step)]
+        sent = [_JoinedShard(x, n, dtype) for x in joined for n in range(step)]
     rest = parts[len(sent) :]
     return sent + _send(rest) if rest else sent
 
@@ -356,7 +356,7 @@ def _join(
 
 
 def as_numpy(array: object) -> np.ndarray:
-    if isinstance(array, _JoinedPart):
+    if isinstance(array, _JoinedShard):
         return array.arrived()[array.number, ...].view(array.dtype)
     if not isinstance(array, jax.Array):
         return np.asarray(array)  # A matrix keeps its axes when it is flattened.

@@ -1,4 +1,4 @@
-"""The part of a spread array that this process has, as it saves it alone."""
+"""The shards of a spread array that this process has, as it saves them alone."""
 
 from typing import Any, NamedTuple
 
@@ -7,29 +7,30 @@ import jax.random as jr
 import numpy as np
 
 from .._format import _grid
-from .._format._leaves import Part
+from .._format._leaves import LocalShards
 from .._format._template import Template
 from .._tree import _host_copy, _leaf, _sharding
 from .._tree._sharding import Shards
 
 
-class LocalPart(NamedTuple):
-    """A part as it is stored, its regions one after the other along the first axis.
-    `shard` is the shape of a region, if each is to be in chunks of its own."""
+class StoredShards(NamedTuple):
+    """Shards as they are stored, one after the other along the first axis: their
+    `value`, its template, and where they lie in the array. `shard` is the shape of one,
+    if each is to be in chunks of its own."""
 
     value: Shards
     template: Template
-    part: Part
+    local: LocalShards
     shard: tuple[int, ...] | None
 
 
 def is_spread(value: object) -> bool:
-    """Whether other processes have parts of a leaf."""
+    """Whether other processes have shards of a leaf."""
     return isinstance(value, jax.Array) and not _leaf.is_local(value.sharding)
 
 
-def part_of(value: Any, template: Template) -> LocalPart | None:
-    """The part of a leaf that this process has; None if it has all of it."""
+def local_shards(value: Any, template: Template) -> StoredShards | None:
+    """The shards of a leaf that this process has; None if it has all of it."""
     if not is_spread(value):
         return None
     shards = _sharding.shards_of(value)
@@ -53,13 +54,13 @@ def part_of(value: Any, template: Template) -> LocalPart | None:
         parts = list(map(_host_copy.as_numpy, parts))
     stored = template._replace(shape=(len(parts) * shape[0], *shape[1:]))
     is_large = stored.nbytes // len(parts) >= _grid.LEAST
-    part = Part(template.shape, tuple(starts))
+    local = LocalShards(template.shape, tuple(starts))
     shard = shape if is_large and len(parts) > 1 else None
-    return LocalPart(Shards(regions, parts), stored, part, shard)
+    return StoredShards(Shards(regions, parts), stored, local, shard)
 
 
-def _nothing(value: jax.Array, template: Template) -> LocalPart:
-    """The part of a process without a shard: a region that has no elements.
+def _nothing(value: jax.Array, template: Template) -> StoredShards:
+    """What a process without a shard stores: a region that has no elements.
 
     **Raises:** `ValueError` for a scalar, of which there is no such region.
     """
@@ -72,4 +73,4 @@ def _nothing(value: jax.Array, template: Template) -> LocalPart:
     regions = [_sharding.whole(stored.shape)]
     shards = Shards(regions, [np.zeros(stored.shape, np.uint8)])
     start = (0,) * len(template.shape)
-    return LocalPart(shards, stored, Part(template.shape, (start,)), None)
+    return StoredShards(shards, stored, LocalShards(template.shape, (start,)), None)
