@@ -107,6 +107,14 @@ def test_little_is_written_again(tmp_path, frozen, is_linked):
     assert (_shared(path[1], path[2]) >= 64 * frozen) == is_linked
 
 
+def test_a_leaf_without_elements_keeps_no_file_from_being_shared(tmp_path):
+    tree = {"a": np.arange(5), "z": np.zeros((0, 3))}  # It lies after the end.
+    ec.tree_serialise_leaves(tmp_path / "1", tree)
+    ec.tree_serialise_leaves(tmp_path / "2", tree, reuse=tmp_path / "1")
+    assert _shared(tmp_path / "1", tmp_path / "2") == tree["a"].nbytes
+    _holds(tmp_path / "2", tree)
+
+
 def test_damage_of_a_file_is_of_all_that_share_it(tmp_path):
     base = _base()
     with ec.CheckpointManager(tmp_path) as manager:

@@ -219,8 +219,12 @@ def _sizes(
     leaves: Sequence[PlannedLeaf], files: dict[int, list[ChunkRun]]
 ) -> dict[int, int]:
     """Lengths of files that hold these runs, and no more."""
+    # A run without chunks has a place, and may have it after the end.
     return {
-        number: max(run.stop(leaves[run.leaf].template.full) for run in runs)
+        number: max(
+            (run.stop(leaves[run.leaf].template.full) for run in runs if run.chunks),
+            default=0,
+        )
         for number, runs in files.items()
     }
 
