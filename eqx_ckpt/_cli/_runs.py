@@ -9,7 +9,7 @@ import click
 
 from .._kernel._errors import DamagedError
 from .._kernel._load._checkpoint import Checkpoint
-from .._kernel._run import _clean, _records, _run_path
+from .._kernel._run import _clean, _pins, _records, _removal, _run_path
 from .._kernel._run._steps import Steps
 from .._kernel._save import _delete
 from .._kernel._storage import _root
@@ -33,9 +33,9 @@ def steps(
 ) -> CommandResult:
     run = _run(path)
     acts = [
-        ("Pin", run.pin, pin),
-        ("Unpin", run.unpin, unpin),
-        ("Delete", run.delete, delete),
+        ("Pin", _pins.pin, pin),
+        ("Unpin", _pins.unpin, unpin),
+        ("Delete", _removal.delete, delete),
     ]
     for what, act, those in acts:
         for step in those:
@@ -43,7 +43,7 @@ def steps(
             if not yes:
                 # It is read from the terminal: what is printed there is no answer.
                 click.confirm(_output.drawn(asked, False), abort=True, err=True)
-            act(step)
+            act(run, step)
     way = None if best is None else (best, "max" if is_max else "min")
     return _run_info.of_run(run, way)
 

@@ -108,7 +108,7 @@ class Near(NearSteps):
         known = [steps.latest(chosen.is_begun), chosen.step and chosen.step.step]
         latest = max((s for s in known if s is not None), default=None)
         if latest is None:
-            steps.check_readable()
+            steps.orbax.check_readable()
         chosen.warn(
             f"The latest step of `{steps.root}` is {latest}, as newer ones cannot "
             "be restored:",

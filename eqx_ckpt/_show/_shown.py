@@ -83,7 +83,7 @@ def _of_run(x: _manager.CheckpointManager) -> str:
         # It would take requests to know.
         return _html.card(title, "see .steps()")
     found = _summary.summaries(steps, _MOST)
-    count = len(steps.directories())
+    count = len(steps.listing().steps)
     quiet = _facts.counted(count, "step")
     if count > _MOST:
         quiet += f", of which the newest {_MOST} are shown"

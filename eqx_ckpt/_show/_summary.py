@@ -4,8 +4,13 @@ import functools as ft
 
 from .._kernel._errors import DamagedError
 from .._kernel._format._index import Newer
+from .._kernel._format._journal import StepRow
 from .._kernel._load import _checkpoint
-from .._kernel._run._steps import Signature, Skip, Steps
+from .._kernel._run import _pins, _step_facts, _step_state
+from .._kernel._run._listing import ITEM
+from .._kernel._run._step_state import Skip
+from .._kernel._run._steps import Signature, Steps
+from .._kernel._storage._backend import Usage
 from ._facts import Summary
 
 
@@ -16,9 +21,9 @@ def summaries(steps: Steps, newest: int = 0) -> list[Summary]:
     **Raises:** `ValueError` where nobody can tell which steps there are.
     """
     listing = steps.listing()
-    steps.refresh(listing)
+    steps.history.refresh_added(listing.history)
     there = sorted(listing.steps)[-newest:]
-    pins = steps.pinned() if there else set()
+    pins = _pins.pinned(steps) if there else set()
     left = steps.lineage(listing).left(there) if there else set()
     found: list[Summary] = steps.ask_each(ft.partial(_summary, steps), there)
     return [
@@ -32,11 +37,11 @@ _LEFT = "of an earlier attempt"
 
 def _summary(steps: Steps, step: int) -> Summary:
     try:
-        signature = steps.look(step)
+        signature = _step_state.look(steps, step)
         if not isinstance(signature, Signature) or not signature.is_ours:
             return _without(steps, step, signature)
         try:
-            row = steps.row(step, signature.stamp)
+            row = steps.history.over(steps.journal.row(step, signature.stamp))
         except Newer:
             raise
         except ValueError as e:
@@ -48,7 +53,7 @@ def _summary(steps: Steps, step: int) -> Summary:
             leaves=row.leaves,
             nbytes=row.nbytes,
             metrics=row.metrics,
-            data=steps.usage(row),
+            data=_usage(steps, row),
         )
     except DamagedError as e:
         return Summary(step, "damaged", str(e))
@@ -56,6 +61,14 @@ def _summary(steps: Steps, step: int) -> Summary:
         return Summary(step, "damaged", f"a file of it is missing ({e})")
     except (OSError, ValueError) as e:
         return Summary(step, "unread", str(e))
+
+
+def _usage(steps: Steps, row: StepRow) -> Usage | None:
+    """Usage of the data files of a step."""
+    if row.files is None:
+        return steps.at(row.step).usage()
+    start = f"{row.step}/{ITEM}/d/{row.save}"
+    return steps.root.usage([f"{start}/{number}" for number in range(row.files)])
 
 
 def _without(steps: Steps, step: int, signature: Signature | Skip | None) -> Summary:
@@ -74,5 +87,5 @@ def _without(steps: Steps, step: int, signature: Signature | Skip | None) -> Sum
         is_ours=False,
         leaves=len(ckpt),
         nbytes=ckpt.nbytes,
-        metrics=steps.read_metrics(step, signature),
+        metrics=_step_facts.read_metrics(steps, step, signature),
     )

@@ -34,6 +34,7 @@ import eqx_ckpt as ec
 from eqx_ckpt._kernel._format import _history, _index, _journal
 from eqx_ckpt._kernel._limits import limits
 from eqx_ckpt._kernel._run import _attempts
+from eqx_ckpt._kernel._run._pins import pinned
 from eqx_ckpt._kernel._run._step_journal import Journal
 from eqx_ckpt._kernel._run._steps import Steps
 from eqx_ckpt._kernel._runtime._processes import Processes
@@ -396,7 +397,7 @@ def _pins(path: pathlib.Path) -> Any:
     own.unpin(10)
     own.pin(15)
     own.delete(5)
-    return Steps(path / "run").pinned()
+    return pinned(Steps(path / "run"))
 
 
 CALLS: dict[str, Callable[[pathlib.Path], Any]] = {

@@ -371,6 +371,10 @@ def begin_anew(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return _found("_kernel._load._open.retried_if_replaced")(0, "path")(load)
 
 
+def pinned(manager: Any) -> set[int]:
+    return _found("_kernel._run._pins.pinned")(manager._steps)
+
+
 def write_journal(root: Any, step: int) -> None:
     """As a manager does when it has saved a step."""
     _found("_kernel._run._steps.Steps")(root).journal.note_saved(step)

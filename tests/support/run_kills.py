@@ -22,7 +22,7 @@ import numpy as np
 
 import eqx_ckpt as ec
 from eqx_ckpt._kernel._format import _rows
-from support import killing, pauses
+from support import inside, killing, pauses
 
 
 KEEP = 3
@@ -104,7 +104,7 @@ def look(root: pathlib.Path) -> Seen:
         warnings.simplefilter("ignore")
         got, at = manager.restore(tree(0, 0))
     assert manager.latest() == at == got["step"]
-    pinned = manager._steps.pinned()
+    pinned = inside.pinned(manager)
     return Seen(
         frozenset(told), frozenset(steps), frozenset(pinned), (at, got["noise"])
     )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from . import _step_facts
 from ._policy import Policy
 from ._steps import Steps
 
@@ -31,7 +32,7 @@ def _best_of(
     out: list[int] = []
     while len(out) < count and (step := policy.best_of(known)) is not None:
         # A list does not show whether its index is damaged.
-        now = steps.survey([step])[step]
+        now = _step_facts.survey(steps, [step])[step]
         if now.error is not None:
             raise now.error
         if now.metrics == known.pop(step):
@@ -47,9 +48,9 @@ def metrics_of(steps: Steps, of_all: bool = True) -> dict[int, dict[str, Any]]:
     **Raises:** `OSError` for a step that cannot be read now.
     """
     for listing in steps.listings():
-        steps.refresh(listing)
+        steps.history.refresh_added(listing.history)
         known = {}
-        for step, (_, found, error) in steps.survey(listing.steps).items():
+        for step, (_, found, error) in _step_facts.survey(steps, listing.steps).items():
             if error is not None:
                 raise error
             if found is not None:

@@ -5,12 +5,13 @@ import re
 
 from .._format import _files, _history, _journal, _text
 from .._load import _published
-from .._save import _delete
+from .._save import _delete, _leftovers
 from .._storage import _root
 from .._storage._backend import Backend
-from . import _attempts, _numbered
+from . import _attempts, _numbered, _pins, _removal, _step_state
 from ._numbered import PINS
-from ._steps import Signature, Skip, Steps
+from ._step_state import Skip
+from ._steps import Signature, Steps
 
 
 # The directories of small files that a manager has, and what such files are called.
@@ -31,17 +32,17 @@ def delete_run(path: str | os.PathLike[str]) -> bool:
     if not _root.resolve(path).can_list():
         return False
     run = Steps(path)
-    if not run.is_run():
+    if not _step_state.is_run(run):
         return False
     root = run.root
     root.check_writable()
     tops = root.list_top() or {}
     # Others may delete and save some meanwhile.
-    steps = sorted({*run.directories(), *_numbered.steps_in(tops)})
+    steps = sorted({*run.listing().steps, *_numbered.steps_in(tops)})
     _check_deletable(run, tops, steps)
     for step in steps:
         _delete_step(run, step)
-    if new := sorted(run.directories()):
+    if new := sorted(run.listing().steps):
         raise ValueError(
             f"Step {new[0]} of the run at `{root}` was saved meanwhile. It stays, and "
             "so do the history and the pins. Delete the run once nothing saves to it."
@@ -54,14 +55,14 @@ def delete_run(path: str | os.PathLike[str]) -> bool:
             if is_name(name) and not is_of_other:
                 root.delete_files([f"{place}/{name}"])
         for leftover in _numbered.new_directories(root, place):
-            leftover.delete("")
+            _leftovers.delete_abandoned(leftover)
         root.drop_directory(place)
     root.drop_directory()
     return True
 
 
 def _check_deletable(run: Steps, tops: dict[str, bool], steps: list[int]) -> None:
-    if pinned := run.pinned() & {*steps}:
+    if pinned := _pins.pinned(run) & {*steps}:
         step = min(pinned)
         why = f"Step {step} of the run at `{run.root}` is pinned"
         raise ValueError(f"{why}. Nothing was deleted. Call `unpin({step})` before.")
@@ -85,7 +86,7 @@ def _check_deletable(run: Steps, tops: dict[str, bool], steps: list[int]) -> Non
 
 def _check_step(run: Steps, step: int) -> None:
     run.check_own(step)
-    found = run.look(step)
+    found = _step_state.look(run, step)
     if isinstance(found, Skip) and found.is_going:
         raise ValueError(
             f"Step {step} of the run at `{run.root}` is being saved. Nothing was "
@@ -94,7 +95,11 @@ def _check_step(run: Steps, step: int) -> None:
     if isinstance(found, Skip) and found.is_lost:
         why = f"Step {step} of the run at `{run.root}` cannot be deleted: {found.why}"
         raise ValueError(f"{why}. Nothing was deleted. Delete it yourself.")
-    if run.is_read(step) or isinstance(found, Signature) and not found.is_ours:
+    if (
+        _removal.is_read(run, step)
+        or isinstance(found, Signature)
+        and not found.is_ours
+    ):
         raise _not_ours(run.root, str(step))
     at = run.root.below(str(step))
     for name in at.list_top() or {}:
@@ -108,11 +113,11 @@ def _check_step(run: Steps, step: int) -> None:
 def _delete_step(run: Steps, step: int) -> None:
     """Deletes what is known to be ours. What has come since stays, and so does the
     directory then."""
-    if run.signature(step) is not None and not run.remove(step):
+    if run.signature(step) is not None and not _removal.remove(run, step):
         raise ValueError(f"Step {step} of the run at `{run.root}` was just pinned.")
     at = run.root.below(str(step))
     if run.is_local:
-        run.clean(step)
+        _removal.clean(run, step)
     else:
         for save in _published.saves(at.below("default")):
             at.delete(f"default/d/{save}")

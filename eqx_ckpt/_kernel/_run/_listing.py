@@ -6,20 +6,24 @@ one save, and the index that is committed deletes the data of all others. So a s
 an index and the data of one save is that save, whatever was read of it earlier.
 """
 
+import contextlib
 import functools as ft
 import itertools as it
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .._format import _files, _index
 from .._format._history import PLACE
 from .._limits import limits
 from .._runtime import _threads
+from .._storage._backend import Backend
 from .._storage._objects import ObjectStore
 from . import _attempts, _numbered
 
 
+# The directory of the checkpoint in that of a step.
+ITEM = "default"
 # Most steps have no more keys than this. So many requests one after the other are no
 # worse than many that are nearly empty.
 _KEYS, _PAGES = 10, 4
@@ -89,3 +93,10 @@ def _split(start: str, names: Iterable[str]) -> list[str]:
     digits = [start + digit for digit in "0123456789"]
     parts = [part for digit in digits for part in _split(digit, inside)]
     return [f"{start}/", *parts] if start else parts
+
+
+def names_in(directory: Backend) -> Mapping[str, bool]:
+    """The names in a directory, which may not be there, and whether each is of one."""
+    with contextlib.suppress(NotADirectoryError):
+        return directory.list_top() or {}
+    return {}

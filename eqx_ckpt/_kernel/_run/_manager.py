@@ -16,7 +16,7 @@ from .._runtime._arguments import Rule
 from .._save import _options
 from .._save._options import Functions, RunKeywords, SaveOptions
 from .._tree import _leaf
-from . import _best, _records, _restore, _steps
+from . import _best, _pins, _records, _removal, _restore, _steps
 from ._near_interface import LoadRequest, NearSteps
 from ._pending import PendingState
 from ._policy import Policy
@@ -425,13 +425,15 @@ class CheckpointManager:
         **Raises:** `FileNotFoundError` if there is no such step.
         """
         self.wait()
-        self._saves.do_in_first(f"Pinning step {step}", lambda: self._steps.pin(step))
+        self._saves.do_in_first(
+            f"Pinning step {step}", lambda: _pins.pin(self._steps, step)
+        )
 
     @_handlers.pass_through
     def unpin(self, step: SupportsIndex) -> None:
         """Undoes [`pin`][]."""
         self._saves.do_in_first(
-            f"Unpinning step {step}", lambda: self._steps.unpin(step)
+            f"Unpinning step {step}", lambda: _pins.unpin(self._steps, step)
         )
 
     @_handlers.pass_through
@@ -442,7 +444,7 @@ class CheckpointManager:
         """
         self.wait()
         self._saves.do_in_first(
-            f"Deleting step {step}", lambda: self._steps.delete(step)
+            f"Deleting step {step}", lambda: _removal.delete(self._steps, step)
         )
 
     @_handlers.pass_through

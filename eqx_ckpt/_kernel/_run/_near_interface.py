@@ -128,7 +128,7 @@ class NearSteps:
         steps = self._saves.steps
         latest = steps.latest()
         if latest is None:
-            steps.check_readable()
+            steps.orbax.check_readable()
         return json.dumps(latest).encode()
 
     def search(self) -> NearSearch:

@@ -16,7 +16,7 @@ from .._runtime import _arguments, _handlers
 from .._runtime._arguments import Rule
 from .._storage import _root
 from .._storage._local import LocalDirectory
-from . import _pending, _steps
+from . import _pending, _pins, _step_facts, _step_state, _steps
 from ._attempts import Lineage
 from ._listing import Listing
 from ._policy import Policy
@@ -110,14 +110,22 @@ def add_metrics(
 
 def add_to(run: Steps, step: SupportsIndex, metrics: Mapping[str, Any]) -> None:
     numbers = _pending.as_json(metrics)
-    if numbers:
-        run.add_metrics(step, numbers)
+    if not numbers:
+        return
+    step = _steps.check_step(step)
+    with _pins.locked(run, step) as found:
+        save = run.journal.row(step, found.stamp).save if found.is_ours else ""
+        if run.signature(step) == found:
+            run.history.add(step, save, numbers)
+            if _pins.is_staying(run, step):
+                return
+    raise _pins.missing_error(run, step)
 
 
 def steps_at(path: str | os.PathLike[str]) -> Steps:
     """The steps of a run. **Raises:** `FileNotFoundError` if there is none."""
     run = Steps(path)
-    if not run.is_run():
+    if not _step_state.is_run(run):
         raise FileNotFoundError(
             f"There is no run at `{run.root}`: a run has steps at `<step>/default`."
         )
@@ -181,7 +189,7 @@ def _row(run: Steps, listing: Listing, step: int) -> StepRow | None:
 
 def _orbax(run: Steps, step: int, found: Signature) -> StepRow:
     ckpt = _checkpoint.open(run.path(step))
-    metrics = run.read_metrics(step, found)
+    metrics = _step_facts.read_metrics(run, step, found)
     return StepRow(step, "", "", len(ckpt), ckpt.nbytes, None, None, metrics)
 
 
@@ -271,13 +279,13 @@ def runs_below(directory: str | os.PathLike[str]) -> Iterator[Steps]:
     found = {match[1] or "" for key in keys if (match := _in_run.fullmatch(key))}
     for key in sorted(found):
         run = Steps(_steps.below(directory, key))
-        if run.is_run():
+        if _step_state.is_run(run):
             yield run
 
 
 def _walk(place: LocalDirectory) -> Iterator[Steps]:
     run = Steps(place.url)
-    if run.is_run():
+    if _step_state.is_run(run):
         yield run
         return
     names = place.list_top() or {}

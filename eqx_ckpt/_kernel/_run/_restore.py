@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax.tree_util as jtu
 
@@ -15,11 +15,12 @@ from .._load import _checkpoint, _deserialise
 from .._load._partial import Apart
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
-from . import _own, _start, _steps
+from . import _own, _start, _step_state, _steps
 from ._near_interface import LoadRequest, NearSearch, NearSteps, Restored
 from ._saves import Saves
 from ._shared_records import share_records
-from ._steps import Signature, Skip, Steps
+from ._step_state import Skip
+from ._steps import Signature, Steps
 
 
 # What processes say of a restore, which is checked before any of it becomes a path.
@@ -78,7 +79,7 @@ def _check_agreed(saves: Saves, step: int, request: LoadRequest) -> None:
 def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
     # Orbax may have it elsewhere, or as several trees.
     if saves.steps.signature(step) is None:
-        skip = saves.steps.why_skipped(step)
+        skip = _step_state.why_skipped(saves.steps, step)
         if skip is not None and skip.is_unread:
             raise ValueError(
                 f"A manager does not restore step {step} of `{saves.steps.root}`: "
@@ -163,32 +164,18 @@ def _try(search: _Search) -> Restored | None:
     In one conversation they report their near disks, get the choice, load the step, and
     share how that went.
     """
-    saves, near, request = search.saves, search.near, search.request
-    processes = saves.processes("restore", "Restoring")
-    found = error = None
-    kind, why, copies = "", "", []
+    near, steps, loaded = search.near, search.saves.steps, None
+    processes = search.saves.processes("restore", "Restoring")
     with processes.share_errors():
         words = processes.gather(near.report())
         word = _choice(search, words) if processes.leads else b""
         # What process 0 has skipped, the others have to know.
         step = _take(search, processes.broadcast(word))
         if step is not None:
-            if search.is_near:
-                near.fetch(processes, request)
-            try:
-                if search.is_near:
-                    found = near.load(processes.index, request)
-                else:
-                    inner = _inner_request(saves, processes, request)
-                    found = _load(saves.steps, step, inner)
-            except Exception as e:
-                error = e
-            kind, why, copies = _agree(processes, error, near.blamed)
-            if search.is_near and found is not None and kind == "loaded":
-                own = near.finish(processes, found.own, request)
-                found = found._replace(own=own)
-    if step is None:
-        raise _nothing(saves.steps, search)
+            loaded = _load_chosen(search, step, processes)
+    if step is None or loaded is None:
+        raise _nothing(search)
+    found, error, (kind, why, copies) = loaded
     if kind == "loaded":
         return found
     if kind == "failed" or (kind == "apart" and not search.is_near):
@@ -202,17 +189,49 @@ def _try(search: _Search) -> Restored | None:
         raise error or ReplacedError(why)
     else:
         search.looks_left -= 1
-        saves.steps.say(_log.INFO, "Looking again, without", step, why)
+        steps.say(_log.INFO, "Looking again, without", step, why)
     return None
 
 
-def _inner_request(
-    saves: Saves, processes: Processes, request: LoadRequest
-) -> LoadRequest:
-    """The request of a load that is a part of a restore."""
-    who = request.options.get("processes", saves.together)
-    options = {**request.options, "processes": processes.within(who, "restore")}
-    return request._replace(options=options)
+class _Outcome(NamedTuple):
+    """The outcome of a load. The step was "loaded", is "damaged", has other parts than
+    are wanted ("apart") or was "replaced", or the load has "failed" for another reason.
+    Bad `copies` of parts have the process on whose disk they are, and their number."""
+
+    kind: str
+    why: str
+    copies: list[tuple[int, int]]
+
+
+class _Loaded(NamedTuple):
+    """A step as this process has loaded it, or its error; and the worst outcome in any
+    process."""
+
+    found: Restored | None
+    error: Exception | None
+    outcome: _Outcome
+
+
+def _load_chosen(search: _Search, step: int, processes: Processes) -> _Loaded:
+    near, request = search.near, search.request
+    found = error = None
+    if search.is_near:
+        near.fetch(processes, request)
+    try:
+        if search.is_near:
+            found = near.load(processes.index, request)
+        else:
+            who = request.options.get("processes", search.saves.together)
+            within = processes.within(who, "restore")
+            options: Any = {**request.options, "processes": within}
+            found = _load(search.saves.steps, step, request._replace(options=options))
+    except Exception as e:
+        error = e
+    outcome = _agree(processes, error, near.blamed)
+    if search.is_near and found is not None and outcome.kind == "loaded":
+        own = near.finish(processes, found.own, request)
+        found = found._replace(own=own)
+    return _Loaded(found, error, outcome)
 
 
 def _choice(search: _Search, words: list[bytes]) -> bytes:
@@ -232,12 +251,13 @@ def _take(search: _Search, word: bytes) -> int | None:
     return step if search.near.step is None else search.near.step
 
 
-def _nothing(steps: Steps, search: _Search) -> Exception:
-    near, root = search.near, steps.root
+def _nothing(search: _Search) -> Exception:
+    near, steps = search.near, search.saves.steps
+    root = steps.root
     text = _reasons(search, near.notes)
     is_lost = any(skip.is_lost for skip in search.skipped.values())
     if not search.skipped:
-        search.saves.steps.check_readable()
+        steps.orbax.check_readable()
     if not is_lost and any(skip.is_unread for skip in search.skipped.values()):
         return ValueError(
             f"No step in `{root}` can be restored by a manager:{text}\nThey may be "
@@ -271,16 +291,6 @@ def _load(steps: Steps, step: int, request: LoadRequest) -> Restored:
     return Restored(tree, own, step)
 
 
-class _Outcome(NamedTuple):
-    """The outcome of a load. The step was "loaded", is "damaged", has other parts than
-    are wanted ("apart") or was "replaced", or the load has "failed" for another reason.
-    Bad `copies` of parts have the process on whose disk they are, and their number."""
-
-    kind: str
-    why: str
-    copies: list[tuple[int, int]]
-
-
 def _agree(
     processes: Processes, error: Exception | None, blamed: list[tuple[int, int]]
 ) -> _Outcome:
@@ -310,7 +320,7 @@ def _newest_at_root(search: _Search) -> tuple[int | None, dict[int, Skip]]:
                 continue
             # One that the list shows to be complete is read without a look.
             is_listed = listing.steps[step] is not None
-            there = None if is_listed else steps.look(step)
+            there = None if is_listed else _step_state.look(steps, step)
             if is_listed or isinstance(there, Signature):
                 newer = (s for s in sorted(listing.steps) if s > step)
                 search.passed = [*filter(lineage.is_left, newer)]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Set
 from typing import Any, NamedTuple
 
 from .._runtime import _log
+from . import _removal, _step_facts
 from ._attempts import Attempt, Lineage
 from ._policy import Policy
 from ._steps import Signature, Steps
@@ -58,13 +59,13 @@ class Retention:
         new: int,
         damaged: Set[int],
         attempt: Attempt | None,
-        known: SeenStep | None = None,
-        await_mark: Callable[[], Any] = lambda: None,
+        known: SeenStep,
+        await_mark: Callable[[], Any],
     ) -> list[str]:
         """Deletes steps that need not stay once a step is saved, and files that killed
         saves have left. Steps that are `damaged` are neither counted nor deleted.
-        `known`: the new step, if no look is needed to know it. Nothing is deleted
-        before `await_mark` returns.
+        `known`: the new step as it was written. Nothing is deleted before `await_mark`
+        returns.
 
         **Returns:** what was not deleted, and why.
         """
@@ -114,7 +115,7 @@ class Retention:
             self._lineage.note_saved(new)
         listed = listing.steps if listing else dict.fromkeys([*before, new])
         if self._policy.has_rank:
-            self._steps.refresh(listing)
+            self._steps.history.refresh_added(listing and listing.history)
         changes = self._steps.history.changes.copy()
         changed, self._changes = {*changes[self._changes :]}, len(changes)
         stays = lambda step: step in listed and step not in changed and step != new
@@ -123,21 +124,21 @@ class Retention:
             seen[new] = known
         failures: list[str] = []
         some = {step: of for step, of in listed.items() if step not in seen}
-        looks = self._steps.survey(some, keeps)
+        looks = _step_facts.survey(self._steps, some, keeps)
         for step, (signature, metrics, error) in looks.items():
             if error is not None:
                 # It is neither counted nor deleted, and may be the next time.
                 failures.append(f"step {step} cannot be looked at: {error}")
             elif signature is None:
                 if step < new:
-                    self._steps.clean(step)
+                    _removal.clean(self._steps, step)
             elif metrics is not None or not keeps:
                 seen[step] = SeenStep(signature, metrics or {})
         return seen, failures
 
     def _is_still(self, seen: Seen, steps: Iterable[int]) -> bool:
         """Whether steps are what they were when they were seen."""
-        looks = self._steps.survey([s for s in steps if s in seen], False)
+        looks = _step_facts.survey(self._steps, [s for s in steps if s in seen], False)
         return all(look.signature == seen[s].signature for s, look in looks.items())
 
     def _outdated(
@@ -175,7 +176,7 @@ class Retention:
             return found
         for step in outdated:
             try:
-                if rule(self._steps.facts(step, *seen[step])):
+                if rule(_step_facts.as_step(self._steps, step, *seen[step])):
                     found.add(step)
             except Exception as e:
                 found.add(step)
@@ -189,7 +190,9 @@ class Retention:
         times, self._times = self._times, {}
         for step, (signature, _) in seen.items():
             key = step, signature
-            self._times[key] = times[key] if key in times else self._steps.time_of(*key)
+            self._times[key] = (
+                times[key] if key in times else _step_facts.time_of(self._steps, *key)
+            )
         return {step: time for (step, _), time in self._times.items()}
 
     def _delete(
@@ -204,7 +207,7 @@ class Retention:
         seen. It ends at the first that was not."""
         for step in sorted(outdated):
             # A save that goes on may read it: then it goes after a later save.
-            if not self._steps.is_read(step):
+            if not _removal.is_read(self._steps, step):
                 looked_at = {step, *successors}
                 if not self._delete_step(step, looked_at, seen, failures, await_mark):
                     return False
@@ -229,7 +232,7 @@ class Retention:
 
         try:
             is_behind, as_seen = self._is_behind, seen[step].signature
-            if self._steps.remove(step, may_still_go, is_behind, as_seen):
+            if _removal.remove(self._steps, step, may_still_go, is_behind, as_seen):
                 del seen[step]
             elif self._is_behind() or not self._is_still(seen, {step}):
                 return False

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .._errors import DamagedError
-from . import _numbered
+from . import _numbered, _step_state
 from ._listing import Listing
 from ._steps import Steps
 
@@ -26,7 +26,11 @@ def _listed(path: str | os.PathLike[str]) -> tuple[Steps | None, Listing | None]
     """The run at a path, as `run_at` gives it, with a list of its steps."""
     steps = _unless_it_fails(lambda: Steps(path))
     listing = steps and _unless_it_fails(steps.listing)
-    if steps and listing and _unless_it_fails(lambda: steps.is_run(listing)):
+    if (
+        steps
+        and listing
+        and _unless_it_fails(lambda: _step_state.is_run(steps, listing))
+    ):
         return steps, listing
     return None, None
 
@@ -50,7 +54,9 @@ def stands_for(path: str | os.PathLike[str], is_empty: bool) -> Any:
 
 
 def _step_at(path: str | os.PathLike[str], run: Steps | None) -> Any:
-    is_begun = lambda: run and run.why_skipped(max(run.directories(), default=0))
+    is_begun = lambda: (
+        run and _step_state.why_skipped(run, max(run.listing().steps, default=0))
+    )
     if run is not None and _unless_it_fails(is_begun):
         raise FileNotFoundError(
             f"No step of the run at `{run.root}` is complete. `eqx-ckpt steps` says "

@@ -4,10 +4,9 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from .._format import _layouts, _schema
@@ -17,8 +16,8 @@ from .._runtime._processes import Processes
 from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
-from .._storage import _context, _root
-from . import _best, _own, _policy
+from .._storage import _context, _root, _store
+from . import _best, _marks, _own, _policy, _removal, _step_facts
 from ._pending import KeptState, PendingState
 from ._policy import Policy
 from ._retention import Retention, SeenStep
@@ -28,14 +27,22 @@ from ._steps import Signature, Steps
 
 T = TypeVar("T")
 
-# The decision of process 0 on a save: whether a step is replaced, its metrics, and the
-# error of computing them.
+# A `Decision` as process 0 sends it.
 _DECISION_SOURCE = "what process 0 says of the save of a step"
 _NUMBER = lambda x: type(x) in (int, float, str)
-_DECISION = re.compile("new|replace"), {...: _NUMBER}, str
+_DECISION = bool, {...: _NUMBER}, str
 _STOPPED = "that was interrupted"
 _NO_WITH = "its manager was used without `with`, at the end of which it is saved"
 _DONATED = "its arrays were donated or deleted before it was due"
+
+
+class Decision(NamedTuple):
+    """The decision of process 0 on a save that is due: whether the step is replaced;
+    its metrics; and the error of computing them, or ""."""
+
+    is_replacing: bool
+    metrics: dict[str, Any]
+    wrong: str
 
 
 class RunningSave(NamedTuple):
@@ -43,6 +50,7 @@ class RunningSave(NamedTuple):
 
     step: int
     handle: SaveHandle
+    metrics: dict[str, Any]
     over: _threads.Event
 
 
@@ -76,8 +84,8 @@ class Saves:
         # Whether the last call of `save` has raised: the caller knows that its state is
         # not saved.
         self._has_raised = False
-        # Threads give their states one after the other. The thread that follows up a
-        # save (`_follower`) may not wait for it: it would wait for itself.
+        # Threads give their states one after the other. The thread that deletes older
+        # steps (`_follower`) may not wait for the save: it would wait for itself.
         self._turn = _threads.Lock()
         self._follower: int | None = None
 
@@ -144,57 +152,34 @@ class Saves:
         Processes make three calls together. In the first, process 0 decides. The second
         is only for errors of the save before, and of `own`. The third is the save.
         """
-        step = state.step
-        given = state.checked_metadata()
+        step, given = state.step, state.checked_metadata()
         processes = self.processes("save a step", f"Saving step {step}", step)
-        try:
-            decision = processes.decide(lambda _: self._prepare(state))
-        except Exception as e:
-            # What went wrong with the save before is told now, and not once more.
-            try:
-                self.wait()
-            except Exception as before:
-                if before is not e:
-                    e.add_note(f"The save before has failed: {before}")
-            raise
-        if not decision:
+        decision = self._decide(state, processes)
+        if decision is None:
             return False
-        how, metrics, wrong = _schema.read(decision, _DECISION_SOURCE, _DECISION)
         # The others are about to save.
-        path = self.steps.path(step)
         is_shared = self.policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
             processes=processes.within(self.together, f"step {step}, save"),
-            overwrite=how == "replace",
+            overwrite=decision.is_replacing,
             reuse=self.last_whole if is_shared else None,
             functions=state.functions,
         )
         # This call says nothing, unless there is an error. The others have that in the
         # call below, where they wait: both calls are of one line (`_processes`).
-        unless_error = _serialise.processes_of(path, None, options)
-        with unless_error.share_errors():
+        path = self.steps.path(step)
+        with _serialise.processes_of(path, None, options).share_errors():
             self.wait()
             own = _own.encode(state.own)
         self._begun = step
-        metadata = {**given, "step": step, "metrics": metrics}
+        metadata = {**given, "step": step, "metrics": decision.metrics}
         options = options._replace(metadata=metadata, own=own)
-        writers = _serialise.processes_of(path, state.tree, options)
-        unmarks = how == "replace" and processes.leads
-        if unmarks:
-            self.steps.add_to_history([step])
-            self.steps.unmark(step)
-        try:
-            start = lambda: self.attempt_start.begin_if_due(step, self.damaged)
-            handle = _async.begin_save(path, state.tree, options, writers, start)
-        except BaseException:
-            if unmarks:
-                self.steps.mark_complete(step)
-            raise
+        handle = self._begin_write(state, path, options, processes.leads)
         self.last_begin = time.monotonic()
-        saving = RunningSave(step, handle, _threads.Event())
+        saving = RunningSave(step, handle, decision.metrics, _threads.Event())
         is_kept = retain and processes.leads
         handle.add_done_callback(
-            lambda _: self._follow_up(saving, metrics, is_kept, processes.leads)
+            lambda _: self._follow_up(saving, is_kept, processes.leads)
         )
         # Last: whoever waits for it waits for both.
         self.running.append(saving)
@@ -205,9 +190,44 @@ class Saves:
             self._forget(saving)  # It is over, and this says why.
             raise
         self.attempt_start.warn_of_passed_steps(step)
-        if wrong and processes.leads:
-            _log.warn(f"Step {step} is saved without its metrics: {wrong}")
+        if decision.wrong and processes.leads:
+            _log.warn(f"Step {step} is saved without its metrics: {decision.wrong}")
         return True
+
+    def _decide(self, state: PendingState, processes: Processes) -> Decision | None:
+        """The decision of process 0 on a state; None if it is not due."""
+        try:
+            said = processes.decide(lambda _: self._prepare(state))
+        except Exception as e:
+            # What went wrong with the save before is told now, and not once more.
+            try:
+                self.wait()
+            except Exception as before:
+                if before is not e:
+                    e.add_note(f"The save before has failed: {before}")
+            raise
+        if not said:
+            return None
+        return Decision(*_schema.read(said, _DECISION_SOURCE, _DECISION))
+
+    def _begin_write(
+        self, state: PendingState, path: Any, options: SaveOptions, leads: bool
+    ) -> SaveHandle:
+        """Begins to write a step. The mark of one that is replaced is taken away
+        before, and put back if the save does not begin."""
+        step = state.step
+        writers = _serialise.processes_of(path, state.tree, options)
+        unmarks = options.overwrite and leads
+        if unmarks:
+            _step_facts.add_to_history(self.steps, [step])
+            _marks.unmark(self.steps, step)
+        try:
+            start = lambda: self.attempt_start.begin_if_due(step, self.damaged)
+            return _async.begin_save(path, state.tree, options, writers, start)
+        except BaseException:
+            if unmarks:
+                _marks.mark_complete(self.steps, step)
+            raise
 
     def _prepare(self, state: PendingState) -> bytes:
         """In process 0: makes sure that a state can be saved, and clears its place.
@@ -224,10 +244,10 @@ class Saves:
         self._check_metrics(state)
         found = None
         if step in self.damaged:
-            self.steps.set_aside(step, force)
+            _removal.set_aside(self.steps, step, force)
         elif force or not self.steps.is_new(step):
             found = self.steps.signature(step)
-            if found is None and self.steps.items(step):
+            if found is None and self.steps.orbax.items(step):
                 raise self._of_orbax(step)
         if found and not found.is_ours:
             raise self._of_orbax(step)
@@ -238,9 +258,8 @@ class Saves:
             )
         # Those of process 0 count for all.
         metrics, wrong = state.metrics_as_json()
-        how = "replace" if force else "new"
         why = "" if wrong is None else str(wrong) or type(wrong).__name__
-        return json.dumps([how, metrics, why]).encode()
+        return json.dumps([force, metrics, why]).encode()
 
     def check_begin(self) -> None:
         """Before the first save, also to near disks. **Raises:** where a run cannot
@@ -250,7 +269,7 @@ class Saves:
             self.steps.root.check_writable()
             self.steps.check_root()
             if self.steps.latest() is None:
-                self.steps.check_readable()
+                self.steps.orbax.check_readable()
 
     def _of_orbax(self, step: int) -> FileExistsError:
         return FileExistsError(
@@ -275,61 +294,59 @@ class Saves:
                 "adds it (`add_metrics`)."
             )
 
-    def _follow_up(
-        self, saving: RunningSave, metrics: dict[str, Any], retain: bool, leads: bool
-    ) -> None:
-        """Marks a step once its save is over, adds it to the history, deletes steps
-        that need not stay, and tells the journal."""
-        self._follower = threading.get_ident()
+    def _follow_up(self, saving: RunningSave, retain: bool, leads: bool) -> None:
+        """Once a save is over, process 0 marks the step, adds it to the history,
+        deletes steps that need not stay, and tells the journal."""
         step, handle = saving.step, saving.handle
         try:
             is_saved = handle._saved.exception() is None
-            # The new step as it was written, if no look is needed to know that.
-            known: SeenStep | None = None
-            jobs: list[Callable[[], Any]] = []
             marked: _threads.Outcome[None] = _threads.Outcome()
+            jobs: list[Callable[[], Any]] = []
             if leads:
                 jobs.append(lambda: self._mark(step, is_saved, marked))
-            written = handle._written
-            if is_saved and written and written.generation:
-                # In an object store, where a look at the index is a request.
-                known = SeenStep(Signature(written.generation.hex()), metrics)
-                facts = self.attempt_start.number, round(time.time(), 3)
-                save, nbytes = written.save, handle.progress.total
-                row = HistoryRow(step, save, *facts, nbytes, metrics)
-                jobs.append(lambda: self.steps.add_saved(row, known.signature))
-            elif is_saved and leads:
-                number = self.attempt_start.number
-                jobs.append(lambda: self.steps.add_to_history([step], number))
             if is_saved:
                 self.damaged.discard(step)
                 self.last_whole = handle
-            if is_saved and retain:
-                jobs.append(lambda: self._retain(step, known, marked.result))
-            # In a directory each job needs what the one before it has written.
-            _do_all(jobs, is_together=known is not None)
+            if is_saved and leads and (written := handle._written):
+                # As it was written, without a look at it.
+                new = SeenStep(Signature(written.stamp), saving.metrics)
+                jobs.append(lambda: self._add_to_history(saving, written.save, new))
+                if retain:
+                    jobs.append(lambda: self._retain(step, new, marked.result))
+            # In a directory each needs what the one before it has written.
+            for job in _store.ahead(self.steps.root, jobs):
+                job()
         except Exception as e:
             self._undeleted.append(f"{type(e).__name__}: {e}")
         finally:
-            self._follower = None
             saving.over.set()
 
     def _mark(self, step: int, is_saved: bool, marked: _threads.Outcome[None]) -> None:
         """Marks a step as complete. `marked` is done as soon as the mark is there."""
         try:
-            self.steps.mark_complete(step, is_saved, marked.set_result)
+            _marks.mark_complete(self.steps, step, is_saved, marked.set_result)
         except BaseException as e:
             marked.set_exception(e)
             raise
         finally:
             marked.set_result(None)  # Unless it has a result or an error already.
 
-    def _retain(
-        self, step: int, known: SeenStep | None, await_mark: Callable[[], Any]
-    ) -> None:
+    def _add_to_history(self, saving: RunningSave, save: str, new: SeenStep) -> None:
+        number, when = self.attempt_start.number, round(time.time(), 3)
+        nbytes = saving.handle.progress.total
+        row = HistoryRow(saving.step, save, number, when, nbytes, new.metrics)
+        self.steps.history.append([row])
+        self.steps.in_history[saving.step] = new.signature
+
+    def _retain(self, step: int, new: SeenStep, await_mark: Callable[[], Any]) -> None:
         # Orbax finds no step without its mark: older ones stay until that is there.
         attempt, retain = self.attempt_start.attempt, self._retention.retain
-        self._undeleted.extend(retain(step, self.damaged, attempt, known, await_mark))
+        self._follower = threading.get_ident()
+        try:
+            undeleted = retain(step, self.damaged, attempt, new, await_mark)
+        finally:
+            self._follower = None
+        self._undeleted.extend(undeleted)
         self.steps.journal.note_saved(step)
 
     def _check_thread(self) -> None:
@@ -447,18 +464,3 @@ class Saves:
             f"The state of step {kept.step}, the last that was given to `save`, is "
             f"not saved in `{self.steps.root}`: {why.removesuffix('.')}."
         )
-
-
-def _do_all(jobs: Sequence[Callable[[], Any]], is_together: bool) -> None:
-    """Does all jobs, or those before the first that raises; the last in this thread."""
-    if not is_together:
-        for job in jobs:
-            job()
-        return
-    with _threads.Crew(len(jobs)) as crew:
-        outcomes = [crew.submit(job) for job in jobs[:-1]]
-        try:
-            jobs[-1]()
-        finally:
-            for outcome in outcomes:
-                crew.result(outcome)

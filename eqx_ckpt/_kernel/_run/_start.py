@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence, Set
 
 from .._runtime import _log
-from . import _attempts
+from . import _attempts, _step_facts
 from ._attempts import Attempt, Lineage
 from ._steps import Steps
 
@@ -80,7 +80,7 @@ class AttemptStart:
             # After this attempt begins, nothing else says which attempt they are of.
             saves = {s: self._steps.save_of(s, listing) or "" for s in complete}
             new = [s for s in complete if not self._steps.history.has(s, saves[s])]
-            self._steps.add_to_history(new, lineage.number)
+            _step_facts.add_to_history(self._steps, new, lineage.number)
             earlier = [(s, saves[s]) for s in gone]
             self._passed = [s for s in gone if s > step]
         elif not (is_void or is_near):

@@ -138,7 +138,7 @@ def begin_save(
 
     def write() -> None:
         committed = _serialise.write(planned, processes, reused, handle._count)
-        written.generation, written.save = committed.generation, committed.save_id
+        written.stamp, written.save = committed.stamp, committed.save_id
 
     return start_staged(handle, planned, write, processes)
 

@@ -26,6 +26,7 @@ class InPlace(DirectoryTransaction):
         staged = _files.staged(self.data_key, _files.INDEX)
         with errors_before_commit(root):
             root.write(staged, [index], sync)
+            self.stamp = root.stamp(staged)  # Which a rename does not change.
             if sync:
                 # The name of `d` is durable where a checkpoint has one.
                 is_new = self.found.index is None or bool(self.made)

@@ -43,7 +43,7 @@ class InStore(Transaction):
         while True:
             self._stamps = stamps_of(self.root, self._found_keys())
             if (written := replace(self.found.index)) is not None:
-                self.generation = written.generation
+                self.stamp = written.generation.hex()
                 return True
             if not self.accept_added_files():
                 return False

@@ -53,11 +53,11 @@ class SavedArrays:
     """The arrays that a save writes, by their names; it keeps none of them alive.
 
     `save`: its id, once all of it is written, and the arrays are what is in its files.
-    `generation`: that of its index in an object store.
+    `stamp`: that of its index, in process 0.
     """
 
     def __init__(self, leaves: Sequence[PlannedLeaf], spec: TreeSpec):
-        self.save, self.generation = "", b""
+        self.save, self.stamp = "", ""
         self._spec = spec
         values = [leaf.value for leaf in leaves]
         self._are_arrays = list(map(_payload.is_array_type, map(type, values)))

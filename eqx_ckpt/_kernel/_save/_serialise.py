@@ -174,11 +174,11 @@ def processes_of(path: object, tree: PyTree, options: SaveOptions) -> Processes:
 
 
 class Committed(NamedTuple):
-    """A save that is published: its id, if that has a directory, and the generation of
-    its index, if process 0 has written that to an object store."""
+    """A save that is published: its id, if that has a directory, and the stamp of its
+    index, in the process that has written that."""
 
     save_id: str = ""
-    generation: bytes = b""
+    stamp: str = ""
 
 
 def write(
@@ -240,7 +240,7 @@ def _save_alone(
         into = _write_leaves.destination(plan, txn.work, txn.data_key, held)
         root_files = _write_leaves.write_leaves(plan, into, advance, reused)
     _publish.publish(txn, root_files, plan.options.durable)
-    return Committed(txn.save_id, txn.generation)
+    return Committed(txn.save_id, txn.stamp)
 
 
 def _save_together(
@@ -279,5 +279,5 @@ def _save_together(
     if txn is not None and root_files is not None:
         _publish.publish(txn, root_files, options.durable)
     processes.broadcast()
-    generation = b"" if txn is None else txn.generation
-    return Committed(into.save_id, generation)
+    stamp = "" if txn is None else txn.stamp
+    return Committed(into.save_id, stamp)

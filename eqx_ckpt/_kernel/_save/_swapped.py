@@ -86,6 +86,7 @@ class Swapped(BesideTransaction):
         for key, value in side.items():
             work.write(key, [value], sync)
         work.write(_files.INDEX, [index], sync)
+        self.stamp = work.stamp(_files.INDEX)  # Which no rename changes.
         if sync:
             inner = [self.data_key, "d"] if work.is_directory(self.data_key) else []
             work.sync_directories([*inner, *inside, ""])

@@ -30,8 +30,8 @@ class Transaction(abc.ABC):
     # there.
     has_failed_late = False
     last = ""
-    # In an object store, the generation of the index, once that is committed.
-    generation = b""
+    # The stamp of the index, once that is committed.
+    stamp = ""
 
     def __init__(self, root: object, found: PathState, undo: contextlib.ExitStack):
         self.root: Any = root

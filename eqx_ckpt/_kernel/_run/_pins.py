@@ -1,0 +1,82 @@
+"""Pins: a step that has one is never deleted. Each is a file, called by the step.
+
+Whoever pins a step or adds metrics to it holds its lock, under which a deletion looks
+for both. An object store has no locks. There a deletion first takes the mark of the
+step away, and then looks; so a step that still has its mark after the pin is there
+stays (`is_staying`).
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import SupportsIndex
+
+from .._load import _published
+from .._storage import _store
+from . import _numbered
+from ._numbered import PINS
+from ._steps import check_step, Signature, Steps
+
+
+# The most seconds from a deletion's look for a pin to its end, in an object store.
+_DELETION_SECONDS = 5
+
+
+def pin(steps: Steps, step: SupportsIndex) -> None:
+    """**Raises:** `FileNotFoundError` if there is no such step."""
+    step = check_step(step)
+    with locked(steps, step):
+        is_new = _create(steps, step)
+        if is_staying(steps, step):
+            return
+        if is_new:
+            unpin(steps, step)
+    raise missing_error(steps, step)
+
+
+def _create(steps: Steps, step: int) -> bool:
+    """Returns whether it was not pinned before."""
+    with contextlib.suppress(FileExistsError):
+        _numbered.create_file(steps.root, PINS, step, b"\n")
+        return True
+    return False
+
+
+def unpin(steps: Steps, step: SupportsIndex) -> None:
+    _numbered.delete(steps.root, PINS, check_step(step))
+
+
+def pinned(steps: Steps) -> set[int]:
+    return set(_numbered.numbers(steps.root, PINS))
+
+
+@contextlib.contextmanager
+def locked(steps: Steps, step: int) -> Iterator[Signature]:
+    """Holds the lock of a step. **Raises:** `FileNotFoundError` if there is no such
+    step."""
+    find = lambda: steps.signature(step)
+    found = _store.look_twice(steps.root, find, bool)
+    if found is None:
+        raise missing_error(steps, step)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with steps.root.below(steps.key(step)).lock(wait=True):
+            yield found
+            return
+    raise missing_error(steps, step)
+
+
+def is_staying(steps: Steps, step: int) -> bool:
+    """Whether a step is there, once it is pinned. In a store whoever deletes a step
+    puts its mark back if there is a pin: so a step of ours without a mark may be on its
+    way."""
+    end = time.monotonic() + _DELETION_SECONDS
+    while (found := steps.signature(step)) is not None:
+        is_marked = steps.is_local or steps.root.has(f"{step}/{_published.DONE}")
+        if not found.is_ours or is_marked or time.monotonic() > end:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def missing_error(steps: Steps, step: int) -> FileNotFoundError:
+    return FileNotFoundError(f"There is no step {step} in `{steps.root}`.")

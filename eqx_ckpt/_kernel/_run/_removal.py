@@ -1,0 +1,125 @@
+"""The deletion of a step, and of what killed saves of it have left. A damaged step is
+moved aside."""
+
+import contextlib
+import secrets
+from collections.abc import Callable
+from typing import SupportsIndex
+
+from .. import _rooms
+from .._format import _files
+from .._runtime import _log
+from .._save import _background, _delete
+from .._storage import _store
+from . import _clean, _marks, _numbered, _step_facts
+from ._listing import ITEM
+from ._numbered import PINS
+from ._steps import check_step, Signature, Steps
+
+
+def delete(steps: Steps, step: SupportsIndex) -> None:
+    """Deletes a step, as the caller asks for. **Raises:** `ValueError` if it has to
+    stay."""
+    step = check_step(step)
+    if is_read(steps, step):
+        raise ValueError(
+            f"A save that goes on reads lazy leaves of step {step}. Delete it once "
+            "that is over (`result()`)."
+        )
+    steps.check_own(step)
+    found = steps.signature(step)
+    if found and not found.is_ours:
+        raise ValueError(
+            f"Step {step} of `{steps.root}` was saved by Orbax, and is left as it "
+            "is. Delete it with Orbax's own manager."
+        )
+    if not remove(steps, step):
+        raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
+
+
+def is_read(steps: Steps, step: int) -> bool:
+    """Whether a save that goes on reads lazy leaves of it."""
+    return _background.is_read(steps.at(step))
+
+
+def remove(
+    steps: Steps,
+    step: int,
+    may_still_go: Callable[[], bool] = lambda: True,
+    unless: Callable[[], bool] = lambda: False,
+    seen: Signature | None = None,
+) -> bool:
+    """Deletes a step of ours, and returns whether it has. The step stays if it is
+    pinned, if `unless()` holds, or if it is not the one that was `seen` any more. When
+    it calls `may_still_go` is said by `_delete.remove`."""
+    if seen is None or steps.in_history.get(step) != seen:
+        _step_facts.add_to_history(steps, [step])
+
+    def confirm() -> bool:
+        # First: see `_pins`.
+        _marks.drop_mark(steps, step)
+        is_pinned = lambda: _numbered.has(steps.root, PINS, step)
+        if not any(look() for look in _store.ahead(steps.root, [is_pinned, unless])):
+            return True
+        with contextlib.suppress(FileExistsError):
+            _marks.write_mark(steps, step)
+        return False
+
+    # Another may have put the mark there since.
+    follow = lambda: _marks.drop_mark(steps, step)
+    stamp = seen.stamp if seen else ""
+    with _log.timed("delete") as timer:
+        if not _delete.remove(steps.at(step), confirm, may_still_go, follow, stamp):
+            if not steps.is_local:  # The mark may be that of a save since.
+                _marks.mark_complete(steps, step)
+            return False
+        steps.root.drop_directory(str(step))
+    steps.in_history.pop(step, None)
+    if steps.there is not None:
+        steps.there.discard(step)
+    steps.journal.deleted(step)
+    steps.say(_log.INFO, "Deleted", step, seconds=timer.seconds)
+    return True
+
+
+def clean(steps: Steps, step: int) -> None:
+    """Deletes what a killed save of a step has left, and a killed deletion."""
+    if steps.is_local and not steps.is_linked(step):
+        with contextlib.suppress(FileNotFoundError):
+            _clean.clean(steps.root.below(str(step)).url)
+        steps.root.drop_directory(str(step))
+
+
+def set_aside(steps: Steps, step: int, force: bool) -> None:
+    """Moves a damaged step away, whole, so that none is replaced that may be good.
+
+    **Raises:** `FileExistsError` if it is not damaged after all, and not `force`;
+    `OSError` if nobody can tell.
+    """
+    while (found := steps.signature(step)) is not None:
+        if not force and _is_whole(steps, step):
+            raise FileExistsError(
+                f"Step {step} at `{steps.path(step)}` could not be read when a step "
+                "was restored, and is whole now. Restore it, or replace it with "
+                "`force=True`."
+            )
+        # Another may have deleted it, or saved it anew since.
+        with contextlib.suppress(FileNotFoundError):
+            with steps.at(step).lock(wait=True):
+                if steps.signature(step) == found and _move_aside(steps, step):
+                    return
+
+
+def _move_aside(steps: Steps, step: int) -> bool:
+    away = f"{ITEM}.damaged-{secrets.token_hex(4)}"
+    if not steps.root.below(str(step)).move(ITEM, away, _files.INDEX):
+        return False
+    steps.say(_log.WARNING, "Moved aside", step, f"it is damaged, and is `{away}` now")
+    return True
+
+
+def _is_whole(steps: Steps, step: int) -> bool:
+    try:
+        return not _rooms.verify(steps.path(step))
+    except ValueError:
+        return False  # Of another format, which cannot be verified.

@@ -1,0 +1,88 @@
+"""The state of a step that may not be complete: why it is not restored."""
+
+import time
+from typing import NamedTuple
+
+from .._format import _files, _text
+from .._load import _published
+from .._save import _leftovers
+from .._storage._backend import Backend
+from ._listing import Listing, names_in
+from ._orbax_steps import METADATA
+from ._steps import LOOKS, Signature, Steps
+
+
+# Seconds in which a save that has made its directory has locked it, too.
+_LOCKING_SECONDS = 0.01
+
+
+class Skip(NamedTuple):
+    """Why a step is not restored. `is_lost`: there was something to restore.
+    `is_going`: another writer is about to complete it. `is_unread`: nothing says that
+    anything is wrong with it."""
+
+    why: str
+    is_lost: bool
+    is_going: bool = False
+    is_unread: bool = False
+
+
+def look(steps: Steps, step: int) -> Signature | Skip | None:
+    """State of a step. What is not complete is looked at twice: another process may
+    have completed it since, and a store may have erred."""
+    found = steps.signature(step)
+    if found is not None:
+        return found
+    skip = why_skipped(steps, step)
+    return steps.signature(step) or skip
+
+
+def why_skipped(steps: Steps, step: int) -> Skip | None:
+    """State of a step that is not complete; None if that is nothing."""
+    if steps.is_linked(step):
+        return Skip("it is a symbolic link, and a manager follows none", True)
+    root = steps.at(step)
+    tops, works = names_in(root), _work_directories(root)
+    for looks_left in reversed(range(LOOKS)):
+        # Nothing is in the directory of a save before that has its lock.
+        is_new = not root.is_remote and {} in [x.list_top() for x in works.values()]
+        if any(work.is_locked() for work in works.values()):
+            return Skip("it is being saved", False, is_going=True)
+        # It has that just after it, but on a busy machine. Or the save whose files were
+        # seen may have ended since, and be deleted.
+        time.sleep(_LOCKING_SECONDS if works else 0)
+        before = tops, works.keys()
+        tops, works = names_in(root), _work_directories(root)
+        if before == (tops, works.keys()) and not (is_new and looks_left):
+            break
+    if _files.INDEX in tops:
+        return Skip(f"its `{_files.INDEX}` is not a file", True)
+    if METADATA in tops or _files.DIGESTS in tops:
+        return Skip("its save was not completed, or its index was deleted", True)
+    # A save that has begun just now has no more than an empty directory.
+    has_data = "d" in tops and root.below("d").list_top()
+    if has_data or _files.CLAIM in tops or works:
+        return Skip("its save was not completed, as when a process is killed", False)
+    if items := steps.orbax.items(step):
+        has = " and ".join(f"`{_text.escape(item)}`" for item in items)
+        why = f"Orbax has saved it as {has}: load each by its path"
+        return Skip(why, False, is_unread=True)
+    return None
+
+
+def _work_directories(root: Backend) -> dict[str, Backend]:
+    """The directories of saves to a path that go on, or were stopped, by URL."""
+    inside = [root.below("d").below(save) for save in _published.saves(root)]
+    return {work.url: work for work in [*_leftovers.beside(root), *inside]}
+
+
+def is_run(steps: Steps, listing: Listing | None = None) -> bool:
+    """Whether there is a run: steps, complete or begun, or a history. An empty
+    directory with the name of a step is none. **Raises:** as `Steps.listing`."""
+    listing = listing or steps.listing()
+    if listing.history != []:
+        return True
+    newest = sorted(listing.steps, reverse=True)
+    is_complete = lambda step: steps.is_complete(step, listing)
+    is_begun = lambda step: why_skipped(steps, step)
+    return any(map(is_complete, newest)) or any(map(is_begun, newest))
