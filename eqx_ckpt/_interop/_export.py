@@ -93,7 +93,9 @@ def export_safetensors(
         files in it stay, also those with such names that no index there names. All
         files are written beside what is there, which an export that fails leaves whole.
         Then the old index is deleted, and the new one is written last: nobody reads a
-        mixture of two exports.
+        mixture of two exports. Of two at a time to one directory of a disk the second
+        waits, as files get their names, for the first. A store has no locks: make one
+        export after the other there.
     - `processes`: with `shard_bytes`, in a run of many processes: all of them make the
         call, and share the path. Each writes the parts of arrays that are on its own
         devices into the files, and no array is gathered. `"own"` for an export that
@@ -131,11 +133,13 @@ def export_safetensors(
             heads = {name: _header(some, metadata) for name, some in files.items()}
             if run.count > 1:
                 with _lazies.keeping(tensors):
-                    _shards.write_together(run, root, files, heads, max_bytes, durable)
+                    _shards.write_together(
+                        run, root, files, heads, max_bytes, overwrite, durable
+                    )
                 return
             _check_here(tensors)
             with _writer(tensors, max_bytes, progress) as write:
-                _shards.write_files(root, files, heads, write, durable)
+                _shards.write_files(root, files, heads, write, overwrite, durable)
         return
     if isinstance(processes, Together):
         raise ValueError(

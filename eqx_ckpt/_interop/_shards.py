@@ -68,8 +68,12 @@ def check_target(root: Backend, overwrite: bool, sources: Set[str]) -> None:
                 f"There is a `{key}` in `{root}`, which readers would take for what is "
                 "there. It is left as it is. Choose another path."
             )
-    if overwrite:
-        return
+    if not overwrite:
+        _check_free(root)
+
+
+def _check_free(root: Backend) -> None:
+    """**Raises:** `FileExistsError` for a place with the files of an export."""
     names = filter(_shard.fullmatch, root.list_top() or ())
     there = INDEX if root.has(INDEX) else min(names, default=None)
     if there is not None:
@@ -110,9 +114,26 @@ def _publish(
     root: Backend,
     files: dict[str, list[PlannedLeaf]],
     part: Callable[[str], str],
+    overwrite: bool,
     durable: bool,
 ) -> None:
-    """Puts files that are whole in the place of those that were there."""
+    """Puts files that are whole in the place of those that were there. Where there are
+    locks, other exports to the directory wait meanwhile.
+
+    **Raises:** `FileExistsError` for one that has come since, and not `overwrite`.
+    """
+    with root.lock(wait=True):
+        if not overwrite and isinstance(root, LocalDirectory):
+            _check_free(root)
+        _put_in_place(root, files, part, durable)
+
+
+def _put_in_place(
+    root: Backend,
+    files: dict[str, list[PlannedLeaf]],
+    part: Callable[[str], str],
+    durable: bool,
+) -> None:
     old = _named(root)
     if root.has(INDEX):
         root.delete(INDEX)
@@ -142,6 +163,7 @@ def write_files(
     files: dict[str, list[PlannedLeaf]],
     heads: dict[str, bytes],
     write: WriteFiles,
+    overwrite: bool,
     durable: bool,
 ) -> None:
     """Lets all files be written, and publishes them."""
@@ -157,7 +179,7 @@ def write_files(
             parts = [TensorFile(part(x), heads[x], len(files[x])) for x in files]
             write(Destination(root, "", durable), parts)
         is_whole = True
-        _publish(root, files, part, durable)
+        _publish(root, files, part, overwrite, durable)
     finally:
         _drop(root, map(part, apart if is_whole else files))
         if is_new and not is_whole:
@@ -170,6 +192,7 @@ def write_together(
     files: dict[str, list[PlannedLeaf]],
     headers: dict[str, bytes],
     max_bytes: int,
+    overwrite: bool,
     durable: bool,
 ) -> None:
     """Writes as `write_files` does, by many processes into files that they share: each
@@ -204,7 +227,7 @@ def write_together(
                     _local_files.fsync(file.fileno())
         run.gather()
         if run.leads:
-            _publish(root, files, part, durable)
+            _publish(root, files, part, overwrite, durable)
         run.broadcast()
     finally:
         if run.leads:

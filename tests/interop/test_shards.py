@@ -2,13 +2,15 @@
 
 import json
 import os
+import threading
+from concurrent import futures
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from support import scripts
+from support import inside, scripts
 from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
@@ -146,6 +148,42 @@ def test_an_export_that_is_killed_leaves_what_was_there(tmp_path):
     program = scripts.program("export_that_is_killed")
     assert scripts.run(program, path).returncode == 9
     _check(path)
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_two_exports_at_a_time(tmp_path, monkeypatch, overwrite):
+    """One comes as the other puts its files in their places, and waits for that."""
+    path, others = tmp_path / "out", []
+    other = {"layers": [{"w": jnp.ones((10, 100)) * i} for i in range(5)]}
+
+    def export(tree):
+        how = {"metadata": {"format": "pt"}, "overwrite": overwrite}
+        ec.export_safetensors(path, tree, shard_bytes=9000, **how)
+
+    def begin_another(change, key):
+        if change == "swap" and key.startswith("model-00002") and not others:
+            done = futures.Future()
+            others.append(done)
+
+            def run():
+                try:
+                    done.set_result(export(other))
+                except FileExistsError as e:
+                    done.set_exception(e)
+
+            threading.Thread(target=run).start()
+            # Without a lock it would be through by then.
+            futures.wait(others, 0.3)
+
+    inside.watch_store(monkeypatch, path, before=begin_another)
+    export(TREE)
+    if overwrite:
+        others[0].result()
+        _check(path, other)
+    else:
+        with pytest.raises(FileExistsError, match="overwrite=False"):
+            others[0].result()
+        _check(path)
 
 
 def test_files_of_no_index_stay(tmp_path):
