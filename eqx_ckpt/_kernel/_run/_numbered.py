@@ -2,6 +2,7 @@
 that are called by numbers.
 """
 
+import contextlib
 import re
 import secrets
 from collections.abc import Iterable
@@ -63,8 +64,10 @@ def create_file(root: Backend, place: str, number: int, data: bytes) -> None:
         else:
             root.write(f"{place}/{number}", [data])
     finally:
-        root.sync_directories([place, ""])
-        root.sync_above()
+        # Others may delete the run meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            root.sync_directories([place, ""])
+            root.sync_above()
 
 
 def new_directories(root: Backend, place: str) -> list[LocalDirectory]:
