@@ -40,9 +40,9 @@ class Diff:
     - `a`, `b`: what was compared: the path of each checkpoint, or `a tree`.
     - `added`, `removed`: the leaves that only `b` has, and those that only `a` has: a
         mapping from names to what they are, such as `f32[3]`.
-    - `changed`: a mapping from names of leaves to what has changed, with `what` (those
-        of `"kind"`, `"shape"`, `"dtype"` and `"value"` that differ), `a` and `b` (what
-        the leaf is in each), `largest` and `relative` (with `values=True`).
+    - `changed`: a mapping from names of leaves to their changes. `what` has those of
+        `"kind"`, `"shape"`, `"dtype"` and `"value"` that differ. `a` and `b` are what
+        the leaf is in each. `largest` and `relative` are there with `values=True`.
     - `static`: a mapping from names of static fields to their two values, as text.
     - `metadata`: a mapping from dotted keys to the two values there, as text.
     - `same`: how many leaves are the same.

@@ -163,8 +163,8 @@ def _elsewhere(
 
 
 def _check_nodes(function: Function, new: _Leaves, became: dict[str, str]) -> None:
-    """**Raises:** `ValueError` for a leaf that is computed of one that a function uses,
-    and has another name, unless all that it uses of that node is where this is."""
+    """**Raises:** `ValueError` for a leaf of another name that is computed of one which
+    a function uses. All that the function uses of that node may have moved with it."""
     made = {x.name for some in new.derived.values() for x in some}
     for old, name in became.items():
         if name == old or name not in made:

@@ -40,10 +40,10 @@ def lazy(
     Arrays in memory that it is given, or that `fn` uses, are copied as it is called:
     changing them later changes nothing.
 
-    **Raises:** the function that is returned raises `TypeError` for leaves that are no
-    arrays, such as Python's numbers and PRNG keys, for dtypes of 64 bits that JAX would
-    narrow, and for an `fn` that cannot be traced; `ValueError` for one that is not
-    elementwise. Each names the leaf.
+    **Raises:** errors of the function that is returned, which name the leaf:
+    `TypeError` for leaves that are no arrays, such as Python's numbers and PRNG keys.
+    `TypeError` for dtypes of 64 bits that JAX would narrow, and for an `fn` that cannot
+    be traced; `ValueError` for one that is not elementwise.
 
     !!! example
 

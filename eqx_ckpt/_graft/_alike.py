@@ -7,7 +7,7 @@ other if their leaves fit, if their names share words, and if no other group doe
 well. Where these leave a choice, nothing is chosen.
 
 A `_Side` has the layers of one side, and makes groups of them. `_Matching` sorts the
-groups of both into `_Bucket`s of what may stand for each other at all, and takes the
+groups of both into `_Bucket`s of what may stand for each other at all. It takes the
 best pair of each until none is clear any more. It does that three times, with other
 groups each time: see `_Side.groups`.
 """
@@ -355,9 +355,9 @@ def _is_same_along(layers: list[_Layer], at: int) -> bool:
 
 
 class _Pair(NamedTuple):
-    """Groups that fit each other: layers of both, the likeness of their names, the ways
-    in which their weights fit, whether it is clear what their numbers count, and
-    whether words of both tell them apart."""
+    """Groups that fit each other: layers of both, the likeness of their names, and the
+    ways in which their weights fit. `is_clear`: it is clear what their numbers count.
+    `is_apart`: words of both tell them apart."""
 
     layers: list[tuple[_Layer, _Layer]]
     likeness: float

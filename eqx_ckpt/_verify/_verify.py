@@ -32,7 +32,7 @@ _ROOM = 256 * 2**20
 _MOST = 128 * 2**20
 
 # Seconds that a call may take between the files for other readers and the index that
-# has their digests, where no lock says whether somebody is at it.
+# has their digests. It counts where no lock says whether somebody is at it.
 _LAG = 5
 
 

@@ -3,9 +3,9 @@
 An adapter is any function `(saved, like) -> array`, where `saved` is a [`LazyArray`][]
 and `like` the leaf of the model. It is called for each array of the pair. If it gives a
 view of `saved`, that is read with everything else; so all it costs is the bytes of the
-view: `lambda saved, like: saved[:, None, None]` adds two axes. If either side of the
-pair is a list of several nodes, and the other one node, it gets a list of their leaves
-as `saved`, or as `like` and gives a list. Lists may be in lists.
+view: `lambda saved, like: saved[:, None, None]` adds two axes. Either side of the pair
+may be a list of several nodes, where the other is one node. Then it gets a list of
+their leaves as `saved`, or as `like` and gives a list. Lists may be in lists.
 
 The functions here make adapters. They read nothing: what they give is lazy. In a list
 they are applied one after the other: `[concatenate(), stack(), cast()]` makes one array

@@ -333,9 +333,9 @@ _KV_HEADS = _arguments.optional(_HEADS)
 @_arguments.checked(heads=_HEADS, kv_heads=_KV_HEADS)
 def qkv_blocks(heads: int, kv_heads: int | None = None, axis: int = 0) -> Adapter:
     """A fused projection in which each head has its query, its key and its value by
-    turns, to one of all queries, then all keys, then all values. GPT-NeoX, BLOOM and
-    Megatron have the first. [`split`][] may come after it. It is for the weight and the
-    bias.
+    turns. It becomes one of all queries, then all keys, then all values. GPT-NeoX,
+    BLOOM and Megatron have the first. [`split`][] may come after it. It is for the
+    weight and the bias.
 
     **Arguments:**
 
@@ -418,9 +418,10 @@ _SIZE = _arguments.optional(_arguments.integer(2))
 
 @_arguments.checked(heads=_HEADS, size=_SIZE)
 def rotary_halves(heads: int, size: int | None = None, axis: int = 0) -> Adapter:
-    """A projection to queries or keys, made for rotary positions that turn pairs of
-    neighbours (Llama as Meta has it, GPT-J), for ones that turn the first half with
-    the second (`eqx.nn.RotaryPositionalEmbedding`, Hugging Face's Llama).
+    """A projection to queries or keys for other rotary positions. It was made for those
+    that turn pairs of neighbours (Llama as Meta has it, GPT-J). It becomes one for
+    those that turn the first half with the second
+    (`eqx.nn.RotaryPositionalEmbedding`, Hugging Face's Llama).
 
     **Arguments:**
 

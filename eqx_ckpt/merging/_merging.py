@@ -255,8 +255,8 @@ def dare(
     [arXiv:2311.03099](https://arxiv.org/abs/2311.03099)):
     `base + λ Σ wᵢ mᵢ τᵢ / density`.
 
-    Whether an element is dropped depends on the key, the name of the leaf, the number
-    of the tree and the place of the element, and on nothing else.
+    The key, the name of the leaf, the number of the tree and the place of an element
+    say whether it is dropped, and nothing else does.
 
     **Arguments:**
 

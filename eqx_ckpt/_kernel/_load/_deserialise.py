@@ -1,8 +1,8 @@
 """`tree_deserialise_leaves` and `materialise`: they read what is stored into a tree.
 
-A load opens the checkpoint (`_open`), pairs the leaves of `like` with stored ones
-(`_match`), plans the read of these (`_fetch`), does it (`_read`), and puts the leaves
-into the tree.
+A load opens the checkpoint (`_open`), and pairs the leaves of `like` with stored ones
+(`_match`). It plans the read of these (`_fetch`), does it (`_read`), and puts the
+leaves into the tree.
 """
 
 import json

@@ -32,11 +32,11 @@ A call that is part of another has a line of its own each time (`within`). Else 
 process that is interrupted in the outer call, before the inner one, would come too late
 for that when both are made again.
 
-**Signs** tell apart calls of one line that has no tag: they have a digest of the plain
-numbers and the metadata that are saved, and, once it is known, of all that has to be
-the same in all processes (see `_agree`). If the signs of a line do not change from call
-to call, a late call looks like the next one. It is taken for that: nothing tells them
-apart.
+**Signs** tell apart calls of one line that has no tag. They have a digest of the plain
+numbers and the metadata that are saved. Once it is known, they have one too of all that
+has to be the same in all processes (see `_agree`). If the signs of a line do not change
+from call to call, a late call looks like the next one. It is taken for that: nothing
+tells them apart.
 
 **Silence.** A process at work says every now and then that it is alive, from a thread.
 So `timeout` counts from the last sign of life, and an hour of writing is no silence. A

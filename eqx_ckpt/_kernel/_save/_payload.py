@@ -166,9 +166,9 @@ def small_chunk(t: Template) -> int:
 
 
 class SmallBatch(NamedTuple):
-    """Small chunks that lie one after the other in a file: the index of the leaf of
-    each and its number there, the number of its digest, where it is, from the first on,
-    and the padding that follows it. `ended`: how many are the last of their leaf."""
+    """Small chunks that lie one after the other in a file. Of each: the index of its
+    leaf, its number there, and the number of its digest; where it is, from the first
+    on; the padding that follows it. `ended`: how many are the last of their leaf."""
 
     leaf_indices: Sequence[int]
     numbers: Sequence[int]

@@ -266,9 +266,9 @@ def _compare(
 
 @dataclasses.dataclass(eq=False)
 class _Comparison:
-    """Compares leaves of a plan with saved ones, and collects the files that hold a
-    `changed` run, the leaves that are the `same`, and the runs that are `kept`, each
-    with its file and its digests."""
+    """Compares leaves of a plan with saved ones. It collects the files that hold a
+    `changed` run, and the leaves that are the `same`. Of the runs that are `kept` it
+    has the file and the digests."""
 
     source: Source
     leaves: Sequence[PlannedLeaf]

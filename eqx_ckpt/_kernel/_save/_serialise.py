@@ -132,10 +132,11 @@ def tree_serialise_leaves(
     **Returns:** None.
 
     **Raises:** before anything is written, `ValueError` or `TypeError` that names the
-    leaf for what cannot be stored (tracers, deleted arrays, abstract leaves, object
-    dtypes, more than 32 axes, two leaves with one name), for `metadata` that JSON would
-    change, and for a selection of nothing; `FileExistsError` if what is at `path` is
-    not a checkpoint, or with `overwrite=False`. `RuntimeError` if another writer
+    leaf for what cannot be stored: tracers, deleted arrays, abstract leaves, object
+    dtypes, more than 32 axes, two leaves with one name. They are raised too for
+    `metadata` that JSON would change, and for a selection of nothing.
+    `FileExistsError` if what is at `path` is not a checkpoint, or with
+    `overwrite=False`. `RuntimeError` if another writer
     replaced the checkpoint meanwhile, or for the error of an earlier
     [`async_tree_serialise_leaves`][].
 

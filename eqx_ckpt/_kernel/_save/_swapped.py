@@ -119,8 +119,8 @@ def _refusal_error(
         return OSError(
             error.errno,
             f"The file system of `{root}` cannot exchange two directories atomically "
-            f"({os.strerror(error.errno)}), so the checkpoint there cannot be replaced "
-            'with `layout="zarr"` or `orbax=True`, and is left as it is. Use another '
+            f"({os.strerror(error.errno)}): the checkpoint there cannot be replaced "
+            'with `layout="zarr"` or `orbax=True`. It is left as it is. Use another '
             "path.",
         )
     return None

@@ -129,8 +129,8 @@ def databases(
     inline: bytes = b"",
 ) -> list[dict[str, Any]]:
     """Makes a database in memory that says where in the files the chunks of some arrays
-    lie, and returns the spec of a directory in it for each. The number after that of
-    the last file stands for the bytes of `inline`."""
+    lie. It returns the spec of a directory in it for each array. The number after that
+    of the last file stands for the bytes of `inline`."""
     rows = sorted(
         (f"{number}/{key}".encode(), *at)
         for number, chunks in enumerate(arrays)

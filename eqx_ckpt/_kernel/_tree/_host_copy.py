@@ -246,8 +246,8 @@ def is_zero_copy(leaf: object, template: Template) -> bool:
 
 
 def only_part(leaf: object, template: Template) -> np.ndarray | None:
-    """The stored elements of a chunk of a leaf, in the memory of the host, if this
-    process has one part of it, and they are that part."""
+    """The stored elements of a chunk of a leaf, in the memory of the host. None unless
+    they are the one part of the leaf that this process has."""
     if isinstance(leaf, Shards):
         part = leaf.parts[0] if len(leaf.parts) == 1 else None
     elif isinstance(leaf, jax.Array) and _has_one_part(leaf.sharding):

@@ -55,9 +55,9 @@ def register_leaf(
 
     A load makes such a value where `like` has one. It fits what is stored if the leaf
     that `to_leaf` makes of the one in `like` does: an array has to have its shape and
-    dtype. Anywhere else, as in `ckpt.tree`, it is the leaf that was stored; and where
-    that is a str or bytes, as which a `filter_spec` sees it there, one that `like` has
-    no value for is unexpected only to a `filter_spec` that selects those.
+    dtype. Anywhere else, as in `ckpt.tree`, it is the leaf that was stored. A
+    `filter_spec` sees it there as that too. If that is a str or bytes, and `like` has
+    no value for it, it is unexpected only to a `filter_spec` that selects those.
 
     **Arguments:**
 

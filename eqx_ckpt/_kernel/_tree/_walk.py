@@ -154,9 +154,9 @@ class Walk:
 
     @ft.cached_property
     def _checks(self) -> tuple[Any, ...]:
-        """For each layer its size, which of it are leaves, and of each type of nodes
-        which they are, its groups, those that each group has, and the parts of names of
-        the first one as keys of a dict."""
+        """For each layer its size, and which of it are leaves. Of each type of nodes:
+        which they are, its groups, the nodes of each group, and the parts of names of
+        the first one, as keys of a dict."""
         out = []
         for layer in self.layers:
             by_type: dict[type, list[Group]] = {}
