@@ -118,7 +118,7 @@ def _leaf_of(
         stored = _register.to_leaf(value)
         if isinstance(stored, LazyArray):
             return _leaf_of(name, stored, alike)
-        template = _leaf.describe(stored)
+        template = _leaf.template_of(stored)
     except (TypeError, ValueError) as e:
         raise type(e)(f"Leaf `{name}`: {e}") from e
     if isinstance(stored, jax.Array) and not stored.is_fully_addressable:

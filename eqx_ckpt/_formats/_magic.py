@@ -103,9 +103,9 @@ _MEMBERS = [
 ]
 
 
-def describe(probe: Probe) -> str | None:
-    """Says of a path what is there, if it is of a known format that is not read, and
-    what to do with it: the rest of a sentence. None for anything else."""
+def unread_format(probe: Probe) -> str | None:
+    """A known format that is not read, if that is at a path: what it is, and what to do
+    with it, as the rest of a sentence."""
     if probe.key is None:
         return _find(_NAMES, probe.names)
     if not probe.head:
@@ -118,8 +118,8 @@ def describe(probe: Probe) -> str | None:
     return None
 
 
-def describe_zip(members: Iterable[str]) -> str | None:
-    """As `describe`, of a zip of these files."""
+def unread_zip(members: Iterable[str]) -> str | None:
+    """The same of a zip of these files."""
     return _find(_MEMBERS, members)
 
 

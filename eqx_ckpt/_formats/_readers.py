@@ -24,7 +24,7 @@ def open_foreign(probe: Probe, like: PyTree) -> Source | None:
     if ours is not None:
         return ours
     # Files have numbers that say what they are; a directory may be one of ours as well.
-    other = _magic.describe(probe) if archive is None else None
+    other = _magic.unread_format(probe) if archive is None else None
     if other is None or probe.key is None:
         try:
             source = _first_source(probe, archive, like)
@@ -46,7 +46,7 @@ def _first_source(probe: Probe, archive: Zip | None, like: PyTree) -> Source | N
         sources = (format.open_zip(probe, archive) for format in _ZIPS)
     source = next((source for source in sources if source is not None), None)
     if source is None and archive is not None:
-        other = _magic.describe_zip(archive.members)
+        other = _magic.unread_zip(archive.members)
         what = f"no checkpoint of ours, but {other}"
         if other is None:
             what = f"a zip with no `{_files.INDEX}` in it"

@@ -227,9 +227,9 @@ def _check_source(made: object, job: Job) -> None:
 def _template_of(made: object) -> Template:
     """**Raises:** `ValueError` or `TypeError` for what is no leaf."""
     if isinstance(made, Formula):
-        return _leaf.describe(np.broadcast_to(np.zeros((), made.dtype), made.shape))
+        return _leaf.template_of(np.broadcast_to(np.zeros((), made.dtype), made.shape))
     if not isinstance(made, LazyArray):
-        return _leaf.describe(made)
+        return _leaf.template_of(made)
     body = _lazy.body_of(made)
     t = body.template
     return t if body.view is None else t._replace(shape=made.shape)

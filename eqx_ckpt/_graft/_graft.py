@@ -206,7 +206,7 @@ def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
             # Popped one by one, so that parts live no longer than they are needed.
             made = _deferred.made(made, [values.pop() for _ in made.parts])
             owned = True
-        template = _leaf.describe(made)
+        template = _leaf.template_of(made)
         array = _host_copy.to_host(made, template)
         arrays = [array[region] for region in _from_host.regions(x.target) or [...]]
         return _from_host.from_host(arrays, template, x.target, owned)

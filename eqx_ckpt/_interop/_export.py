@@ -104,9 +104,10 @@ def export_safetensors(
     **Returns:** None.
 
     **Raises:** before anything is written, `TypeError` that names all leaves which
-    `.safetensors` cannot hold; `ValueError` for two leaves of one name, a pattern in
-    `skip` that is that of none, an array of several processes that one is to write,
-    and entries of a State of which nothing says what they belong to; `FileExistsError`.
+    `.safetensors` cannot hold; `ValueError` for two leaves of one name, and a pattern
+    in `skip` that is that of none. `ValueError` too for an array of several processes
+    that one is to write. It is raised for entries of a State as well, if nothing says
+    what they belong to. `FileExistsError` for what is not to be replaced.
 
     !!! example
 
@@ -292,7 +293,7 @@ def _tensors(
     unread = unreadable_leaves(names, leaves)
     known = {name for name, _ in unread}
     rows = [row for row in zip(names, leaves) if row[0] not in known]
-    stored = _lazies.described([x for _, x in rows], lambda i: _describe(*rows[i]))
+    stored = _lazies.stored_alike([x for _, x in rows], lambda i: _as_stored(*rows[i]))
     described = [
         PlannedLeaf(name, value, template, 0, None)
         for (name, _), (value, template) in zip(rows, stored)
@@ -403,7 +404,7 @@ def skip_message(
 _MOST = 40
 
 
-def _describe(name: str, value: object) -> _lazies.StoredValue:
+def _as_stored(name: str, value: object) -> _lazies.StoredValue:
     try:
         return _lazies.as_stored(value, None)
     except (ValueError, TypeError) as e:

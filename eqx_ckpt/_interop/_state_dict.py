@@ -257,7 +257,7 @@ def _described(name: str, value: object) -> StoredValue:
             )
         if value is None or callable(value):
             raise TypeError(f"{value!r:.60} is not a leaf. Remove the entry.")
-        return StoredValue(value, _leaf.describe(value))
+        return StoredValue(value, _leaf.template_of(value))
     except (ValueError, TypeError) as e:
         raise type(e)(f"The state dict's leaf `{name}`: {e}") from None
 

@@ -56,10 +56,10 @@ class _Specified(NamedTuple):
     parts: dict[int, LocalShards]
 
 
-def describe(
+def plan_leaves(
     flat: Flat, numbers: Sequence[int], options: SaveOptions
 ) -> DescribedLeaves:
-    """Describes the leaves of these numbers.
+    """Plans the leaves of these numbers: says what is stored of each.
 
     **Raises:** naming the leaf that cannot be stored.
     """
@@ -177,13 +177,13 @@ def _make_spec(
         todo = sorted({*firsts.values(), *odd})
     # Each leaf's own template, until they are numbered.
     own: list[Any] = [None] * count
-    describe = lambda leaf_index: _as_stored(
+    as_stored = lambda leaf_index: _as_stored(
         names[leaf_index], given[leaf_index], options
     )
-    stored = map(describe, todo)
+    stored = map(as_stored, todo)
     if not (callable(options.chunks) or has_parts or options.dtype):
         some = [given[leaf_index] for leaf_index in todo]
-        stored = _lazies.described(some, lambda i: describe(todo[i]))
+        stored = _lazies.stored_alike(some, lambda i: as_stored(todo[i]))
     for leaf_index, (value, template, part) in zip(todo, stored):
         values[leaf_index], own[leaf_index] = value, template
         if part is not None:

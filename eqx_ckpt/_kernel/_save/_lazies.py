@@ -70,14 +70,14 @@ def as_stored(value: object, dtype: np.dtype | None) -> StoredValue:
         unread = _lazy_source(value, dtype)
         return StoredValue(unread, unread.template)
     value = _register.to_leaf(value)
-    return StoredValue(value, _leaf.describe(value, dtype))
+    return StoredValue(value, _leaf.template_of(value, dtype))
 
 
-def described(
-    values: Iterable[Any], describe: Callable[[int], tuple]
+def stored_alike(
+    values: Iterable[Any], make: Callable[[int], tuple]
 ) -> Iterator[tuple]:
-    """The description of each value, which begins with the source of its bytes. Lazy
-    leaves that are stored alike share one call of `describe`, which takes a number."""
+    """The tuple that `make` gives for the number of each value. It begins with the
+    source of its bytes. Lazy leaves that are stored alike share one call."""
     firsts: dict[Any, tuple] = {}
     for number, value in enumerate(values):
         kind = _likeness(value)
@@ -85,7 +85,7 @@ def described(
         if first is not None:
             yield first[0].like(value), *first[1:]
             continue
-        first = describe(number)
+        first = make(number)
         if kind is not None:
             firsts[kind] = first
         yield first

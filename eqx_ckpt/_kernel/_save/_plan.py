@@ -89,7 +89,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
         numbers = [number for number in numbers if number in picked.leaves]
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
-    described = _describe.describe(flat, numbers, options)
+    described = _describe.plan_leaves(flat, numbers, options)
     WRITERS[options.layout].check_names(described.spec.names, root)
     facts = _facts(flat, numbers, picked.wholes)
     values = map(operator.attrgetter("value"), described.leaves)

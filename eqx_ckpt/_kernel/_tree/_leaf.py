@@ -1,4 +1,4 @@
-"""Leaves: which are stored, how they are described, and stand-ins for unread ones."""
+"""Leaves: which are stored, what is stored of each, and stand-ins for unread ones."""
 
 import functools as ft
 import itertools as it
@@ -95,14 +95,14 @@ def _stored_as(dtype: np.dtype) -> tuple[str, str] | None:
     return name, "uint8"
 
 
-def describe(leaf: object, dtype: np.dtype | None = None) -> Template:
+def template_of(leaf: object, dtype: np.dtype | None = None) -> Template:
     """The template of a leaf, without its key path and chunks. Copies nothing.
 
     `dtype` is what floating arrays are cast to. **Raises:** `ValueError` or `TypeError`
     when the leaf cannot be stored, with a sentence that says why.
     """
     if isinstance(leaf, jax.Array):
-        return _describe_jax(leaf, dtype)
+        return _template_of_jax(leaf, dtype)
     if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(
         leaf, (np.str_, np.bytes_)
     ):
@@ -246,7 +246,7 @@ def recipe(leaf: object) -> str:
     return " with `register_leaf`"
 
 
-def _describe_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:
+def _template_of_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:
     if isinstance(leaf, jax_core.Tracer):
         raise ValueError("it is a tracer. Save outside of `jit`, `grad` and `vmap`.")
     if leaf.is_deleted():
