@@ -20,12 +20,13 @@ from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._run._steps import Steps
 from .._kernel._save import _serialise
 from .._kernel._storage import _root
+from .._kernel._tree import _compare
 from .._orbax import _write
 from .._rename import _rename
 from .._show import _facts
 from .._stores._hub import HubBackend
 from ..merging import Method
-from . import _paths, _patterns
+from . import _paths
 from ._commands import METHODS
 from ._output import CommandResult, Span
 
@@ -92,9 +93,9 @@ def edit(
 def _chosen(names: list[str], keep: Sequence[str], drop: Sequence[str]) -> list[str]:
     for option, patterns in (("--keep", keep), ("--drop", drop)):
         for pattern in patterns:
-            if not any(_patterns.is_match(name, pattern) for name in names):
+            if not any(_compare.selects(pattern, name) for name in names):
                 raise ValueError(f"`{option} {pattern}` is that of no leaf.")
-    has = lambda name, patterns: any(_patterns.is_match(name, x) for x in patterns)
+    has = lambda name, patterns: any(_compare.selects(x, name) for x in patterns)
     kept = [x for x in names if (not keep or has(x, keep)) and not has(x, drop)]
     if not kept:
         raise ValueError("No leaf is left: nothing was written.")

@@ -14,11 +14,12 @@ from .._kernel._format._leaves import LeafRecord, Leaves, Unreadable
 from .._kernel._load import _source, _wording
 from .._kernel._load._source import Source
 from .._kernel._storage import _root
+from .._kernel._tree import _compare
 from .._show import _facts, _lines, _terminal
 from .._show._facts import Column, Span
 from .._show._lines import TreeLine
 from .._show._terminal import Line
-from . import _commands, _info, _patterns
+from . import _commands, _info
 from ._output import CommandResult
 
 
@@ -49,7 +50,7 @@ def ls(
     if name and name not in leaves.leaf_indices:
         _commands.with_jax("_inspect", "check_node")(source, name)
     wanted = [x for x in (name, pattern) if x]
-    is_wanted = lambda x: all(_patterns.is_match(x, pattern) for pattern in wanted)
+    is_wanted = lambda x: all(_compare.selects(pattern, x) for pattern in wanted)
     records = [r for r in leaves.records() if is_wanted(r.name)]
     if sort == "size":
         records.sort(key=lambda r: -r.template.nbytes)

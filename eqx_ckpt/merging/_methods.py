@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from .._kernel._format import _names
 from .._kernel._tree import _compare, _leaf
 
 
@@ -75,8 +74,8 @@ class Method:
 
     A pattern is the name of a leaf or of a node above it; `*` stands for any text. A
     layer is the first number in a name in which others differ, as in `blocks.3.weight`.
-    The first number of a list is for the first layer and for what comes before it, and
-    the last for the last and for what comes after; others lie evenly between them.
+    The first number of a list is for the first layer and for what comes before it. The
+    last is for the last layer and for what comes after; others lie evenly between them.
 
     !!! example
 
@@ -135,7 +134,7 @@ class Method:
             if not isinstance(value, Mapping):
                 return value
             for pattern, x in value.items():
-                if _names.is_under(name, pattern) or _compare.matches(pattern, name):
+                if _compare.selects(pattern, name):
                     unused.discard((option, tree, pattern))
                     return number(option, x, name, tree)
             raise ValueError(

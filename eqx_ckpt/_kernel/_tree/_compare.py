@@ -329,3 +329,8 @@ def matches(pattern: str, name: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or (
         pattern.startswith("*.") and fnmatch.fnmatchcase(name, pattern[2:])
     )
+
+
+def selects(pattern: str, name: str) -> bool:
+    """Whether a pattern matches the name of a leaf, or is that of a node above it."""
+    return _names.is_under(name, pattern) or matches(pattern, name)
