@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from .._kernel._format import _json, _names, _template, _text
 from .._kernel._load._source import Source
 from .._kernel._tree import _flatten, _folding, _leaf, _states, _target
+from .._zips import _probe
 from .._zips._probe import Probe
 from .._zips._window import Window
 from . import _foreign_index, _numpy
@@ -90,8 +91,7 @@ def _line(probe: Probe, key: str) -> bytes | None:
         return b""
     if probe.head[:1] not in (b"{", b"["):
         return None
-    into = np.empty(_MAX_LINE, np.uint8)
-    data = into[: probe.directory.read_into(key, 0, into)].tobytes()
+    data = _probe.first_bytes(probe.directory, key, _MAX_LINE)
     line, end, rest = data.partition(b"\n")
     return line if end and (rest.startswith(_MAGIC) or not rest) else None
 

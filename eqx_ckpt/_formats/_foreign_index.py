@@ -15,7 +15,7 @@ from .._kernel._format._template import Template
 from .._kernel._load import _published
 from .._kernel._storage import _store
 from .._kernel._storage._backend import Backend
-from .._kernel._tree import _leaf
+from .._kernel._tree import _host_copy, _leaf
 from .._zips._probe import Probe
 from . import _foreign_source
 from ._database import Database
@@ -73,24 +73,12 @@ def leaf_of(name: str, keys: str, value: Any) -> ForeignLeaf:
         kind, dtype = ("numpy", "uint8") if is_array else ("bytes", "bytes")
         t = Template(keys, kind, dtype, (0,), "uint8", (1,))
         return ForeignLeaf(name, t, value=value)
-    if isinstance(value, (str, bytes)):
-        kind = type(value).__name__
-        is_text = isinstance(value, str)
-        data = value.encode("utf-8", "surrogatepass") if is_text else value
-        array = np.frombuffer(data, np.uint8)
-        chunk = (max(1, array.size),)
-        t = Template(keys, kind, kind, array.shape, "uint8", chunk)
-        return ForeignLeaf(name, t, value=array)
-    kind = type(value).__name__
-    dtype = _template.SCALAR_KINDS[kind]
-    if kind == "int" and 2**63 <= value < 2**64:
-        kind, dtype = "generic", "uint64"
-    elif kind == "int" and not -(2**63) <= value < 2**63:
-        array = np.frombuffer(_leaf.int_bytes(value), np.uint8)
-        t = Template(keys, kind, "int", array.shape, "uint8", array.shape)
-        return ForeignLeaf(name, t, value=array)
-    t = Template(keys, kind, dtype, (), dtype, ())
-    return ForeignLeaf(name, t, value=np.array(value, dtype))
+    if type(value) is int and 2**63 <= value < 2**64:
+        value = np.uint64(value)
+    t = _leaf.template_of(value)
+    array = _host_copy.to_host(value, t)
+    chunk = tuple(max(1, n) for n in t.shape)
+    return ForeignLeaf(name, t._replace(keys=keys, chunk=chunk), value=array)
 
 
 def array_leaf(
@@ -302,7 +290,7 @@ def names_of(flat: Iterable[str], separator: str = ".") -> list[tuple[str, str]]
 
     **Raises:** `ValueError` for names that are too long or too many.
     """
-    return names_of_paths([_split(name, separator) for name in flat], separator)
+    return names_of_paths([split_name(name, separator) for name in flat], separator)
 
 
 def names_of_paths(
@@ -336,7 +324,16 @@ def names_of_paths(
     return out
 
 
-def _split(name: str, separator: str) -> list[str]:
+_digits = re.compile(r"([0-9]+)")
+
+
+def natural_order(name: str) -> list[str]:
+    """A key that sorts `layers.9` before `layers.10`."""
+    return [x.zfill(20) if x.isdigit() else x for x in _digits.split(name)]
+
+
+def split_name(name: str, separator: str) -> list[str]:
+    """The parts of a name. **Raises:** `ValueError` if they are too many, or long."""
     parts = name.split(separator, _names.MAX_DEPTH)
     if len(parts) > _names.MAX_DEPTH:
         raise ValueError(

@@ -6,19 +6,26 @@ in a database (OCDBT, Zarr v3), where chunks of zeros are left out.
 """
 
 import functools as ft
+import itertools as it
 import re
 from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
 
-from .._kernel._format import _names
+from .._kernel._format import _schema
 from .._kernel._format._template import Template
 from .._kernel._load import _published
 from .._kernel._load._source import Source
 from .._zips._probe import Probe
 from . import _database, _zarr
-from ._foreign_index import ForeignLeaf, kind_of, names_of_paths
+from ._foreign_index import (
+    ForeignLeaf,
+    kind_of,
+    names_of_paths,
+    natural_order,
+    split_name,
+)
 from ._zarr import ArrayRow, Zarr
 
 
@@ -52,8 +59,7 @@ def open_source(probe: Probe, like: PyTree) -> Source | None:
 
 def _check_steps(probe: Probe) -> None:
     steps = [n for n in probe.names if re.fullmatch(r"(step|run)-[0-9]{1,18}", n)]
-    steps.sort(key=lambda name: int(name.partition("-")[2]))
-    for name in reversed(steps[-100:]):
+    for name in sorted(steps, key=natural_order, reverse=True)[:100]:
         if probe.directory.has(f"{name}/{_METADATA}"):
             raise ValueError(f"it is a directory of steps: open one, such as `{name}`")
 
@@ -91,15 +97,10 @@ def _levanter(probe: Probe, head: bytes, metadata: dict[str, Any]) -> Source | N
     paths = [_path(key.removesuffix(end)) for key in keys if key.endswith(end)]
     if not paths:
         return None
-    paths.sort(key=lambda path: [_order(part) for part in path])
+    paths.sort(key=lambda path: [natural_order(part) for part in path])
     arrays = arrays._replace(is_v3=is_ocdbt, is_full=not is_ocdbt)
     leaves = _leaves(arrays, paths)
     return arrays.source(probe, "levanter", [_METADATA], leaves, head, metadata)
-
-
-def _order(part: str) -> tuple[bool, int, str]:
-    is_number = re.fullmatch("[0-9]{1,18}", part) is not None
-    return not is_number, int(part) if is_number else 0, part
 
 
 def _eformer(probe: Probe) -> Source:
@@ -107,20 +108,16 @@ def _eformer(probe: Probe) -> Source:
     head, value = _published.read_json(probe.directory, _INDEX)
     if value.get("format") != "tensorstore":
         raise ValueError(f"`{_INDEX}` is of the format {value.get('format')!r:.60}")
-    lists = value.get("prefixes", {})
-    if type(lists) is not dict:
-        raise ValueError(f"`{_INDEX}` has malformed prefixes")
+    lists, more = value.get("prefixes", {}), value.get("arrays", [])
+    is_row = lambda row: type(row) is dict and type(row.get("path")) is str
+    if not _schema.fits([lists, more], ({...: [is_row]}, [is_row])):
+        raise ValueError(f"`{_INDEX}` has a malformed list of arrays")
     said: dict[tuple[str, ...], tuple[Any, Any]] = {}
-    for rows in [*lists.values(), value.get("arrays", [])]:
-        if type(rows) is not list:
-            raise ValueError(f"`{_INDEX}` has a malformed list of arrays")
-        for row in rows:
-            if type(row) is not dict or type(row.get("path")) is not str:
-                raise ValueError(f"`{_INDEX}` has a malformed array, {row!r:.60}")
-            path = tuple(_path(row["path"]))
-            if path in said:
-                raise ValueError(f"`{_INDEX}` has the array {row['path']!r:.60} twice")
-            said[path] = row.get("shape"), row.get("dtype")
+    for row in it.chain(*lists.values(), more):
+        path = tuple(_path(row["path"]))
+        if path in said:
+            raise ValueError(f"`{_INDEX}` has the array {row['path']!r:.60} twice")
+        said[path] = row.get("shape"), row.get("dtype")
     files = [_INDEX]
     metadata = None  # What was given with the save, or else its step.
     for key in (_METADATA, _MORE):
@@ -138,12 +135,9 @@ def _eformer(probe: Probe) -> Source:
 
 def _path(key: str) -> list[str]:
     """The parts of the path of an array. **Raises:** `ValueError` if it leads out."""
-    parts = key.split("/", _names.MAX_DEPTH)
     if not key.isprintable() or _database.leads_out(key):
         raise ValueError(f"it has an array of the impossible name {key!r:.60}")
-    if len(parts) > _names.MAX_DEPTH or 3 * len(key) > _names.MAX_NAME:
-        raise ValueError(f"the name {_names.shorten(key)} is too long")
-    return parts
+    return split_name(key, "/")
 
 
 def _leaves(

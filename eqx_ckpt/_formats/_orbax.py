@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 from jaxtyping import PyTree
 
 from .._kernel._format import _files, _names, _template
@@ -24,7 +23,7 @@ from .._kernel._storage._backend import Backend
 from .._zips import _probe
 from .._zips._probe import Probe
 from . import _database, _msgpack, _zarr
-from ._foreign_index import ForeignLeaf, kind_of, leaf_of, names_of_paths
+from ._foreign_index import ForeignLeaf, kind_of, leaf_of, names_of_paths, natural_order
 from ._zarr import ArrayRow, Zarr
 
 
@@ -72,12 +71,10 @@ def open_source(probe: Probe, like: PyTree) -> Source | None:
 
 def _is_aggregate(directory: Backend, key: str) -> bool:
     """Whether a file has values of leaves, in msgpack."""
-    head = np.empty(1, np.uint8)
     try:
-        size = directory.read_into(key, 0, head)
+        return _msgpack.is_map(_probe.first_bytes(directory, key, 1))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return False
-    return _msgpack.is_map(head[:size].tobytes())
 
 
 def _has_leaves(probe: Probe) -> bool:
@@ -102,7 +99,7 @@ def _item(probe: Probe) -> str | None:
     names = [name for name in sorted(probe.names) if name.isprintable()][:_MANY]
     is_run = not probe.names & _MARKS
     steps = [n for n in names if n.isdecimal() or is_run and _step.fullmatch(n)]
-    for name in sorted(steps, key=_number, reverse=True):
+    for name in sorted(steps, key=natural_order, reverse=True):
         if (there := _within(directory, name)) is not None:
             raise ValueError(f"it is a directory of steps: open one, such as `{there}`")
     items = [n for n in names if _has_tree(directory, n)]
@@ -114,12 +111,7 @@ def _item(probe: Probe) -> str | None:
 # So many names of a directory are looked at.
 _MANY = 1000
 # What Orbax calls a step, and what flax does, which may be a file.
-_step = re.compile(r"(?:.*_)?([0-9]{1,18})", re.DOTALL)
-
-
-def _number(name: str) -> int:
-    found = _step.fullmatch(name)
-    return int(found[1]) if found else -1
+_step = re.compile(r"(?:.*_)?[0-9]{1,18}", re.DOTALL)
 
 
 def _within(directory: Backend, name: str) -> str | None:

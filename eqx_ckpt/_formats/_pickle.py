@@ -1,19 +1,19 @@
 """An interpreter of the pickles that PyTorch writes. It builds plain values, containers
 and what a table of a few names makes of them, and has no way to do anything else.
 
-https://github.com/python/cpython/blob/main/Lib/pickletools.py
+`pickletools` of Python says which instructions there are, and runs none of them.
 """
 
-import struct
+import io
+import pickletools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._kernel._format._leaves import Unreadable
 
 
 _MAX_INT = 255  # Bytes.
-_MAX_NAME = 2**10
 # Keys of dicts that are tuples of at most so many plain values are shown as they are.
 _MAX_TUPLE, _MAX_SHOWN = 8, 200
 
@@ -58,60 +58,66 @@ def load(
     **Raises:** `Ended`; `ValueError` for a pickle that is malformed, or does anything
     else.
     """
-    reader = _Stack(data, names, unknown, persistent, at)
-    while True:
-        code = reader.take(1)
-        if code == b".":
-            break
-        do = _INSTRUCTIONS.get(code)
+    file = _Bytes(data)
+    file.seek(at)
+    built = _Built(names, unknown, persistent)
+    for name, argument in _instructions(file):
+        do = _DEEDS.get(name)
         if do is None:
             raise ValueError(
-                f"its pickle has the instruction {code!r}, which builds no tensor, "
+                f"its pickle has the instruction {name}, which builds no tensor, "
                 "container or plain value"
             )
-        do(reader)
-    value = reader.pop()
-    if reader.stack or reader.marks:
+        do(built, argument)
+    value = built.pop()
+    if built.stack or built.marks:
         raise ValueError("its pickle does not end where it says")
-    return value, reader.at
+    return value, file.tell()
 
 
-class _Stack:
-    """A pickle, how far it has been read, and what has been built: the items since the
-    last mark, and before each mark."""
+class _Bytes(io.BytesIO):
+    """The bytes of a pickle, for `pickletools`, which gives all errors one type."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        if len(data) < (size or 0):
+            raise Ended("its pickle ends in the middle of something")
+        return data
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        if not line.endswith(b"\n"):
+            raise Ended("its pickle ends in the middle of a name")
+        if b"\\" in line:
+            raise ValueError("a name has a backslash in it")  # It would be decoded.
+        return line
+
+
+def _instructions(file: _Bytes) -> Iterator[tuple[str, Any]]:
+    """The name of each instruction of a pickle, and its argument."""
+    try:
+        for instruction, argument, _ in pickletools.genops(file):
+            yield instruction.name, argument
+    except Ended:
+        raise
+    except ValueError as e:
+        raise ValueError(f"its pickle has a part without a meaning: {e!s:.200}") from e
+
+
+class _Built:
+    """What a pickle has built so far: the items since the last mark, and before each
+    mark."""
 
     def __init__(
         self,
-        data: bytes,
         names: Mapping[str, Any],
         unknown: Callable[[str], Unreadable],
         persistent: Callable[[Any], Any],
-        at: int,
     ):
         self.names, self.unknown, self.persistent = names, unknown, persistent
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
-        self._data, self.at = data, at
-
-    def take(self, count: int) -> bytes:
-        stop = self.at + count
-        if stop > len(self._data):
-            raise Ended("its pickle ends in the middle of something")
-        out = self._data[self.at : stop]
-        self.at = stop
-        return out
-
-    def number(self, format: str) -> Any:
-        return struct.unpack(format, self.take(struct.calcsize(format)))[0]
-
-    def line(self) -> str:
-        stop = self._data.find(b"\n", self.at, self.at + _MAX_NAME)
-        if stop < 0 and self.at + _MAX_NAME > len(self._data):
-            raise Ended("its pickle ends in the middle of a name")
-        if stop < 0:
-            raise ValueError("its pickle has a name that is too long")
-        return _text(self.take(stop + 1 - self.at)[:-1])
 
     def pop(self) -> Any:
         if not self.stack:
@@ -135,71 +141,56 @@ class _Stack:
         return items
 
 
-def _text(data: bytes) -> str:
-    try:
-        return data.decode("utf-8", "surrogatepass")
-    except UnicodeError:
-        raise ValueError("its pickle has a text that is not UTF-8") from None
-
-
-def _old_text(data: bytes) -> str | bytes:
-    """A text of Python 2, which may be any bytes."""
+def _old_text(text: str) -> str | bytes:
+    """A text of Python 2, which may be any bytes: each is a letter of Latin-1 here."""
+    data = text.encode("latin-1")
     try:
         return data.decode()
     except UnicodeError:
         return data
 
 
-def _push(make: Callable[[_Stack], Any]) -> Callable[[_Stack], None]:
-    def push(reader: _Stack) -> None:
-        value = make(reader)
-        reader.stack.append(value)
+def _push(make: Callable[[_Built, Any], Any]) -> Callable[[_Built, Any], None]:
+    def push(built: _Built, argument: object) -> None:
+        built.stack.append(make(built, argument))
 
     return push
 
 
-def _integer(data: bytes) -> int | Unreadable:
-    if len(data) > _MAX_INT:
-        why = f"it is an integer of {len(data)} bytes, and at most {_MAX_INT} are read"
+def _integer(value: int) -> int | Unreadable:
+    nbytes = value.bit_length() // 8 + 1
+    if nbytes > _MAX_INT:
+        why = f"it is an integer of {nbytes} bytes, and at most {_MAX_INT} are read"
         return Unreadable("int", why)
-    return int.from_bytes(data, "little", signed=True)
+    return value
 
 
-def _sized(format: str, of: Callable[[bytes], Any]) -> Callable[[_Stack], None]:
-    return _push(lambda reader: of(reader.take(reader.number(format))))
+def _mark(built: _Built, _: None) -> None:
+    built.marks.append(built.stack)
+    built.stack = []
 
 
-def _mark(reader: _Stack) -> None:
-    reader.marks.append(reader.stack)
-    reader.stack = []
+def _remember(built: _Built, number: int | None) -> None:
+    """Gives what was built last a number: the next one, or that of the instruction."""
+    if not built.stack:
+        raise ValueError("its pickle takes what it has not built")
+    built.memo[len(built.memo) if number is None else number] = built.stack[-1]
 
 
-def _remember(number: Callable[[_Stack], int]) -> Callable[[_Stack], None]:
-    def remember(reader: _Stack) -> Any:
-        reader.memo[number(reader)] = value = reader.pop()
-        return value
-
-    return _push(remember)
+def _recall(built: _Built, number: int) -> Any:
+    if number not in built.memo:
+        raise ValueError("its pickle recalls what it has not built")
+    return built.memo[number]
 
 
-def _recall(format: str) -> Callable[[_Stack], None]:
-    def get(reader: _Stack) -> Any:
-        number = reader.number(format)
-        if number not in reader.memo:
-            raise ValueError("its pickle recalls what it has not built")
-        return reader.memo[number]
-
-    return _push(get)
-
-
-def _extend(reader: _Stack, items: list[Any]) -> None:
-    target = reader.top(list, Unreadable)
+def _extend(built: _Built, items: list[Any]) -> None:
+    target = built.top(list, Unreadable)
     if type(target) is list:
         target.extend(items)
 
 
-def _set(reader: _Stack, items: list[Any]) -> None:
-    target = reader.top(dict, OrderedDict, Unreadable)
+def _set(built: _Built, items: list[Any]) -> None:
+    target = built.top(dict, OrderedDict, Unreadable)
     if len(items) % 2:
         raise ValueError("its pickle has a key without a value")
     if type(target) is Unreadable:
@@ -228,17 +219,17 @@ def _shown(key: object) -> str:
     return f"torch.{key.name}" if type(key) is Global else type(key).__name__
 
 
-def _named(reader: _Stack, module: object, name: object) -> Any:
+def _named(built: _Built, module: object, name: object) -> Any:
     if type(module) is not str or type(name) is not str:
         raise ValueError("its pickle has a name that is no text")
     text = f"{module} {name}"
-    if text not in reader.names:
-        return reader.unknown(f"{module}.{name}"[:100])
-    return reader.names[text]
+    if text not in built.names:
+        return built.unknown(f"{module}.{name}"[:100])
+    return built.names[text]
 
 
-def _reduce(reader: _Stack) -> Any:
-    function, args = reader.last(2)
+def _reduce(built: _Built, _: None) -> Any:
+    function, args = built.last(2)
     if type(function) is Unreadable:
         return function
     call = function.call if type(function) is Global else None
@@ -247,11 +238,11 @@ def _reduce(reader: _Stack) -> Any:
     return call(args)
 
 
-def _new(count: int) -> Callable[[_Stack], None]:
+def _new(count: int) -> Callable[[_Built, Any], None]:
     """A new object of a class, of so many arguments."""
 
-    def last_class(reader: _Stack) -> Unreadable:
-        cls = reader.last(1 + count)[0]
+    def last_class(built: _Built, _: None) -> Unreadable:
+        cls = built.last(1 + count)[0]
         if type(cls) is not Unreadable:
             raise ValueError("its pickle makes an object of something that is no class")
         return cls
@@ -259,67 +250,60 @@ def _new(count: int) -> Callable[[_Stack], None]:
     return _push(last_class)
 
 
-def _build(reader: _Stack) -> None:
-    state = reader.pop()
-    made = reader.top(OrderedDict, Unreadable)
+def _build(built: _Built, _: None) -> None:
+    state = built.pop()
+    made = built.top(OrderedDict, Unreadable)
     # Attributes of an `OrderedDict` are dropped.
     if type(made) is OrderedDict and type(state) is not dict:
         raise ValueError("its pickle sets attributes that are no dict")
 
 
-def _protocol(reader: _Stack) -> None:
-    if reader.number("<B") > 5:
+def _protocol(built: _Built, number: int) -> None:
+    if number > 5:
         raise ValueError("its pickle is of a newer protocol")
 
 
-_INSTRUCTIONS: dict[bytes, Callable[[_Stack], Any]] = {
-    b"\x80": _protocol,
-    b"\x95": lambda reader: reader.number("<Q"),  # A frame is nothing by itself.
-    b"(": _mark,
-    b"N": _push(lambda _: None),
-    b"\x88": _push(lambda _: True),
-    b"\x89": _push(lambda _: False),
-    b"K": _push(lambda reader: reader.number("<B")),
-    b"M": _push(lambda reader: reader.number("<H")),
-    b"J": _push(lambda reader: reader.number("<i")),
-    b"\x8a": _sized("<B", _integer),
-    b"\x8b": _sized("<I", _integer),
-    b"G": _push(lambda reader: reader.number(">d")),
-    b"X": _sized("<I", _text),
-    b"\x8c": _sized("<B", _text),
-    b"\x8d": _sized("<Q", _text),
-    b"U": _sized("<B", _old_text),
-    b"T": _sized("<I", _old_text),
-    b"B": _sized("<I", bytes),
-    b"C": _sized("<B", bytes),
-    b"\x8e": _sized("<Q", bytes),
-    b"\x96": _sized("<Q", bytes),
-    b"}": _push(lambda _: {}),
-    b"]": _push(lambda _: []),
-    b"\x8f": _push(lambda _: []),
-    b"\x91": _push(lambda reader: reader.since_mark()),
-    b")": _push(lambda _: ()),
-    b"\x85": _push(lambda reader: tuple(reader.last(1))),
-    b"\x86": _push(lambda reader: tuple(reader.last(2))),
-    b"\x87": _push(lambda reader: tuple(reader.last(3))),
-    b"t": _push(lambda reader: tuple(reader.since_mark())),
-    b"a": lambda reader: _extend(reader, reader.last(1)),
-    b"e": lambda reader: _extend(reader, reader.since_mark()),
-    b"\x90": lambda reader: _extend(reader, reader.since_mark()),
-    b"s": lambda reader: _set(reader, reader.last(2)),
-    b"u": lambda reader: _set(reader, reader.since_mark()),
-    b"q": _remember(lambda reader: reader.number("<B")),
-    b"r": _remember(lambda reader: reader.number("<I")),
-    b"\x94": _remember(lambda reader: len(reader.memo)),
-    b"h": _recall("<B"),
-    b"j": _recall("<I"),
-    b"0": lambda reader: reader.pop() if reader.stack else reader.since_mark(),
-    b"1": lambda reader: reader.since_mark(),
-    b"c": _push(lambda reader: _named(reader, reader.line(), reader.line())),
-    b"\x93": _push(lambda reader: _named(reader, *reader.last(2))),
-    b"R": _push(_reduce),
-    b"\x81": _new(1),
-    b"\x92": _new(2),
-    b"b": _build,
-    b"Q": _push(lambda reader: reader.persistent(reader.pop())),
+def _named_by(built: _Built, text: str) -> Any:
+    return _named(built, *text.split(" ", 1))
+
+
+_PLAIN = _push(lambda _, x: x)
+_DEEDS: dict[str, Callable[[_Built, Any], Any]] = {
+    "PROTO": _protocol,
+    "FRAME": lambda built, _: None,  # A frame is nothing by itself.
+    "STOP": lambda built, _: None,
+    "MARK": _mark,
+    "NONE": _PLAIN,
+    "NEWTRUE": _push(lambda *_: True),
+    "NEWFALSE": _push(lambda *_: False),
+    **dict.fromkeys(("BININT1", "BININT2", "BININT", "BINFLOAT"), _PLAIN),
+    **dict.fromkeys(("LONG1", "LONG4"), _push(lambda _, x: _integer(x))),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), _PLAIN),
+    **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"), _PLAIN),
+    **dict.fromkeys(("SHORT_BINSTRING", "BINSTRING"), _push(lambda _, x: _old_text(x))),
+    "BYTEARRAY8": _push(lambda _, x: bytes(x)),
+    "EMPTY_DICT": _push(lambda *_: {}),
+    **dict.fromkeys(("EMPTY_LIST", "EMPTY_SET"), _push(lambda *_: [])),
+    "FROZENSET": _push(lambda built, _: built.since_mark()),
+    "EMPTY_TUPLE": _push(lambda *_: ()),
+    "TUPLE1": _push(lambda built, _: tuple(built.last(1))),
+    "TUPLE2": _push(lambda built, _: tuple(built.last(2))),
+    "TUPLE3": _push(lambda built, _: tuple(built.last(3))),
+    "TUPLE": _push(lambda built, _: tuple(built.since_mark())),
+    "APPEND": lambda built, _: _extend(built, built.last(1)),
+    "APPENDS": lambda built, _: _extend(built, built.since_mark()),
+    "ADDITEMS": lambda built, _: _extend(built, built.since_mark()),
+    "SETITEM": lambda built, _: _set(built, built.last(2)),
+    "SETITEMS": lambda built, _: _set(built, built.since_mark()),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT", "MEMOIZE"), _remember),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), _push(_recall)),
+    "POP": lambda built, _: built.pop() if built.stack else built.since_mark(),
+    "POP_MARK": lambda built, _: built.since_mark(),
+    "GLOBAL": _push(_named_by),
+    "STACK_GLOBAL": _push(lambda built, _: _named(built, *built.last(2))),
+    "REDUCE": _push(_reduce),
+    "NEWOBJ": _new(1),
+    "NEWOBJ_EX": _new(2),
+    "BUILD": _build,
+    "BINPERSID": _push(lambda built, _: built.persistent(built.pop())),
 }

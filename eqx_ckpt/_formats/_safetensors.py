@@ -21,7 +21,7 @@ from .._kernel._storage import _store
 from .._kernel._storage._backend import Backend
 from .._zips._probe import Probe
 from . import _foreign_index
-from ._foreign_index import are_texts, ForeignLeaf, is_texts, names_of
+from ._foreign_index import are_texts, ForeignLeaf, is_texts, names_of, natural_order
 from ._foreign_source import Piece, PiecedArray
 
 
@@ -321,20 +321,19 @@ def _check_entry(name: str, entry: object) -> None:
     if not good:
         raise ValueError(f"the tensor {name!r} has a field that cannot be read")
     dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
-    for numbers in (shape, span):
-        # Products of many, or of long ones, would take their time.
-        is_right = _schema.fits(numbers, [range(_template.MAX_BYTES)])
-        if not is_right or len(numbers) > 2 * _template.MAX_RANK:
-            raise ValueError(f"the tensor {name!r} has an impossible shape or place")
-    if type(dtype) is not str:
-        raise ValueError(f"the tensor {name!r} is malformed")
-    if len(span) != 2 or span[1] < span[0]:
-        raise ValueError(f"the tensor {name!r} is not of the size of its shape")
+    number = range(_template.MAX_BYTES)
+    is_right = _schema.fits([dtype, shape, span], (str, [number], (number, number)))
+    # Products of many, or of long ones, would take their time.
+    if not is_right or len(shape) > 2 * _template.MAX_RANK:
+        raise ValueError(
+            f"the tensor {name!r} is malformed: an impossible shape or place"
+        )
+    size = (span[1] - span[0]) * (1 + (dtype in _PACKED))
+    wants = size
     if dtype in _READ:
-        itemsize = _template.dtype_of(_READ[dtype]).itemsize
-        nbytes = math.prod(shape) * itemsize
-        if (span[1] - span[0]) * (1 + (dtype in _PACKED)) != nbytes:
-            raise ValueError(f"the tensor {name!r} is not of the size of its shape")
+        wants = math.prod(shape) * _template.dtype_of(_READ[dtype]).itemsize
+    if size < 0 or size != wants:
+        raise ValueError(f"the tensor {name!r} is not of the size of its shape")
 
 
 def _sharded(probe: Probe, key: str, beside: Collection[str] = ()) -> Source:
@@ -368,21 +367,13 @@ def _headers(probe: Probe, files: list[str], what: str) -> list[Header]:
     return _store.each(probe.directory, read, range(len(files)))
 
 
-_digits = re.compile(r"([0-9]+)")
-
-
-def _natural(name: str) -> list[str]:
-    """A key that sorts `layers.9` before `layers.10`."""
-    return [x.zfill(20) if x.isdigit() else x for x in _digits.split(name)]
-
-
 def _source(probe: Probe, files: list[str], headers: list[Header]) -> Source:
     """The source of some files, which may have parts of tensors."""
     of: dict[str, list[TensorPart]] = collections.defaultdict(list)
     for number, (file, header) in enumerate(zip(files, headers)):
         for name, start in _starts(file, header).items():
             of[name].append(TensorPart(number, start, header.tensors[name]))
-    tensors = sorted(of, key=_natural)
+    tensors = sorted(of, key=natural_order)
     leaves: list[ForeignLeaf] = []
     for (name, keys), their in zip(names_of(tensors), tensors):
         parts, shape = of[their], _whole(their, of[their])

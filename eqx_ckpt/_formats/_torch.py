@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from jaxtyping import PyTree
 
 from .._kernel._format import _json, _names
@@ -20,7 +19,7 @@ from .._kernel._format._leaves import Unreadable
 from .._kernel._load._source import Source
 from .._kernel._storage import _store
 from .._kernel._storage._backend import Backend
-from .._zips import _zip
+from .._zips import _probe, _zip
 from .._zips._probe import Probe
 from .._zips._zip import Zip
 from . import _foreign_index, _pickle, _torch_globals
@@ -81,7 +80,7 @@ class _File(NamedTuple):
 
 
 def _read_file(directory: Backend, key: str) -> _File:
-    head = _begin(directory, key, 32)
+    head = _probe.first_bytes(directory, key, 32)
     contents = None
     if _old.match(head):
         contents = _read_old(directory, key)
@@ -90,12 +89,6 @@ def _read_file(directory: Backend, key: str) -> _File:
     if contents is None:
         raise ValueError(f"`{key}` is no file of PyTorch's")
     return contents
-
-
-def _begin(directory: Backend, key: str, most: int) -> bytes:
-    """The first bytes of a file."""
-    into = np.empty(most, np.uint8)
-    return into[: directory.read_into(key, 0, into)].tobytes()
 
 
 def _read_archive(archive: Zip) -> _File | None:
@@ -151,7 +144,7 @@ def _read_old(directory: Backend, key: str) -> _File:
     that follow, each after its length in eight bytes."""
     size = _WINDOW
     while True:
-        data = _begin(directory, key, size)
+        data = _probe.first_bytes(directory, key, size)
         try:
             return _old_file(directory, key, data)
         except _pickle.Ended:

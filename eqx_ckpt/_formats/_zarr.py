@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._kernel._format import _grid, _json, _template
+from .._kernel._format import _grid, _json, _schema, _template
 from .._kernel._format._leaves import Unreadable
 from .._kernel._format._template import Template
 from .._kernel._load._source import Source
@@ -260,14 +260,11 @@ def _largest(size: int | None) -> int:
     return memory if size is None else min(memory, size * _MAX_RATIO)
 
 
-def _numbers(value: object, least: int) -> tuple[int, ...]:
-    if (
-        type(value) is not list
-        or len(value) > _template.MAX_RANK
-        or not all(type(n) is int and least <= n < 2**60 for n in value)
-    ):
+def _numbers(value: Any, least: int) -> tuple[int, ...]:
+    is_right = _schema.fits(value, [range(least, 2**60)])
+    if not is_right or len(numbers := tuple(value)) > _template.MAX_RANK:
         raise ValueError(f"impossible shape or chunks {value!r:.60}")
-    return tuple(value)
+    return numbers
 
 
 def _only(value: dict[str, Any], **known: Any) -> None:

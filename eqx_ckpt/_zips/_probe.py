@@ -81,13 +81,18 @@ def _file(root: Backend) -> Probe | None:
     directory, key = root.split()
     if not key or root.entry() not in (None, "file"):
         return None
-    into = np.empty(_HEAD, np.uint8)
     try:
         directory = directory.pinned(key)
-        size = directory.read_into(key, 0, into)
+        head = first_bytes(directory, key, _HEAD)
     except (FileNotFoundError, IsADirectoryError):
         return None
-    return Probe(root, directory, key, into[:size].tobytes(), frozenset())
+    return Probe(root, directory, key, head, frozenset())
+
+
+def first_bytes(directory: Backend, key: str, most: int) -> bytes:
+    """The first bytes of a file, at most so many."""
+    into = np.empty(most, np.uint8)
+    return into[: directory.read_into(key, 0, into)].tobytes()
 
 
 def _directory(root: Backend) -> Probe | None:
