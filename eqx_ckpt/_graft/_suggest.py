@@ -288,20 +288,16 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
+# Those of which `keystr` makes what Python takes.
+_KEYS = jtu.GetAttrKey, jtu.SequenceKey, jtu.DictKey
+
+
 def _code(model: Model, prefix: str) -> str | None:
     """`m.layers[0]`, or None where no expression leads to the node."""
     path = model.flat.paths[model.below[prefix][0]]
-    out = "m"
-    for key in path[: prefix.count(".") + 1 if prefix else 0]:
-        if isinstance(key, jtu.GetAttrKey):
-            out += f".{key.name}"
-        elif isinstance(key, jtu.SequenceKey):
-            out += f"[{key.idx}]"
-        elif isinstance(key, jtu.DictKey):
-            out += f"[{key.key!r}]"
-        else:
-            return None
-    return out
+    path = path[: prefix.count(".") + 1 if prefix else 0]
+    is_code = all(isinstance(key, _KEYS) for key in path)
+    return f"m{jtu.keystr(path)}" if is_code else None
 
 
 def _entry_code(model: Model, prefix: str) -> str | None:
