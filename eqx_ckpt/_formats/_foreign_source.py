@@ -359,34 +359,16 @@ def _read_run(
 
 
 def _open_pieces(array: PiecedArray) -> ts.TensorStore:
-    """A view of all pieces, opened without a read; or what they are, if TensorStore
-    cannot read them."""
-    assert array.root is not None
-    if array.is_packed:
-        t = array.template
-        whole = np.empty(t.shape, np.uint8)
-        _read_pieces(array, whole, (slice(None),) * len(t.shape))
-        return ts.array(whole)
-    places, files = [], []
-    for piece in array.pieces:
-        shape = piece.shape
-        if piece.strides is not None:
-            shape = (span(shape, piece.strides),)
-        chunk = tuple(max(1, n) for n in shape)
-        t = array.template._replace(shape=shape, chunk=chunk)
-        size = math.prod(shape) * t.itemsize
-        row = _grid.key((0,) * len(chunk)), len(files), piece.offset, size
-        places.append((t, [row]))
-        files.append(piece.key)
-    stores = []
-    for store, piece in zip(
-        _arrays.open_arrays(array.root, files, places), array.pieces
-    ):
-        if piece.strides is not None:
-            axes = np.ix_(*map(np.arange, piece.shape))
-            at = sum(axis * stride for axis, stride in zip(axes, piece.strides))
-            whole = (slice(None),) * len(piece.shape)
-            store = _arrays.view(store[np.broadcast_to(at, piece.shape)], whole)
-        store = store[ts.d[:].mark_bounds_implicit[False]]
-        stores.append(store[ts.d[:].translate_to[piece.start]])
-    return stores[0] if len(stores) == 1 else ts.overlay(stores)
+    """A view of all pieces, opened without a read; of packed ones each has a byte."""
+
+    def read(domain: ts.IndexDomain, chunk: np.ndarray, _: object) -> None:
+        part = np.empty(domain.shape, chunk.dtype)
+        picks = [slice(x.inclusive_min, x.exclusive_max) for x in domain]
+        _read_pieces(array, part, tuple(picks))
+        chunk[...] = part
+
+    t = array.template
+    dtype = "uint8" if array.is_packed else t.stored
+    layout = ts.ChunkLayout(read_chunk_shape=t.chunk)
+    dtype = ts.dtype(dtype)
+    return ts.virtual_chunked(read, dtype=dtype, shape=t.shape, chunk_layout=layout)

@@ -263,10 +263,6 @@ def _protocol(built: _Built, number: int) -> None:
         raise ValueError("its pickle is of a newer protocol")
 
 
-def _named_by(built: _Built, text: str) -> Any:
-    return _named(built, *text.split(" ", 1))
-
-
 _PLAIN = _push(lambda _, x: x)
 _DEEDS: dict[str, Callable[[_Built, Any], Any]] = {
     "PROTO": _protocol,
@@ -299,7 +295,7 @@ _DEEDS: dict[str, Callable[[_Built, Any], Any]] = {
     **dict.fromkeys(("BINGET", "LONG_BINGET"), _push(_recall)),
     "POP": lambda built, _: built.pop() if built.stack else built.since_mark(),
     "POP_MARK": lambda built, _: built.since_mark(),
-    "GLOBAL": _push(_named_by),
+    "GLOBAL": _push(lambda built, x: _named(built, *x.split(" ", 1))),
     "STACK_GLOBAL": _push(lambda built, _: _named(built, *built.last(2))),
     "REDUCE": _push(_reduce),
     "NEWOBJ": _new(1),

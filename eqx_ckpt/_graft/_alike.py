@@ -26,8 +26,8 @@ from .._kernel._tree._target import Target
 from . import _words
 
 
-# Groups, and pairs of them that are compared with each other. Of more nothing is said.
-_MAX_GROUPS, _MAX_PAIRS = 2**14, 2**15
+# Pairs of groups that are compared with each other. Of more nothing is said.
+_MAX_PAIRS = 2**15
 # By how much the best has to be better than the second.
 _MARGIN = 0.05
 # Subtracted from the score of a pair if its weights are transposed, and most others are

@@ -1,6 +1,7 @@
 """The adapters that are public. `__init__.py` says what one is."""
 
 import dataclasses
+import itertools as it
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -99,8 +100,7 @@ def take(index: int | slice, axis: int = 0) -> Adapter:
     """
 
     def apply(saved: Lazy, like: PyTree) -> Lazy:
-        before = _deferred.axis_of(len(saved.shape), axis)
-        return _deferred.take(saved, (*[slice(None)] * before, index))
+        return _deferred.take_along(saved, axis, index)
 
     return Adapter(f"take({index}, axis={axis})", apply)
 
@@ -162,12 +162,8 @@ def split(axis: int = 0) -> Adapter:
                 f"the model's leaves have {' + '.join(map(str, sizes))} along axis "
                 f"{axis}, and the saved one {saved.shape[at]}"
             )
-        out, start = [], 0
-        for size in sizes:
-            key = (*[slice(None)] * at, slice(start, start + size))
-            out.append(_deferred.take(saved, key))
-            start += size
-        return out
+        ends = it.pairwise([0, *it.accumulate(sizes)])
+        return [_deferred.take_along(saved, axis, slice(*x)) for x in ends]
 
     text = f"split(axis={axis})"
     return Adapter(text, apply, "like", undo=lambda: concatenate(axis))
@@ -232,7 +228,7 @@ def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
                 f"{'that are stacked' if only is None else 'in `only`'}"
                 + (": say which with `only`" if only is None else "")
             )
-        return [_deferred.take(saved, (*[slice(None)] * at, int(i))) for i in which]
+        return [_deferred.take_along(saved, axis, int(i)) for i in which]
 
     shown = "" if only is None else f"only={list(only)}, "
     # Of some of them only, nothing says what the others were.
@@ -319,11 +315,9 @@ def conv_transpose(groups: int = 1) -> Adapter:
 
         ```
     """
-    shown = f"groups={groups}" if groups > 1 else ""
+    shown = f"conv_transpose({f'groups={groups}' if groups > 1 else ''})"
     apply = lambda saved, like: _layouts.conv_transpose(saved, groups)
-    return Adapter(
-        f"conv_transpose({shown})", apply, undo=lambda: conv_transpose(groups)
-    )
+    return Adapter(shown, apply, undo=lambda: conv_transpose(groups))
 
 
 _HEADS = _arguments.integer(1)
@@ -406,8 +400,9 @@ def _reordering(
     """Another order of rows; `is_back`: from that order."""
 
     def apply(saved: Lazy, like: PyTree) -> Lazy:
-        rows = order(saved)
-        return _layouts.reordered(saved, np.argsort(rows) if is_back else rows, axis)
+        rows = np.argsort(order(saved)) if is_back else order(saved)
+        take = lambda arrays: np.take(arrays[0], rows, axis)
+        return _deferred.later([saved], take, saved.shape, saved.dtype)
 
     shown = given + (f", axis={axis}" if axis else "")
     return Adapter(f"{name}({shown})", apply, undo=undo)
@@ -513,11 +508,8 @@ def gates(saved: str, wanted: str = "ifgo", axis: int = 0) -> Adapter:
     if {*saved} != {*wanted}:
         raise ValueError(f"`saved` and `wanted` name other gates: {saved}, {wanted}.")
 
-    def order(x: Lazy) -> np.ndarray:
-        return _layouts.gates(
-            saved, wanted, _layouts.rows_of(x, len(saved), axis, "gates")
-        )
-
+    rows = lambda x: _layouts.rows_of(x, len(saved), axis, "gates")
+    order = lambda x: _layouts.gates(saved, wanted, rows(x))
     given = f"{saved!r}, {wanted!r}"
     undo = lambda: gates(wanted, saved, axis)
     return _reordering("gates", given, order, False, axis, undo)

@@ -86,6 +86,11 @@ def take(x: Lazy, key: Any) -> Lazy:
     return x[key] if isinstance(x, LazyArray) else _map(x, lambda a: a[key])
 
 
+def take_along(x: Lazy, axis: int, key: Any) -> Lazy:
+    """**Raises:** `ValueError` if the array has no such axis."""
+    return take(x, (*[slice(None)] * axis_of(len(x.shape), axis), key))
+
+
 def transpose(x: Lazy, axes: Sequence[int]) -> Lazy:
     if isinstance(x, LazyArray):
         return x.transpose(*axes)

@@ -50,12 +50,6 @@ def conv_transpose(x: Lazy, groups: int) -> Lazy:
     return _deferred.later([x], transpose, shape, x.dtype)
 
 
-def reordered(x: Lazy, order: np.ndarray, axis: int) -> Lazy:
-    """The rows of this order."""
-    make = lambda arrays: np.take(arrays[0], order, axis)
-    return _deferred.later([x], make, tuple(x.shape), x.dtype)
-
-
 def rows_of(x: Lazy, parts: int, axis: int, what: str) -> int:
     """The number of rows of each part.
 
