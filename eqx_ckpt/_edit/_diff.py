@@ -276,9 +276,10 @@ def is_same(a: Leaf, b: Leaf) -> bool | None:
         return True
     if (t.dtype, t.shape) != (u.dtype, u.shape):
         return False
-    if a.digests is None or b.digests is None or t.chunk != u.chunk:
+    first, second = map(_elements.digests_of, (a, b))
+    if first is None or second is None or t.chunk != u.chunk:
         return None
-    if a.digests() == b.digests():
+    if first() == second():
         return True
     # Of what is less than a byte some bits do not count.
     return False if _numbers.mask_of(t) is None else None

@@ -36,17 +36,13 @@ _ROOM, _LEAST = 2**26, 2**18
 
 
 class Leaf(NamedTuple):
-    """A leaf of a tree: what is stored of it, and the value or the lazy leaf.
-
-    `digests` are those of the stored bytes, where there are any. Leaves of one
-    `identity` are one array.
-    """
+    """A leaf of a tree: what is stored of it, and the value or the lazy leaf. Leaves of
+    one `identity` are one array."""
 
     name: str
     template: Template
     value: Any
-    digests: Callable[[], bytes] | None = None
-    identity: Any = None
+    identity: Any
 
     @property
     def is_array(self) -> bool:
@@ -111,9 +107,8 @@ def _leaf_of(
         if key not in alike:
             alike[key] = template_of(plain), t, target
         template = alike[key][0]
-        digests = _digests_of(plain, template)
         identity = _lazy.body_of(_without(plain, "sharding")).identity
-        return Leaf(name, template, plain, digests, identity)
+        return Leaf(name, template, plain, identity)
     try:
         stored = _register.to_leaf(value)
         if isinstance(stored, LazyArray):
@@ -126,7 +121,7 @@ def _leaf_of(
             f"Leaf `{name}`: other processes have parts of it. Save it, and open what "
             "was saved."
         )
-    return Leaf(name, template, stored, None, id(value))
+    return Leaf(name, template, stored, id(value))
 
 
 # ---- Lazy leaves.
@@ -153,16 +148,17 @@ def template_of(lazy: LazyArray) -> Template:
     return made._replace(kind=target.kind, weak=target.weak, chunk=chunk)
 
 
-def _digests_of(lazy: LazyArray, template: Template) -> Callable[[], bytes] | None:
+def digests_of(leaf: Leaf) -> Callable[[], bytes] | None:
     """Digests of a stored array that is read as it is, without a view or a cast."""
-    leaf = _lazy.stored_leaf(lazy)
-    if leaf is None or leaf.view is not None:
+    lazy, template = leaf.value, leaf.template
+    stored = _lazy.stored_leaf(lazy) if isinstance(lazy, LazyArray) else None
+    if stored is None or stored.view is not None:
         return None
-    source, t = leaf.source, leaf.template
+    source, t = stored.source, stored.template
     same = (template.dtype, template.shape) == (t.dtype, t.shape)
     if not same or not source.has_digests:
         return None
-    return lambda: source.digests_of(leaf.record, range(t.chunk_count))
+    return lambda: source.digests_of(stored.record, range(t.chunk_count))
 
 
 # ---- Reading.

@@ -162,7 +162,9 @@ def _lazily(
         blockwise=not method.whole,
         prepare=ft.partial(_methods.look, *given) if method.look else None,
     )
-    target = _target.target_of(like)._replace(registered=None)
+    target = _target.target_of(like)
+    if target.registered is not None:
+        target = target._replace(registered=None)
     return LazyArray(ComputedLeaf(formula, None, target))
 
 

@@ -67,7 +67,7 @@ class Formula:
     def chunk(self) -> tuple[int, ...]:
         """The shape of a block. Of most checkpoints it is a chunk."""
         widest = max((x.dtype.itemsize for x in self.parts if x.shape), default=1)
-        return _grid.choose(self.shape, widest, _BLOCK)
+        return _block(self.shape, widest)
 
     @ft.cached_property
     def largest(self) -> int:
@@ -137,14 +137,11 @@ class Formula:
             )
         return block
 
-    def __post_init__(self) -> None:
-        known: tuple[_threads.Lock, list[Any]] = _threads.Lock(), []
-        object.__setattr__(self, "_known", known)
-
     def _state(self, room: int) -> Any:
         if (prepare := self.prepare) is None:
             return None
-        lock, known = vars(self)["_known"]
+        # Threads that come together read all of it once. The state is `known` then.
+        lock, known = vars(self).setdefault("_known", (_threads.Lock(), []))
 
         def prepare_once() -> None:
             if not known:
@@ -152,7 +149,6 @@ class Formula:
                 every = (blocks for _, blocks in self._blocks(numbers, True, room))
                 known.append(prepare(every))
 
-        # Threads that come together read all of it once.
         lock.run(prepare_once)
         return known[0]
 
@@ -172,6 +168,11 @@ class Formula:
             for region in some:
                 own = _grid.within(region, box)
                 yield region, [x[own] if x.shape else x for x in parts]
+
+
+@ft.lru_cache(maxsize=4096)
+def _block(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    return _grid.choose(shape, itemsize, _BLOCK)
 
 
 def _read_parts(
@@ -227,9 +228,16 @@ class ComputedLeaf(LeafBody):
         own = ("formula", id(self.formula)) if key is None else key
         return own, self.view, self.target
 
+    @property
+    def likeness(self) -> Any:
+        is_whole = self.view is None
+        return (id(self.template), id(self.target), self.chunk) if is_whole else None
+
     def _leaf_read(self) -> LeafRead:
-        # What is computed has its own dtype, and no other one that it is stored as.
-        template = self.template._replace(stored=self.template.dtype)
+        template = self.template
+        if template.stored != template.dtype:
+            # What is computed has its own dtype, and no other that it is stored as.
+            template = template._replace(stored=template.dtype)
         return LeafRead(LeafRecord(self.name, 0, template), self.view, self.target)
 
     def _views(self) -> list[View | None]:

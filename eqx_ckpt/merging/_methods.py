@@ -220,9 +220,8 @@ def combine(
     """A block of the leaf that a method merges, of blocks of its own dtype: that of the
     base is the first, if there is one."""
     shape = blocks[0].shape
-    leaf = MergedLeaf(
-        leaf.name, leaf.shape, leaf.count, leaf.options, start or (0,), state
-    )
+    if state is not None or any(start):
+        leaf = dataclasses.replace(leaf, start=start or (0,), state=state)
     with np.errstate(all="ignore"):
         out = np.asarray(method.combine(*_sides(method, dtype, blocks), leaf))
     if out.shape != (shape or (1,)):
@@ -260,16 +259,21 @@ def _sum(weights: Iterable[float], blocks: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def average(trees: Blocks, base: None, leaf: MergedLeaf) -> np.ndarray:
-    weights = leaf.each("weights")
-    # A power of two changes no digit, and keeps weights in the range of the dtype.
-    power = 1 - math.frexp(max(map(abs, weights)))[1]
-    weights = [math.ldexp(weight, power) for weight in weights]
-    whole = math.fsum(weights)
+    weights, whole = _scaled(leaf.each("weights"))
     if not whole:
         raise ValueError(f"Leaf `{leaf.name}`: the sum of its weights is 0.")
     out = _sum(weights, trees)
     out /= out.dtype.type(whole)
     return out
+
+
+@ft.lru_cache
+def _scaled(weights: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
+    """Weights times a power of two, and their sum. It changes no digit, and keeps them
+    in the range of the dtype."""
+    power = 1 - math.frexp(max(map(abs, weights)))[1]
+    weights = tuple(math.ldexp(weight, power) for weight in weights)
+    return weights, math.fsum(weights)
 
 
 def ema(trees: Blocks, base: None, leaf: MergedLeaf) -> np.ndarray:

@@ -362,9 +362,7 @@ def fetch(
     _context.check_fork()
     options = LoadOptions(verify=verify, max_bytes=max_bytes, processes="own")
     planned = plans(lazies, options, as_numpy)
-    if as_numpy:
-        lazies = [x if stored_leaf(x) else on_host(x) for x in lazies]
-    return read(lazies, planned, options, Processes())
+    return read(lazies, planned, options, Processes(), as_numpy)
 
 
 def plans(
@@ -387,12 +385,16 @@ def read(
     planned: Sequence[tuple[list[int], ReadPlan]],
     options: LoadOptions,
     processes: Processes,
+    as_numpy: bool = False,
 ) -> list[Any]:
     """Reads lazy leaves as it is planned, and those that are computed."""
     out: list[Any] = [None] * len(lazies)
     computed = [i for i, lazy in enumerate(lazies) if not stored_leaf(lazy)]
     if computed:
-        wanted = [lazies[i]._body for i in computed]
+        wanted: list[Any] = [lazies[i]._body for i in computed]
+        if as_numpy:
+            targets = [host_target(lazies[i]) for i in computed]
+            wanted = [dataclasses.replace(x, target=t) for x, t in zip(wanted, targets)]
         with keeping(lazies[i] for i in computed):
             values = wanted[0].read_all(wanted, options.verify, options.max_bytes)
         for i, value in zip(computed, values):

@@ -80,6 +80,12 @@ class LeafBody(abc.ABC):
     def identity(self) -> Any:
         """Equal for bodies that are one array when they are read, and for no others."""
 
+    @property
+    def likeness(self) -> Any:
+        """Equal for leaves that a save of them stores alike; None if that is not
+        known."""
+        return None
+
     @abc.abstractmethod
     def store(self) -> Any:
         """As `LazyArray.store`."""
@@ -151,6 +157,13 @@ class StoredLeaf(LeafBody):
     def identity(self) -> Any:
         own = self.source.root.url, self.source.index.save, self.array_index
         return own, self.view, self.target
+
+    @property
+    def likeness(self) -> Any:
+        if self.view is not None or self.record.part is not None:
+            return None
+        ids = map(id, (self.source, self.template, self.target))
+        return *ids, self.is_contiguous
 
     def read_as(self, target: Target | None = None) -> LeafRead:
         """The read of the leaf, as another target if one is given."""

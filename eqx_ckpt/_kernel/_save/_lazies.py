@@ -80,7 +80,8 @@ def stored_alike(
     source of its bytes. Lazy leaves that are stored alike share one call."""
     firsts: dict[Any, tuple] = {}
     for number, value in enumerate(values):
-        kind = _likeness(value)
+        is_lazy = isinstance(value, LazyArray)
+        kind = _lazy.body_of(value).likeness if is_lazy else None
         first = firsts.get(kind)
         if first is not None:
             yield first[0].like(value), *first[1:]
@@ -89,16 +90,6 @@ def stored_alike(
         if kind is not None:
             firsts[kind] = first
         yield first
-
-
-def _likeness(value: object) -> Any:
-    """Equal for lazy leaves that are stored alike; None for any other value, and for
-    one that is a view or a part."""
-    leaf = _lazy.stored_leaf(value) if isinstance(value, LazyArray) else None
-    if leaf is None or leaf.view is not None or leaf.record.part is not None:
-        return None
-    ids = map(id, (leaf.source, leaf.template, leaf.target))
-    return *ids, leaf.is_contiguous
 
 
 def _lazy_source(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
