@@ -17,7 +17,6 @@ from .._kernel._tree._folding import Problems
 from .._kernel._tree._target import Target
 from .._rename._rename import Rename
 from ..adapters import _deferred, Adapter
-from ..adapters._deferred import Lazy
 from . import _nested
 from ._matching import Job, Matching
 from ._nested import Nested
@@ -122,11 +121,11 @@ def _makes_one_of_the_other(
 
 def _before(
     steps: Sequence[PairStep], like: Nested, of_rules: Sequence[Adapter]
-) -> Lazy:
+) -> LazyArray:
     """An array of the shape of a leaf before these steps: that it has to have
     where an adapter makes several of one by the shapes of those."""
 
-    def empty(x: Any) -> Lazy:
+    def empty(x: Any) -> LazyArray:
         return _deferred.later([], lambda _: np.zeros(0), np.shape(x), np.uint8)
 
     value = _nested.mapped(empty, like)
@@ -188,6 +187,7 @@ def _check_fit(
         else:  # To another dtype first: its numbers are those of that one.
             same = lambda arrays: arrays[0]
             made = _deferred.later([made], same, made.shape, made.dtype)
+    made = _deferred.flattened(made)
     try:
         _check_source(made, job)
         template = _template_of(made)
@@ -215,8 +215,7 @@ def _check_fit(
 
 def _check_source(made: object, job: Job) -> None:
     known = _lazy.known_leaf(job.all_saved[0]).source
-    parts = _deferred.parts_of(made) if isinstance(made, Lazy) else []
-    for part in map(_lazy.known_leaf, parts):
+    for part in map(_lazy.known_leaf, _deferred.parts_of(made)):
         if part.source is not known:
             raise ValueError(
                 f"`{part.name}` is of another checkpoint, `{part.source.root}`. Read "
@@ -281,7 +280,7 @@ def _origin(placed: Placed | None) -> Any:
     if placed is None:
         return None
     made = placed.made
-    if not isinstance(made, Lazy):
+    if not isinstance(made, LazyArray | Formula):
         return id(made)
     parts = _deferred.parts_of(made)
     leaves = [(_lazy.known_leaf(x), x.dtype) for x in parts]

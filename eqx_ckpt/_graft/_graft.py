@@ -192,7 +192,7 @@ def _wants(placed: Placed) -> list[LeafRead]:
     made = placed.made
     if isinstance(made, LazyArray):
         return [_lazy.known_leaf(made).read_as(placed.target)]
-    parts = _deferred.parts_of(made) if isinstance(made, Formula) else []
+    parts = _deferred.parts_of(made)
     return [_lazy.known_leaf(x).read_as(_lazy.host_target(x)) for x in parts]
 
 
@@ -204,7 +204,7 @@ def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
     try:
         if isinstance(made, Formula):
             # Popped one by one, so that parts live no longer than they are needed.
-            made = _deferred.made(made, [values.pop() for _ in made.parts])
+            made = made.make([values.pop() for _ in made.parts], None, ())
             owned = True
         template = _leaf.template_of(made)
         array = _host_copy.to_host(made, template)

@@ -10,7 +10,7 @@ from .._kernel._load._lazy import LazyArray
 from .._kernel._tree import _select
 from .._rename import _rename
 from .._rename._rename import Rename
-from ..adapters import _deferred, Adapter
+from ..adapters import Adapter
 from . import _nested
 from ._nested import Nested
 from ._sides import Model, said, SideNode, StoredSide
@@ -88,9 +88,8 @@ def adapter_of(how: Callable[..., Any]) -> Adapter:
         return how
 
     def apply(saved: object, like: PyTree) -> Any:
-        out = how(_nested.mapped(_deferred.as_lazy_array, saved), like)
-        made = list(out) if isinstance(out, tuple) else out
-        return _nested.mapped(_deferred.without_computed, made)
+        out = how(saved, like)
+        return list(out) if isinstance(out, tuple) else out
 
     return Adapter(getattr(how, "__name__", type(how).__name__), apply, own=True)
 

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._kernel._format import _template
+from .._kernel._load._lazy import LazyArray
 from .._kernel._runtime import _arguments
 from . import _deferred, _layouts
-from ._deferred import Lazy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ def cast() -> Adapter:
 
         ```
     """
-    return Adapter("cast()", lambda saved, like: _deferred.astype(saved, like.dtype))
+    return Adapter("cast()", lambda saved, like: saved.astype(like.dtype))
 
 
 @_arguments.checked()
@@ -73,7 +73,7 @@ def transpose(*axes: int) -> Adapter:
     """
     text = f"transpose({', '.join(map(str, axes))})"
     undo = lambda: transpose(*np.argsort([axis % len(axes) for axis in axes]).tolist())
-    apply = lambda saved, like: _deferred.transpose(saved, axes)
+    apply = lambda saved, like: saved.transpose(*axes)
     return Adapter(text, apply, undo=undo)
 
 
@@ -99,7 +99,7 @@ def take(index: int | slice, axis: int = 0) -> Adapter:
         ```
     """
 
-    def apply(saved: Lazy, like: PyTree) -> Lazy:
+    def apply(saved: LazyArray, like: PyTree) -> LazyArray:
         return _deferred.take_along(saved, axis, index)
 
     return Adapter(f"take({index}, axis={axis})", apply)
@@ -154,7 +154,7 @@ def split(axis: int = 0) -> Adapter:
         ```
     """
 
-    def apply(saved: Lazy, likes: Sequence[Any]) -> list[Lazy]:
+    def apply(saved: LazyArray, likes: Sequence[Any]) -> list[LazyArray]:
         at = _deferred.axis_of(len(saved.shape), axis)
         sizes = [like.shape[at] if len(like.shape) > at else 0 for like in likes]
         if sum(sizes) != saved.shape[at]:
@@ -219,7 +219,7 @@ def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
         ```
     """
 
-    def apply(saved: Lazy, likes: Sequence[Any]) -> list[Lazy]:
+    def apply(saved: LazyArray, likes: Sequence[Any]) -> list[LazyArray]:
         at = _deferred.axis_of(len(saved.shape), axis)
         which = range(saved.shape[at]) if only is None else only
         if len(which) != len(likes):
@@ -379,7 +379,7 @@ def _qkv(is_back: bool, heads: int, kv_heads: int | None, axis: int) -> Adapter:
     if heads % groups:
         raise ValueError(f"`heads={heads}` is no multiple of `kv_heads={kv_heads}`.")
 
-    def order(saved: Lazy) -> np.ndarray:
+    def order(saved: LazyArray) -> np.ndarray:
         rows = _layouts.rows_of(saved, heads + 2 * groups, axis, "heads")
         return _layouts.blocks(heads, groups, rows)
 
@@ -392,14 +392,14 @@ def _qkv(is_back: bool, heads: int, kv_heads: int | None, axis: int) -> Adapter:
 def _reordering(
     name: str,
     given: str,
-    order: Callable[[Lazy], np.ndarray],
+    order: Callable[[LazyArray], np.ndarray],
     is_back: bool,
     axis: int,
     undo: Callable[[], Adapter],
 ) -> Adapter:
     """Another order of rows; `is_back`: from that order."""
 
-    def apply(saved: Lazy, like: PyTree) -> Lazy:
+    def apply(saved: LazyArray, like: PyTree) -> LazyArray:
         rows = np.argsort(order(saved)) if is_back else order(saved)
         take = lambda arrays: np.take(arrays[0], rows, axis)
         return _deferred.later([saved], take, saved.shape, saved.dtype)
@@ -461,7 +461,7 @@ def rotary_pairs(heads: int, size: int | None = None, axis: int = 0) -> Adapter:
 
 
 def _rotary(is_back: bool, heads: int, size: int | None, axis: int) -> Adapter:
-    def order(saved: Lazy) -> np.ndarray:
+    def order(saved: LazyArray) -> np.ndarray:
         rows = _layouts.rows_of(saved, heads, axis, "heads")
         turned = rows if size is None else size
         if turned % 2 or turned > rows:
@@ -538,13 +538,13 @@ def rows(fill: object = None) -> Adapter:
         ```
     """
 
-    def apply(saved: Lazy, like: PyTree) -> Lazy:
+    def apply(saved: LazyArray, like: PyTree) -> LazyArray:
         shape, wanted = tuple(saved.shape), tuple(like.shape)
         if not shape or shape[1:] != wanted[1:]:
             return saved  # The shapes themselves are the error then.
         more = wanted[0] - shape[0]
         if more <= 0:
-            return saved if more == 0 else _deferred.take(saved, slice(wanted[0]))
+            return saved if more == 0 else saved[: wanted[0]]
         if fill is None:
             raise ValueError(
                 f"the model has {more} rows more than were saved: say what they hold, "
@@ -613,7 +613,7 @@ def interpolate(
         ```
     """
 
-    def apply(saved: Lazy, like: PyTree) -> Lazy:
+    def apply(saved: LazyArray, like: PyTree) -> LazyArray:
         shape, wanted = tuple(saved.shape), tuple(like.shape)
         if shape == wanted and grid is None:
             return saved

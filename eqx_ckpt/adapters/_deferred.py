@@ -1,111 +1,64 @@
-"""Arrays that are made of lazy ones once those have been read, and lazy array maths."""
+"""Lazy arrays that are made of others once those have been read."""
 
 import dataclasses
-import itertools as it
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from .._functions import _computed
 from .._functions._computed import ComputedLeaf, Formula
-from .._kernel._format import _template
 from .._kernel._load import _lazy
 from .._kernel._load._lazy import LazyArray
 from .._kernel._storage import _arrays
-from .._kernel._tree import _folding, _leaf
-
-
-Lazy = LazyArray | Formula
-
-
-def parts_of(x: Lazy) -> list[LazyArray]:
-    """The lazy arrays that have to be read for one."""
-    parts = [x] if isinstance(x, LazyArray) else x.parts
-    return [part for part in parts if isinstance(part, LazyArray)]
-
-
-def made(x: Lazy, arrays: list[np.ndarray]) -> np.ndarray:
-    """The array, of those that its parts are."""
-    return arrays[0] if isinstance(x, LazyArray) else x.make(arrays, None, ())
+from .._kernel._tree import _folding
 
 
 def later(
-    items: Sequence[Lazy],
+    items: Sequence[LazyArray],
     make: Callable[[list[np.ndarray]], np.ndarray],
     shape: Sequence[int],
     dtype: Any,
-) -> Formula:
+) -> LazyArray:
     """`make` of the arrays that `items` will be."""
-    items = [without_computed(x) for x in items]
-    counts = [len(parts_of(x)) for x in items]
-
-    def make_all(arrays: Sequence[np.ndarray], *_: Any) -> np.ndarray:
-        rest = iter(arrays)
-        return make([made(x, list(it.islice(rest, n))) for x, n in zip(items, counts)])
-
-    parts = tuple(part for x in items for part in parts_of(x))
-    return Formula("", parts, make_all, tuple(shape), np.dtype(dtype))
+    run = lambda arrays, *_: make(list(arrays))
+    name = items[0].name if items else ""
+    formula = Formula(name, tuple(items), run, tuple(shape), np.dtype(dtype))
+    return _computed.computed(formula)
 
 
-def as_lazy_array(x: Lazy) -> LazyArray:
-    """An array as what `ec.lazy` takes."""
-    return x if isinstance(x, LazyArray) else _computed.computed(x)
-
-
-def without_computed(x: object) -> Any:
-    """Turns an array of `ec.lazy` into a formula of stored arrays, which are read with
-    all others. Anything else stays as it is."""
-    if not isinstance(x, LazyArray):
+def flattened(x: object) -> Any:
+    """Turns an array that is computed into a formula of stored arrays, which are read
+    with all others. Anything else stays as it is."""
+    body = _lazy.body_of(x) if isinstance(x, LazyArray) else None
+    if not isinstance(x, LazyArray) or not isinstance(body, ComputedLeaf):
         return x
-    body = _lazy.body_of(x)
-    if not isinstance(body, ComputedLeaf):
-        return x
-    formula = body.formula
-    parts = [without_computed(part) for part in formula.parts]
+    formula, parts = body.formula, list(map(flattened, body.formula.parts))
 
-    def compute(arrays: list[np.ndarray]) -> np.ndarray:
+    def compute(arrays: Sequence[np.ndarray], *_: Any) -> np.ndarray:
         rest = iter(arrays)
-        own = (next(rest) if isinstance(part, Lazy) else part for part in parts)
+        own = tuple(_known(part, rest) for part in parts)
         # By the same blocks, and cast in the same way, as if it were read.
-        known = dataclasses.replace(formula, parts=tuple(own))
+        known = dataclasses.replace(formula, parts=own)
         whole = LazyArray(dataclasses.replace(body, formula=known))
         return _lazy.fetch([whole], True, as_numpy=True)[0]
 
-    lazies = [part for part in parts if isinstance(part, Lazy)]
-    return later(lazies, compute, x.shape, x.dtype)
+    stored = tuple(leaf for part in parts for leaf in parts_of(part))
+    return Formula(x.name, stored, compute, x.shape, np.dtype(x.dtype))
 
 
-def _map(x: Formula, fn: Callable[[np.ndarray], np.ndarray]) -> Formula:
-    # What `fn` makes of an array without memory has the shape that it will have.
-    out = fn(np.broadcast_to(np.zeros((), x.dtype), x.shape))
-    return later([x], lambda arrays: fn(arrays[0]), out.shape, out.dtype)
+def parts_of(x: object) -> Sequence[Any]:
+    """The stored arrays that are read for something which is `flattened`."""
+    if isinstance(x, Formula):
+        return x.parts
+    return [x] if isinstance(x, LazyArray) else []
 
 
-def take(x: Lazy, key: Any) -> Lazy:
-    return x[key] if isinstance(x, LazyArray) else _map(x, lambda a: a[key])
-
-
-def take_along(x: Lazy, axis: int, key: Any) -> Lazy:
-    """**Raises:** `ValueError` if the array has no such axis."""
-    return take(x, (*[slice(None)] * axis_of(len(x.shape), axis), key))
-
-
-def transpose(x: Lazy, axes: Sequence[int]) -> Lazy:
-    if isinstance(x, LazyArray):
-        return x.transpose(*axes)
-    return _map(x, lambda a: a.transpose(*axes))
-
-
-def astype(x: Lazy, dtype: Any) -> Lazy:
-    if isinstance(x, LazyArray):
-        return x.astype(dtype)
-    wanted = np.dtype(dtype)
-    if _template.number_type(wanted) != _template.number_type(x.dtype):
-        raise ValueError(
-            f"{_kinds([x])} is not cast to {wanted}: floats become floats, ints ints"
-        )
-    return _map(x, lambda a: _leaf.cast(a, wanted))
+def _known(part: Any, arrays: Iterator[np.ndarray]) -> Any:
+    """A flattened part, of the next ones of all arrays that were read."""
+    if isinstance(part, Formula):
+        return part.make([next(arrays) for _ in part.parts], None, ())
+    return next(arrays) if isinstance(part, LazyArray) else part
 
 
 def axis_of(rank: int, axis: int) -> int:
@@ -115,12 +68,17 @@ def axis_of(rank: int, axis: int) -> int:
     return axis % rank
 
 
-def _kinds(items: Sequence[Lazy]) -> str:
+def take_along(x: LazyArray, axis: int, key: Any) -> LazyArray:
+    """**Raises:** `ValueError` if the array has no such axis."""
+    return x[(*[slice(None)] * axis_of(len(x.shape), axis), key)]
+
+
+def _kinds(items: Sequence[LazyArray]) -> str:
     kinds = [_folding.short_array(np.dtype(x.dtype).name, x.shape) for x in items]
     return ", ".join(dict.fromkeys(kinds))
 
 
-def concatenate(items: Sequence[Lazy], axis: int) -> Formula:
+def concatenate(items: Sequence[LazyArray], axis: int) -> LazyArray:
     """**Raises:** `ValueError` if dtypes, or shapes but for the axis, differ."""
     axis = axis_of(len(items[0].shape), axis)
     others = {(*x.shape[:axis], -1, *x.shape[axis + 1 :]) for x in items}
@@ -139,10 +97,9 @@ def concatenate(items: Sequence[Lazy], axis: int) -> Formula:
     return later(items, join, shape, dtype)
 
 
-def stack(items: Sequence[Lazy], axis: int) -> Formula:
+def stack(items: Sequence[LazyArray], axis: int) -> LazyArray:
     """**Raises:** `ValueError` if dtypes or shapes differ."""
     if len({tuple(x.shape) for x in items}) > 1:
         raise ValueError(f"{_kinds(items)} are not of one shape")
     axis = axis_of(len(items[0].shape) + 1, axis)
-    key = (*[slice(None)] * axis, None)
-    return concatenate([take(x, key) for x in items], axis)
+    return concatenate([x[(*[slice(None)] * axis, None)] for x in items], axis)

@@ -3,21 +3,21 @@
 import numpy as np
 from jaxtyping import PyTree
 
+from .._kernel._load._lazy import LazyArray
 from . import _deferred
-from ._deferred import Lazy
 
 
-def moved(x: Lazy, is_last: bool) -> Lazy:
+def moved(x: LazyArray, is_last: bool) -> LazyArray:
     """The two axes of channels from the end to the front, in the other order; or back.
     A bias, which has one axis, stays as it is."""
     axes = [*range(len(x.shape))]
     if len(axes) < 2:
         return x
     order = [*axes[:-3:-1], *axes[:-2]] if is_last else [*axes[2:], 1, 0]
-    return _deferred.transpose(x, order)
+    return x.transpose(*order)
 
 
-def with_axes_of(x: Lazy, like: PyTree) -> Lazy:
+def with_axes_of(x: LazyArray, like: PyTree) -> LazyArray:
     """**Raises:** `ValueError` if not only axes of one element differ."""
     some, wanted = ([n for n in y.shape if n != 1] for y in (x, like))
     if some != wanted:
@@ -25,19 +25,18 @@ def with_axes_of(x: Lazy, like: PyTree) -> Lazy:
             f"{list(x.shape)} and {list(like.shape)} do not differ in axes of one "
             "element alone"
         )
-    x = _deferred.take(x, tuple(0 if n == 1 else slice(None) for n in x.shape))
-    key = tuple(None if n == 1 else slice(None) for n in like.shape)
-    return _deferred.take(x, key)
+    x = x[tuple(0 if n == 1 else slice(None) for n in x.shape)]
+    return x[tuple(None if n == 1 else slice(None) for n in like.shape)]
 
 
-def conv_transpose(x: Lazy, groups: int) -> Lazy:
+def conv_transpose(x: LazyArray, groups: int) -> LazyArray:
     """Inputs and outputs exchanged within each group, and the kernel turned round."""
     rank = len(x.shape)
     if rank < 3:
         return x
     turned = (slice(None), slice(None), *[slice(None, None, -1)] * (rank - 2))
     if groups == 1:
-        return _deferred.take(_deferred.transpose(x, (1, 0, *range(2, rank))), turned)
+        return x.transpose(1, 0, *range(2, rank))[turned]
     first, second, *kernel = x.shape
     if first % groups:
         raise ValueError(f"{first} channels are not of {groups} groups")
@@ -50,7 +49,7 @@ def conv_transpose(x: Lazy, groups: int) -> Lazy:
     return _deferred.later([x], transpose, shape, x.dtype)
 
 
-def rows_of(x: Lazy, parts: int, axis: int, what: str) -> int:
+def rows_of(x: LazyArray, parts: int, axis: int, what: str) -> int:
     """The number of rows of each part.
 
     **Raises:** `ValueError` if they are not as many.
