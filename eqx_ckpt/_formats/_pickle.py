@@ -152,7 +152,8 @@ def _old_text(text: str) -> str | bytes:
 
 def _push(make: Callable[[_Built, Any], Any]) -> Callable[[_Built, Any], None]:
     def push(built: _Built, argument: object) -> None:
-        built.stack.append(make(built, argument))
+        value = make(built, argument)  # This may begin another stack.
+        built.stack.append(value)
 
     return push
 

@@ -197,7 +197,7 @@ PICKLES: dict[str, bytes] = {
     "huge text8": b"\x80\x04\x8d" + b"\xff" * 8 + b".",
     "huge bytes8": b"\x80\x04\x8e" + b"\xff" * 8 + b".",
     "integer of no end": b"\x80\x02\x8b\xff\xff\xff\xff.",
-    "only an integer that is too long": b"\x80\x02\x8b\0\1\0\0" + bytes(256) + b".",
+    "only an integer that is too long": b"\x80\x02\x8b\0\1\0\0" + b"\1" * 256 + b".",
     "pop of nothing": b"\x80\x020.",
     "pop of a mark that is none": b"\x80\x02K\x0101.",
     "items of no set": b"\x80\x04)(K\x01\x90.",
