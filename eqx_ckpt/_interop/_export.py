@@ -12,7 +12,7 @@ import jax
 from jaxtyping import PyTree
 
 from .._formats import _foreign_index, _safetensors
-from .._kernel._format import _files, _grid, _json, _names, _record, _template, _text
+from .._kernel._format import _files, _json, _names, _record, _template, _text
 from .._kernel._format._template import Template
 from .._kernel._load import _lazy
 from .._kernel._load._checkpoint import Checkpoint
@@ -201,8 +201,7 @@ def _writer(
     templates: dict[Template, int] = {}
     leaves: list[PlannedLeaf] = []
     for leaf in tensors:
-        t = leaf.template
-        t = t._replace(chunk=_grid.choose(t.shape, t.itemsize, size))
+        t = leaf.template._replace(chunk=_lazies.whole_chunks(leaf, size))
         number = templates.setdefault(t, len(templates))
         leaves.append(leaf._replace(template=t, template_number=number))
     names, numbers = zip(*((x.name, x.template_number) for x in leaves))

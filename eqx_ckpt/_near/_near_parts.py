@@ -221,7 +221,9 @@ class Parts:
     def _read_part(self, number: int, reads: Sequence[StoredRead]) -> Results:
         source, options = self._source(number), self._options
         with self._reading(number):
-            yield from _read.read(source, reads, options.verify, options.max_bytes)
+            yield from _read.read_arrays(
+                source, reads, options.verify, options.max_bytes
+            )
 
     def load(self, numbers: Sequence[int]) -> PyTree:
         """The tree, of parts that were opened."""

@@ -91,7 +91,7 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
     with contextlib.ExitStack() as held, contextlib.ExitStack() as undo:
         with contextlib.suppress(FileNotFoundError):
             held.enter_context(root.lock(wait=True))
-        published = _published.read_index(root)
+        published = _published.read_index(root, _index.decode)
         if published is None or published.content.save != ckpt.save_id:
             raise source.error_for("")
         index, found = published.content, published.file

@@ -91,7 +91,9 @@ def _first_decoded(source: Source, record: LeafRecord) -> bytes:
     shape = tuple(map(min, t.shape, t.chunk))
     first = tuple(map(slice, _grid.choose(shape, t.itemsize, _BYTES)))
     view = _view.whole(t.shape).take((*first, ...))
-    ((_, result),) = _read.read(source, [StoredRead(record, (view,))], verify=False)
+    ((_, result),) = _read.read_arrays(
+        source, [StoredRead(record, (view,))], verify=False
+    )
     return _digests.as_bytes(result.arrays[0]).tobytes()
 
 

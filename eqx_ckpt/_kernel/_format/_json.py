@@ -28,11 +28,7 @@ def parse(
     **Raises:** `ValueError` if it is not, or has values that are not JSON, or a key
     twice in an object, or is too much to parse. It says `what`."""
     check_cost(data, what)
-    decoder = _STRICT if repeated is None else _decoder(_refuse, repeated)
-    return _loads(data, what, encoding, decoder)
-
-
-def _loads(data: bytes, what: str, encoding: str, decoder: json.JSONDecoder) -> Any:
+    decoder = _STRICT if repeated is None else _decoder(repeated)
     try:
         return decoder.decode(data.decode(encoding))
     except (ValueError, RecursionError) as e:
@@ -40,11 +36,10 @@ def _loads(data: bytes, what: str, encoding: str, decoder: json.JSONDecoder) -> 
 
 
 def _decoder(
-    constant: Callable[[str], Any],
     repeated: Callable[[list[tuple[str, Any]]], bool] = lambda _: False,
 ) -> json.JSONDecoder:
     return json.JSONDecoder(
-        parse_constant=constant,
+        parse_constant=_refuse,
         parse_float=_finite,
         object_pairs_hook=ft.partial(_object, repeated),
     )
@@ -112,7 +107,7 @@ def _object(
     return out
 
 
-_STRICT = _decoder(_refuse)
+_STRICT = _decoder()
 
 
 def check_depth(value: Any, most: int) -> None:

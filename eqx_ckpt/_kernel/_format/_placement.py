@@ -8,6 +8,7 @@ of the first chunk that lies there. All else is sums.
 """
 
 import itertools as it
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,10 +211,11 @@ def _is_plain(placement: Placement, leaves: Leaves) -> bool:
     the files in their order: most saves of one process are so."""
     if len(placement.pattern) or len(placement.sizes) or len(placement.patterns) != 1:
         return False
-    count, templates = len(leaves.names), leaves.templates
-    if count > MAX_RUNS or any(t.codec for t in templates):
+    count = len(leaves.names)
+    if count > MAX_RUNS or any(t.codec for t in leaves.templates):
         return False
-    if max(t.chunk_count * t.full for t in templates) * count > _template.MAX_BYTES:
+    most = max(map(operator.mul, *leaves.template_sizes))
+    if most * count > _template.MAX_BYTES:
         return False
     length, lane = placement.patterns[0].tolist()
     lanes, leaf, chunk, file, offset = placement.begins.T

@@ -1,7 +1,8 @@
 """Reads stored leaves as their targets ask for them, in one planned read.
 
-`plan` says how, and `ReadPlan.run` does it. `_stored_reads` turns the leaves that are
-wanted into reads of stored arrays, `_read.read` gives the arrays as they arrive, and a
+`plan` says how, and `ReadPlan.run` does it: `read_leaves`, or what moves arrays between
+devices and calls it in steps. `_stored_reads` turns the leaves that are wanted into
+reads of stored arrays, `_read.read_arrays` gives the arrays as they arrive, and a
 `LeafBuilder` makes the leaves of them.
 """
 
@@ -46,19 +47,17 @@ def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> Re
     # One process alone reads nothing twice.
     if is_shared and (options.reshard == "devices" or _processes.count() > 1):
         return _rooms.plan_reshard(source, wanted, options)
-    return ReadPlan(source, lambda processes: _load_all(source, wanted, options))
+
+    def run(processes: Processes) -> list[Any]:
+        with bar(source, wanted, options) as advance:
+            return read_leaves(source, wanted, options, advance)
+
+    return ReadPlan(source, run)
 
 
 # Arrays are queued until there are so many, or until so many bytes have arrived. Then
 # they are made jax arrays together.
 _MAX_QUEUED, _MAX_ARRIVED_BYTES = 1024, 16 * 2**20
-
-
-def _load_all(
-    source: Source, wanted: Sequence[LeafRead], options: LoadOptions
-) -> list[Any]:
-    with bar(source, wanted, options) as advance:
-        return read_leaves(source, wanted, options, advance)
 
 
 def read_leaves(
@@ -70,12 +69,12 @@ def read_leaves(
     """Reads leaves as their targets ask, stored arrays that are shared only once.
     `advance` is that of a bar which may count more than these.
 
-    **Raises:** `RuntimeError` as `_read.read`, and for values that a conversion loses.
+    **Raises:** `RuntimeError` as `_read.read_arrays`, and for values that are lost.
     """
     verify, max_bytes = options.verify, options.max_bytes
     leaves = LeafBuilder(wanted, _read.BUDGET if max_bytes is None else max_bytes)
     reads = _stored_reads(source, wanted, verify)
-    results = _read.read(source, reads, verify, max_bytes)
+    results = _read.read_arrays(source, reads, verify, max_bytes)
     with contextlib.closing(results):
         for one, result in results:
             leaves.add(one, result)

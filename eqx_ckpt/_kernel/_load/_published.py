@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text
-from .._format._index import Index, is_save_id, Outline
+from .._format._index import is_save_id
 from .._storage import _store
 from .._storage._backend import Backend, Value
 
@@ -24,21 +24,14 @@ class Published(Generic[T]):
     file: Value
 
 
-def read_index(root: Backend) -> Published[Index] | None:
-    """The index at a root; None where there is none.
+def read_index(root: Backend, decode: Callable[[bytes], T]) -> Published[T] | None:
+    """The index at a root, as `_index.decode` or `_index.outline` gives it; None where
+    there is none.
 
     **Raises:** `DamagedError` when it is not one that can be read, `Newer` when a later
     release can.
     """
-    return _read(root, _index.decode)
 
-
-def read_outline(root: Backend) -> Published[Outline] | None:
-    """The outline of the index at a root. **Raises:** as `read_index`."""
-    return _read(root, _index.outline)
-
-
-def _read(root: Backend, decode: Callable[[bytes], T]) -> Published[T] | None:
     def look() -> Published[T] | None:
         file = root.read(_files.INDEX, limit=_json.MAX_INDEX)
         return None if file is None else Published(decode(file.data), file)

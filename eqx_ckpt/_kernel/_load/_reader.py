@@ -123,15 +123,19 @@ def in_order(
 ) -> Iterator[T]:
     """The results of jobs in their order, of which `most` are under way, with no more
     bytes than the `budget`, or one. By default a few `threads` do them, so many for
-    each core."""
+    each core, and not more than the budget has jobs for: each keeps a buffer."""
     jobs = iter(jobs)
     ahead = list(it.islice(jobs, 2))
-    if len(ahead) == 1:  # A thread takes longer to start than it saves.
-        yield ahead[0][1]()()
+    if len(ahead) < 2:  # A thread takes longer to start than it saves.
+        for _, start in ahead:
+            yield start()()
         return
     waiting: collections.deque[tuple[int, Outcome[T]]] = collections.deque()
     used = 0
-    with Crew(threads or min(8, per_core * _machine.cores())) as crew:
+    if threads is None:
+        count = budget // max(1, *(nbytes for nbytes, _ in ahead))
+        threads = max(1, min(8, per_core * _machine.cores(), count))
+    with Crew(threads) as crew:
         for nbytes, start in it.chain(ahead, jobs):
             # A store that does not answer is not asked again.
             is_done = len(waiting) > 0 and waiting[0][1].done()

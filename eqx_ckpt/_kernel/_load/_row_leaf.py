@@ -1,7 +1,6 @@
 """Reads leaves whose bytes lie row after row in files: rows are read in runs, verified
 by the chunks that they are in, and what is wanted of them is picked in memory."""
 
-import functools as ft
 import itertools as it
 import math
 import operator
@@ -13,17 +12,15 @@ import numpy as np
 from .._format import _digests, _grid, _template, _view
 from .._format._template import Template
 from .._format._view import IndexArray, Picks, Places, View
-from .._storage import _arrays
 from .._storage._backend import Backend
 from . import _reader
-from ._reader import Job, Reader, ReadResult, StoredRead
+from ._large_leaf import LargeLeaf, PART
+from ._reader import Reader, StoredRead
 
 
 # Runs that have fewer bytes between them are read as one: on a disk, and in a store,
 # which is slow to begin.
 _GAP, _FAR_GAP = 4096, 2**18
-# Parts have about this many bytes, so that some are verified while others arrive.
-PART = 16 * 2**20
 # What is picked from is read in shorter ones, which the processor still has at hand,
 # and in so many runs at most.
 _PICKED, _RUNS = 2 * 2**20, 1024
@@ -48,7 +45,7 @@ class _Wanted(NamedTuple):
     is_whole: bool
 
 
-class _Part(NamedTuple):
+class _RowPart(NamedTuple):
     """Runs that are read together, and the bytes of each; the wanted arrays that get
     elements of them, their places there, and the rows after the first one; and the
     memory that they are read into, if that is of an array."""
@@ -64,23 +61,22 @@ class _Part(NamedTuple):
         return sum(stop - start for start, stop in self.spans)
 
 
-class RowLeaf:
+class RowLeaf(LargeLeaf[_RowPart]):
     """A leaf that is read in units: its rows, or the chunks that they are in, where
-    these are verified. `lost` says which values the conversion could not keep."""
+    these are verified."""
 
     def __init__(self, reader: Reader, read: StoredRead, axis: int):
         """A row is all that is along the axes after this one.
 
         **Raises:** `ValueError` unless the files hold what is read.
         """
-        self.reader, self.read, self.lost = reader, read, []
+        super().__init__(reader, read)
         self.template = t = read.record.template
         self.is_verified = reader.digests is not None
         self.step = t.chunk[axis] if self.is_verified and t.chunk else 1
         self.shape = t.shape[axis + 1 :]
         self.row = math.prod(self.shape) * t.itemsize
         self.count = math.prod(t.shape[: axis + 1])
-        self.views = read.all_views
         self.found = [
             (number, *one)
             for number, view in enumerate(self.views)
@@ -111,27 +107,16 @@ class RowLeaf:
             return range(*found[0])
         return sorted({*it.chain.from_iterable(it.starmap(range, found))})
 
-    def jobs(self) -> Iterator[Job["RowLeaf | None"]]:
-        """Its parts, of which the last gives the leaf: the others have arrived then."""
-        t, conversion = self.template, self.read.conversion
-        dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
-        # Not before the files are known to hold it.
-        self.arrays = [
-            _arrays.aligned(tuple(map(len, view.ranges)), dtype) for view in self.views
-        ]
-        self.wanted = [
-            _wanted(self.arrays[number][index], self.shape, rows, inner)
-            for number, index, rows, inner in self.found
-        ]
-        for part in self._parts():
-            yield part.nbytes, ft.partial(self._start, part)
-
     def _bytes(self, run: tuple[int, int]) -> tuple[int, int]:
         """The bytes of a run, from one to another."""
         size, stop = self.row * self.step, self.row * self.count
         return run[0] * size, min(run[1] * size, stop)
 
-    def _parts(self) -> Iterator[_Part]:
+    def _parts(self) -> Iterator[_RowPart]:
+        self.wanted = [
+            _wanted(self.arrays[number][index], self.shape, rows, inner)
+            for number, index, rows, inner in self.found
+        ]
         is_direct = self.read.conversion is None and all(
             x.is_whole for x in self.wanted
         )
@@ -151,12 +136,12 @@ class RowLeaf:
         if some:
             yield self._part(some, True)
 
-    def _part(self, runs: list[tuple[int, int]], is_last: bool) -> _Part:
+    def _part(self, runs: list[tuple[int, int]], is_last: bool) -> _RowPart:
         first = runs[0][0] * self.step
         stop = min(runs[-1][1] * self.step, self.count)
         found = [(x, _view.overlap(x.rows, first, stop)) for x in self.wanted]
         keeps = [(x, both.to, both.fro) for x, both in found if both is not None]
-        part = _Part(runs, list(map(self._bytes, runs)), keeps, None, is_last)
+        part = _RowPart(runs, list(map(self._bytes, runs)), keeps, None, is_last)
         if len(keeps) == 1 and self.read.conversion is None:
             x, to, _ = keeps[0]
             if x.is_whole and isinstance(x.rows, range) and x.rows.step > 0:
@@ -165,33 +150,22 @@ class RowLeaf:
                     return part._replace(keeps=[], into=x.array[to])
         return part
 
-    def _start(self, part: _Part) -> Callable[[], "RowLeaf | None"]:
+    def _start_read(self, part: _RowPart) -> Callable[[], np.ndarray]:
         source = self.reader.source
         ranges = source.ranges(self.read.record, part.spans)
         arrived = _start_into(source.directory, ranges)
-        return ft.partial(self._finish, part, arrived)
 
-    def _finish(
-        self, part: _Part, arrived: Callable[[np.ndarray], None]
-    ) -> "RowLeaf | None":
-        reader, record = self.reader, self.read.record
-        digests = self._digests(part) if self.is_verified else b""
-        try:
+        def read() -> np.ndarray:
             if part.into is None:
-                data = reader.buffer(part.nbytes)
+                data = self.reader.buffer(part.nbytes)
             else:
                 data = part.into.reshape(-1).view(np.uint8)
             arrived(data)
-            if not self.is_verified or self._is_good(part, digests, data.data):
-                self._pick(part, data)
-            else:
-                reader.problems.setdefault(record.name, _reader.CHANGED)
-        except Exception as e:
-            reader.problems.setdefault(record.name, reader.explain(e))
-        return self if part.is_last else None
+            return data
 
-    def _digests(self, part: _Part) -> bytes:
-        """The digests of the chunks of all runs."""
+        return read
+
+    def _saved_digests(self, part: _RowPart) -> bytes:
         source, record = self.reader.source, self.read.record
         low, high = part.runs[0][0], part.runs[-1][1]
         is_one = high <= source.index.extents.segment(record, low)[1]
@@ -203,11 +177,10 @@ class RowLeaf:
             [every[size * (a - low) : size * (b - low)] for a, b in part.runs]
         )
 
-    def _is_good(self, part: _Part, digests: bytes, data: memoryview) -> bool:
-        """Whether the chunks of the runs that are touched are as they were saved."""
-        full = self.template.full
+    def _is_good(self, part: _RowPart, data: np.ndarray, digests: bytes) -> bool:
+        full, whole = self.template.full, data.data
         # All chunks are as long, but for the last one of the leaf.
-        starts: Iterable[int] = range(0, len(data), full)
+        starts: Iterable[int] = range(0, len(whole), full)
         if self.touched is not None:
             # Some are only between others: these have one digest each.
             low, high = part.runs[0][0], part.runs[-1][1]
@@ -216,14 +189,13 @@ class RowLeaf:
             starts = (numbers * full).tolist()
             digests = np.frombuffer(digests, _DIGEST)[numbers].tobytes()
         # A list of many of them would let Python look for cycles of references.
-        chunks = (data[at : at + full] for at in starts)
+        chunks = (whole[at : at + full] for at in starts)
         if full <= _grid.BLOCK:
             return b"".join(map(_digests.block_digest, chunks)) == digests
         found = it.chain.from_iterable(map(_digests.block_digests, chunks))
         return b"".join(found) == digests
 
-    def _pick(self, part: _Part, data: np.ndarray) -> None:
-        """Picks what is wanted of some runs."""
+    def _keep(self, part: _RowPart, data: np.ndarray) -> None:
         if not part.keeps:
             return
         t, conversion = self.template, self.read.conversion
@@ -239,9 +211,6 @@ class RowLeaf:
                 )
             except ValueError as e:
                 self.lost.append(e)
-
-    def result(self) -> ReadResult:
-        return _reader.arranged(self.views, self.arrays, self.lost)
 
 
 def row_leaf(reader: Reader, read: StoredRead) -> RowLeaf | None:

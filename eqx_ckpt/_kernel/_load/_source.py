@@ -380,7 +380,7 @@ class ZarrSource(Source):
 
 def ours_at(root: Backend) -> Source | None:
     """The save of ours that a directory holds. **Raises:** as `read_index`."""
-    published = _published.read_index(root)
+    published = _published.read_index(root, _index.decode)
     if published is None:
         return None
     index = published.content

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from .. import _rooms
-from .._format import _files, _history, _rows
+from .._format import _files, _history, _index, _rows
 from .._load import _published
 from .._runtime import _arguments, _log
 from .._save import _inplace, _leftovers
@@ -196,7 +196,7 @@ def _may_hold_saves(root: Backend) -> bool:
 def _must_stay(root: Backend, save: str) -> bool:
     """Whether a save is the checkpoint, or not ours, or that cannot be told."""
     try:
-        published = _published.read_index(root)
+        published = _published.read_index(root, _index.decode)
     except (OSError, ValueError):
         return True
     if published is None and _files.INDEX in (root.list_top() or {}):

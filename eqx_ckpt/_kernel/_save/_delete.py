@@ -179,7 +179,7 @@ def _outline(root: Backend) -> Published[Outline] | None:
     **Raises:** `FileNotFoundError` if there is no checkpoint.
     """
     try:
-        published = _published.read_outline(root)
+        published = _published.read_index(root, _index.outline)
     except _index.Newer:
         raise
     except DamagedError:

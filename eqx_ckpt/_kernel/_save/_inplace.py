@@ -6,7 +6,7 @@ import contextlib
 import functools as ft
 from collections.abc import Iterable, Mapping
 
-from .._format import _files, _layouts
+from .._format import _files, _index, _layouts
 from .._load import _published
 from .._storage import _store
 from .._storage._backend import Backend
@@ -59,7 +59,9 @@ def delete_outdated(root: Backend) -> None:
     files that were to be put in place at its root. What cannot be done now may be
     later. Where there are no locks, the caller knows that nobody saves there."""
     with contextlib.suppress(OSError, ValueError), root.lock() as held:
-        published = _published.read_index(root) if held or root.is_remote else None
+        published = None
+        if held or root.is_remote:
+            published = _published.read_index(root, _index.decode)
         if published is not None:
             index = published.content
             tops = {*_store.tops_of(index.others), _files.DIGESTS}

@@ -276,6 +276,20 @@ def requests(leaves: Sequence[PlannedLeaf], max_bytes: int) -> int:
     return max(1, min(_REQUESTS, max_bytes // (2 * PART))) if is_remote else 1
 
 
+def whole_chunks(leaf: PlannedLeaf, nbytes: int) -> tuple[int, ...]:
+    """The shape of slabs of about so many bytes that a leaf is written in where no file
+    has chunks. Those of a lazy leaf are whole chunks of its source, if these lie one
+    after the other as the array does: each chunk is read once, and decoded alone."""
+    t, value = leaf.template, leaf.value
+    own = (t.chunk or value.grain) if isinstance(value, LazySource) else ()
+    axis = _grid.cut_axis(t.shape, own) if own else None
+    if axis is None:
+        return _grid.choose(t.shape, t.itemsize, nbytes)
+    count = max(1, nbytes // (math.prod(own) * t.itemsize))
+    length = max(1, min(t.shape[axis], own[axis] * count))
+    return (*own[:axis], length, *own[axis + 1 :])
+
+
 def in_order(jobs: Iterable[Callable[[], T]], requests: int) -> Iterator[T]:
     """The results of jobs, one after the other: each is done in its turn, or, if they
     wait for a store, so many `requests` at a time."""

@@ -52,7 +52,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
     if root.entry() in ("file", "other"):
         raise _file_error(root)
     list_it = root.list_all if isinstance(root, ObjectStore) else root.list_top
-    read = ft.partial(_published.read_outline, root)
+    read = ft.partial(_published.read_index, root, _index.outline)
     # An object store may have a file at the path, and files below it.
     is_file = ft.partial(_store.is_file, root)
     looks = [list_it, is_file, read]

@@ -1,0 +1,199 @@
+"""Reads leaves in runs of chunks: what is compressed, is cut along several axes, or is
+of another format; and parts of leaves that TensorStore reads with less work."""
+
+import functools as ft
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._errors import MissingError
+from .._format import _digests, _grid, _template, _view
+from .._format._view import Places
+from .._storage import _arrays, _codecs
+from . import _kept, _large_leaf, _reader, _source
+from ._large_leaf import LargeLeaf
+from ._reader import Reader, StoredRead
+
+
+# In place of a `ChunkLeaf.array`: where TensorStore has no driver, each part is read
+# into memory first, and opened from there.
+LATER = object()
+
+
+class _WantedPart(NamedTuple):
+    """The elements of a part that an array gets: their places there, and in the
+    part."""
+
+    array: np.ndarray
+    to: tuple[Places, ...]
+    fro: tuple[Places, ...]
+
+
+class _ChunkPart(NamedTuple):
+    """A run of chunks of a leaf, and the region that they are; of an exact leaf, what
+    its view picks. It is read into memory of this `shape`: that of the array which
+    wants just this, or new one, of which the arrays get what they want."""
+
+    chunks: range
+    region: tuple[Any, ...]
+    shape: tuple[int, ...]
+    wanted: list[_WantedPart]
+    into: np.ndarray | None
+    nbytes: int
+    is_last: bool
+
+
+class ChunkLeaf(LargeLeaf[_ChunkPart]):
+    """A leaf that is read by the chunks that are touched. `array` is what TensorStore
+    reads them from, if it takes part.
+
+    `is_exact`: of the one view no more than its bytes are read, which are not verified.
+    """
+
+    def __init__(self, reader: Reader, read: StoredRead):
+        """**Raises:** `ValueError` unless the files hold what is read."""
+        super().__init__(reader, read)
+        source, record = reader.source, read.record
+        self.template = t = source.cut(record)
+        # TensorStore decodes chunks of other formats. All others are bytes of files.
+        self.array: Any = None
+        self.is_decoded = source.is_scattered(record)
+        self.is_exact = (
+            reader.digests is None
+            and read.views is not None
+            and len(self.views) == 1
+            and not self.views[0].arrays
+            and t.codec is None
+            and not source.is_contiguous(record)
+            and not (source.root.is_remote and source.has_digests)
+            and source.directory.has_driver()
+        )
+        self.chunks = _kept.touched(t, read.views)
+        source.check(record, self.chunks)
+
+    def _parts(self) -> Iterator[_ChunkPart]:
+        t, picks = self.template, [view.ranges for view in self.views]
+        if self.is_exact:
+            (view,), (array,) = self.views, self.arrays
+            wanted = [_WantedPart(array.reshape(view.picked_shape), (), ())]
+            yield self._part(range(0), view.slices(), view.picked_shape, wanted, True)
+            return
+        grid = _source.grid_of(t)
+        most = max(1, min(_large_leaf.PART, self.reader.budget // 4) // grid.full)
+        source, record = self.reader.source, self.read.record
+        if source.is_scattered(record) and not source.is_stored(record):
+            most = 1  # Chunks that follow each other may lie anywhere.
+        for run in _grid.runs(self.chunks, t.shape, t.chunk, most):
+            region = _grid.box(grid.regions[run.start : run.stop])
+            found = [_view.overlaps(pick, region) for pick in picks]
+            wanted = [
+                _WantedPart(array, overlap.to, overlap.fro)
+                for array, overlap in zip(self.arrays, found)
+                if overlap is not None
+            ]
+            shape = tuple(s.stop - s.start for s in region)
+            is_last = run[-1] == self.chunks[-1]
+            yield self._part(run, region, shape, wanted, is_last)
+
+    def _part(
+        self,
+        chunks: range,
+        region: tuple[Any, ...],
+        shape: tuple[int, ...],
+        wanted: list[_WantedPart],
+        is_last: bool,
+    ) -> _ChunkPart:
+        into = None
+        if self.read.conversion is None and len(wanted) == 1:
+            array, to, fro = wanted[0]
+            if all(isinstance(x, slice) and x.step in (None, 1) for x in (*to, *fro)):
+                into = array[(*to, ...)]
+                into = into if into.shape == shape else None
+        # What is compressed may be as long, and TensorStore decodes it into memory of
+        # its own.
+        copies = 1 if self.template.codec is None else 3
+        nbytes = copies * math.prod(shape) * self.template.itemsize
+        return _ChunkPart(chunks, region, shape, wanted, into, nbytes, is_last)
+
+    def _start_read(self, part: _ChunkPart) -> Callable[[], np.ndarray]:
+        into = part.into
+        if into is None:
+            into = _arrays.aligned(part.shape, _template.dtype_of(self.template.stored))
+        start = self._start_chunks if self.array is None else self._start_array
+        arrived = start(part, into)
+
+        def read() -> np.ndarray:
+            arrived()
+            return into
+
+        return read
+
+    def _start_array(self, part: _ChunkPart, into: np.ndarray) -> Callable[[], None]:
+        source, array = self.reader.source, self.array
+        wait = source.directory.wait
+        if array is not LATER and not self.is_exact:
+            return ft.partial(wait, _arrays.start_read(array, into, part.region))
+
+        def read() -> None:  # As threads are free for it.
+            opened = array
+            if array is LATER:
+                (opened,) = source.open([(self.read.record, part.chunks)])
+            wait(_arrays.start_read(opened, into, part.region))
+
+        return read
+
+    def _start_chunks(self, part: _ChunkPart, into: np.ndarray) -> Callable[[], None]:
+        source, record = self.reader.source, self.read.record
+        t = record.template
+        ranges = [source.chunk_range(record, number) for number in part.chunks]
+        if source.root.is_remote:
+            values = _reader.start_ranges(source.directory, ranges)
+        else:
+            most = _template.most_encoded(t.full)
+            values = ft.partial(_read_ranges, self.reader, ranges, most)
+
+        def arrived() -> None:
+            regions, decode = _source.grid_of(t).regions, _codecs.decoder(t)
+            for number, data in zip(part.chunks, values(), strict=True):
+                region = _grid.within(regions[number], part.region)
+                decode(data, into[(*region, ...)])
+
+        return arrived
+
+    def _saved_digests(self, part: _ChunkPart) -> bytes:
+        return self.reader.source.digests_of(self.read.record, part.chunks)
+
+    def _is_good(self, part: _ChunkPart, data: np.ndarray, digests: bytes) -> bool:
+        regions = _source.grid_of(self.read.record.template).regions
+        found = []
+        for number in part.chunks:
+            region = _grid.within(regions[number], part.region)
+            found += _digests.block_digests(_digests.as_bytes(data[region]))
+        return b"".join(found) == digests
+
+    def _keep(self, part: _ChunkPart, data: np.ndarray) -> None:
+        conversion = self.read.conversion
+        for array, to, fro in part.wanted if part.into is None else ():
+            some = data[_view.mesh(fro, data.shape)]
+            try:
+                kept = some if conversion is None else conversion.convert(some)
+                array[_view.mesh(to, array.shape)] = kept
+            except ValueError as e:
+                self.lost.append(e)
+
+
+def _read_ranges(
+    reader: Reader, ranges: Sequence[tuple[str, int, int | None]], most: int
+) -> Iterator[np.ndarray]:
+    """The bytes of ranges of local files, of about so many at most, in memory that the
+    next ones take."""
+    for key, start, stop in ranges:
+        if stop is None:
+            raise MissingError("a chunk is missing")
+        size = stop - start
+        into = reader.buffer(size, most)  # Chunks differ a little in length.
+        if reader.source.directory.read_into(key, start, into) < size:
+            raise MissingError("a chunk is missing")
+        yield into

@@ -1,0 +1,99 @@
+"""A large leaf: read in parts, which threads verify as they arrive.
+
+A leaf whose bytes lie row after row is a `RowLeaf` (`_row_leaf`): its parts are runs of
+rows. Any other one, such as a compressed one, is a `ChunkLeaf` (`_chunk_leaf`): its
+parts are runs of chunks.
+"""
+
+import abc
+import functools as ft
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Protocol, runtime_checkable, TypeVar
+
+import numpy as np
+
+from .._format import _template
+from .._storage import _arrays
+from . import _reader
+from ._reader import Job, Reader, ReadResult, StoredRead
+
+
+@runtime_checkable
+class LeafPart(Protocol):
+    """A part of a leaf: the bytes that are under way for it, and whether it is the last
+    one."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def is_last(self) -> bool: ...
+
+
+P = TypeVar("P", bound=LeafPart)
+
+# Parts have about this many bytes, so that some are verified while others arrive.
+PART = 16 * 2**20
+
+
+class LargeLeaf(abc.ABC, Generic[P]):
+    """A leaf that is read: an array for each of its views. `lost` says which values the
+    conversion could not keep."""
+
+    arrays: list[np.ndarray]
+
+    def __init__(self, reader: Reader, read: StoredRead):
+        self.reader, self.read, self.views = reader, read, read.all_views
+        self.lost: list[ValueError] = []
+
+    def jobs(self) -> Iterator[Job[Any]]:
+        """A job for each part, of which the last gives the leaf: the others have
+        arrived then."""
+        stored, conversion = self.read.record.template.stored, self.read.conversion
+        dtype = _template.dtype_of(stored) if conversion is None else conversion.dtype
+        # Not before the files are known to hold it.
+        shapes = [tuple(map(len, view.ranges)) for view in self.views]
+        self.arrays = [_arrays.aligned(shape, dtype) for shape in shapes]
+        for part in self._parts():
+            yield part.nbytes, ft.partial(self._start, part)
+
+    def _start(self, part: P) -> Callable[[], Any]:
+        return ft.partial(self._finish, part, self._start_read(part))
+
+    def _finish(self, part: P, arrived: Callable[[], np.ndarray]) -> Any:
+        reader, name = self.reader, self.read.record.name
+        digests = None if reader.digests is None else self._saved_digests(part)
+        try:
+            data = arrived()
+            if digests is None or self._is_good(part, data, digests):
+                self._keep(part, data)
+            else:
+                reader.problems.setdefault(name, _reader.CHANGED)
+        except Exception as e:
+            reader.problems.setdefault(name, reader.explain(e))
+        return self if part.is_last else None
+
+    def result(self) -> ReadResult:
+        return _reader.arranged(self.views, self.arrays, self.lost)
+
+    # ---- What a kind does with a part.
+
+    @abc.abstractmethod
+    def _parts(self) -> Iterable[P]:
+        """Its parts, in order."""
+
+    @abc.abstractmethod
+    def _start_read(self, part: P) -> Callable[[], np.ndarray]:
+        """Starts to read a part, or sends the requests for it to a store. What it
+        returns waits for the bytes, and gives the memory that they are in."""
+
+    @abc.abstractmethod
+    def _saved_digests(self, part: P) -> bytes:
+        """The digests of the chunks of a part, as they were saved."""
+
+    @abc.abstractmethod
+    def _is_good(self, part: P, data: np.ndarray, digests: bytes) -> bool:
+        """Whether the bytes of a part have these digests."""
+
+    @abc.abstractmethod
+    def _keep(self, part: P, data: np.ndarray) -> None:
+        """Puts what is wanted of a part into the arrays, if it is not there already."""

@@ -1,0 +1,237 @@
+"""Leaves of one block: those that lie together in a file are read as one run, which
+becomes their memory, and each is verified as it comes.
+
+`read_small` deals the runs out to jobs. `_start_job` gets memory for a job, or sends
+its request to a store, and `_finish_job` makes the leaves of the bytes.
+"""
+
+import functools as ft
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from .._format import _grid, _template
+from .._storage import _arrays, _store
+from . import _reader
+from ._reader import Reader, ReadResult, Results, StoredRead
+from ._source import Source
+
+
+# Leaves of one block up to this many bytes are read together into one piece of memory,
+# and whole even where a part of them is wanted.
+_SMALL_BYTES = 1 << 16
+# Leaves that lie together are read as one run: so many bytes, between them at most so
+# many that nobody wants, and, where each is a file of its own, so many.
+_REMOTE_RUN_BYTES, _GAP_BYTES, _LOCAL_RUNS = 8 * 2**20, 4096, 128
+# On a disk shorter runs, and few at a time, use memory that the processor still has at
+# hand. A store is slow to begin.
+_LOCAL_RUN_BYTES, _NEAR_JOBS = 2**20, 4
+# Runs of so many leaves, on average, are read by one thread.
+_LEAVES_PER_RUN = 8
+
+
+def is_small(source: Source, one: StoredRead, is_verified: bool) -> bool:
+    """Whether a leaf is read in a run: what is one block, and is wanted whole."""
+    t = one.record.template
+    most = _grid.BLOCK if is_verified or one.views is None else _SMALL_BYTES
+    is_one = t.chunk == t.shape and t.nbytes <= most and t.codec is None
+    return is_one and not source.is_scattered(one.record)
+
+
+class _Member(NamedTuple):
+    """A leaf of a run: its `offset` in the file, and its bytes."""
+
+    read: StoredRead
+    offset: int
+    nbytes: int
+
+
+class _Run(NamedTuple):
+    """Leaves that lie together in a file, from byte `start` to byte `stop`."""
+
+    key: str
+    start: int
+    stop: int
+    members: list[_Member]
+
+
+def _runs(source: Source, reads: list[StoredRead], most: int) -> list[_Run]:
+    """Runs of at most about so many bytes."""
+    records = [one.record for one in reads]
+    templates = {id(record.template): record.template for record in records}
+    sizes = {x: template.nbytes for x, template in templates.items()}
+    files, starts = source.starts(records)
+    runs: list[_Run] = []
+    last, start, stop = -1, 0, 0
+    members: list[_Member] = []
+    for i in sorted(range(len(reads)), key=starts.__getitem__):
+        file, offset = starts[i]
+        size = sizes[id(records[i].template)]
+        end, member = offset + size, _Member(reads[i], offset, size)
+        if file == last and stop <= offset <= stop + _GAP_BYTES and end - start <= most:
+            members.append(member)
+            stop = end
+            continue
+        if members:
+            runs.append(_Run(files[last], start, stop, members))
+        last, start, stop, members = file, offset, end, [member]
+    return [*runs, _Run(files[last], start, stop, members)]
+
+
+def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_Run]]]:
+    """Jobs of one thread each: their bytes, and the runs that they read one after the
+    other."""
+    job, size = [], 0
+    for run in runs:
+        nbytes = run.stop - run.start
+        if job and (size + nbytes > most or len(job) == count):
+            yield size, job
+            job, size = [], 0
+        job.append(run)
+        size += nbytes
+    yield size, job
+
+
+def read_small(reader: Reader, reads: list[StoredRead]) -> Results:
+    """Reads leaves that are each one block, and gives those without problems."""
+    is_remote = reader.source.root.is_remote
+    most = min(
+        _REMOTE_RUN_BYTES if is_remote else _LOCAL_RUN_BYTES,
+        max(_SMALL_BYTES, reader.budget // 4),
+    )
+    runs = _runs(reader.source, reads, most)
+    jobs = list(_jobs(runs, most, 1 if is_remote else _LOCAL_RUNS))
+    if len(jobs) == 1 or not is_remote and len(runs) * _LEAVES_PER_RUN <= len(reads):
+        # For so little no thread is started; and of small leaves most of the work is
+        # that of Python, which threads would only take from each other.
+        for _, job in jobs:
+            yield from _start_job(reader, job)()
+        return
+    starts = ((size, ft.partial(_start_job, reader, job)) for size, job in jobs)
+    count = len(jobs) if is_remote else _NEAR_JOBS
+    for some in _reader.in_order(starts, reader.budget, count):
+        yield from some
+
+
+def _start_job(
+    reader: Reader, job: list[_Run]
+) -> Callable[[], list[tuple[StoredRead, ReadResult]]]:
+    """Sends the request of a job to a store, or gets memory for it from the system.
+    What it returns waits for the bytes, or reads them into that memory, and gives the
+    leaves."""
+    if reader.source.root.is_remote:
+        key, start, stop, _ = job[0]
+        coming = [reader.source.directory.start_read(key, start, stop)]
+    else:
+        # Memory that other threads ask for is new to the system at each load, which
+        # fills it with zeros.
+        coming = list(map(_memory, job))
+    return ft.partial(_finish_job, reader, job, coming)
+
+
+def _finish_job(
+    reader: Reader, job: list[_Run], coming: list[Any]
+) -> list[tuple[StoredRead, ReadResult]]:
+    """The leaves of some runs that are as they were saved. `coming` has for each run
+    the answer of a store that is on its way, or the memory to read it into."""
+    out: list[tuple[StoredRead, ReadResult]] = []
+    root = reader.source.directory
+    for run, its in zip(job, coming):
+        key, start, _, members = run
+        try:
+            if reader.source.root.is_remote:
+                data = _store.read_answer(root, key, its).value
+                whole = np.frombuffer(data, np.uint8)
+                pieces, size = _pieces(whole, start, members), whole.size
+            else:
+                pieces, into = its
+                size = root.read_into(key, start, *into)
+        except Exception as e:
+            why = reader.explain(e)
+            reader.problems.update((x.read.record.name, why) for x in members)
+        else:
+            _add_leaves(reader, run, pieces, start + size, out)
+    return out
+
+
+class _Piece(NamedTuple):
+    """The bytes of a leaf, in memory of a run or, if it `is_owned`, in its own. If it
+    `is_aligned`, JAX would take them as they are, and keep all of the run."""
+
+    data: np.ndarray
+    is_owned: bool
+    is_aligned: bool
+
+
+def _memory(run: _Run) -> tuple[list[_Piece], list[np.ndarray]]:
+    """Memory for each leaf of a run, and all of it in the order of the file."""
+    start, members = run.start, run.members
+    # Larger ones get memory of their own, which becomes that of the leaf.
+    pieces: list[_Piece] = []
+    into: list[np.ndarray] = []
+    at, first = start, 0
+    for i, (_, offset, size) in enumerate(members):
+        if size >= _SMALL_BYTES:
+            if at < offset:
+                into.append(np.empty(offset - at, np.uint8))
+                pieces += _pieces(into[-1], at, members[first:i])
+            into.append(_arrays.aligned_bytes(size))
+            pieces.append(_Piece(into[-1], True, True))
+            at, first = offset + size, i + 1
+    if at < run.stop:
+        into.append(np.empty(run.stop - at, np.uint8))
+        pieces += _pieces(into[-1], at, members[first:])
+    return pieces, into
+
+
+def _pieces(whole: np.ndarray, start: int, members: list[_Member]) -> list[_Piece]:
+    """The bytes of leaves in memory that has those of a file from `start` on."""
+    base = _arrays.address(whole) - start
+    return [
+        _Piece(
+            whole[offset - start : offset - start + size],
+            False,
+            (base + offset) % _arrays.ALIGNED == 0,
+        )
+        for _, offset, size in members
+    ]
+
+
+def _add_leaves(
+    reader: Reader,
+    run: _Run,
+    pieces: list[_Piece],
+    stop: int,
+    out: list[tuple[StoredRead, ReadResult]],
+) -> None:
+    """Adds the leaves of a run that are there, where the file ends at `stop`, and as
+    they were saved."""
+    digest, digests = xxhash.xxh3_128_digest, reader.digests
+    last, dtype = None, np.dtype(np.uint8)
+    saved: list[bytes] = [b""] * len(pieces)
+    if digests is not None:
+        leaves = [x.read.record.leaf_index for x in run.members]
+        saved = digests.each(reader.source.index.extents.first_digests(leaves))
+    for (one, offset, size), whole, own in zip(run.members, pieces, saved):
+        piece, is_owned, is_aligned = whole
+        record, views, conversion, _, _ = one
+        t = record.template
+        if offset + size > stop:
+            reader.problems[record.name] = _reader.MISSING
+            continue
+        # It is one block.
+        if digests is not None and own != digest(piece.data):
+            reader.problems[record.name] = _reader.CHANGED
+            continue
+        if t is not last:
+            last, dtype = t, _template.dtype_of(t.stored)
+        if is_aligned and not is_owned:
+            piece, is_owned = piece.copy(), True
+        arrays, owned, lost = [np.ndarray(t.shape, dtype, piece)], is_owned, ""
+        if views is not None:
+            arrays, owned = [v.apply(arrays[0]) for v in views], False
+        if conversion is not None:
+            arrays, owned, lost = _reader.converted(conversion, arrays)
+        out.append((one, ReadResult(arrays, owned, lost)))
