@@ -228,6 +228,9 @@ class ComputedLeaf(LeafBody):
         own = ("formula", id(self.formula)) if key is None else key
         return own, self.view, self.target
 
+    def changed(self, view: View | None, target: Target) -> "ComputedLeaf":
+        return ComputedLeaf(self.formula, view, target)
+
     @property
     def likeness(self) -> Any:
         is_whole = self.view is None

@@ -119,7 +119,7 @@ class Method:
             more = " or more" if self.most is None else f" to {self.most}"
             wants = f"{self.least}{more if self.least != self.most else ''}"
             raise ValueError(f"`{self.name}` merges {wants} trees, not {count}.")
-        positions = dict(zip(shapes, _along_layers(list(shapes))))
+        positions = ft.cache(lambda: dict(zip(shapes, _along_layers(list(shapes)))))
         unused: set[tuple[str, int, str]] = set()
         for option, value in self.options.items():
             unused |= {(option, *x) for x in _patterns(option, value, count)}
@@ -129,7 +129,7 @@ class Method:
                 _check_each(option, value, count, tree)
                 return tuple(number(option, x, name, i) for i, x in enumerate(value))
             if isinstance(value, list):
-                at = positions[name] * (len(value) - 1)
+                at = positions()[name] * (len(value) - 1)
                 return float(np.interp(at, range(len(value)), value))
             if not isinstance(value, Mapping):
                 return value
@@ -232,8 +232,11 @@ def combine(
     return _cast(out, dtype).reshape(shape)
 
 
+_FLOAT32 = np.dtype(np.float32)
+
+
 def _sides(method: Method, dtype: np.dtype, blocks: Blocks) -> Sides:
-    wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    wide = dtype if dtype == np.float64 else _FLOAT32
     # What NumPy computes of arrays without axes are no arrays.
     every = [_cast(x if x.ndim else x.reshape(1), wide) for x in blocks]
     return Sides(every[1:], every[0]) if method.base else Sides(every, None)

@@ -1,6 +1,5 @@
 """`LazyArray`: the abstract value of a stored leaf, which can be read on purpose."""
 
-import dataclasses
 import itertools as it
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -324,8 +323,7 @@ def shown(lazy: LazyArray) -> str:
 
 
 def _changed(lazy: LazyArray, view: View | None, target: Target) -> LazyArray:
-    body: Any = lazy._body  # A dataclass.
-    return LazyArray(dataclasses.replace(body, view=view, target=target))
+    return LazyArray(lazy._body.changed(view, target))
 
 
 def retargeted(lazy: LazyArray, target: Target) -> LazyArray:
@@ -391,10 +389,10 @@ def read(
     out: list[Any] = [None] * len(lazies)
     computed = [i for i, lazy in enumerate(lazies) if not stored_leaf(lazy)]
     if computed:
-        wanted: list[Any] = [lazies[i]._body for i in computed]
+        wanted = [lazies[i]._body for i in computed]
         if as_numpy:
             targets = [host_target(lazies[i]) for i in computed]
-            wanted = [dataclasses.replace(x, target=t) for x, t in zip(wanted, targets)]
+            wanted = [x.changed(x.view, t) for x, t in zip(wanted, targets)]
         with keeping(lazies[i] for i in computed):
             values = wanted[0].read_all(wanted, options.verify, options.max_bytes)
         for i, value in zip(computed, values):

@@ -80,6 +80,10 @@ class LeafBody(abc.ABC):
     def identity(self) -> Any:
         """Equal for bodies that are one array when they are read, and for no others."""
 
+    @abc.abstractmethod
+    def changed(self, view: View | None, target: Target) -> "LeafBody":
+        """The same array with another view, read as another target."""
+
     @property
     def likeness(self) -> Any:
         """Equal for leaves that a save of them stores alike; None if that is not
@@ -157,6 +161,9 @@ class StoredLeaf(LeafBody):
     def identity(self) -> Any:
         own = self.source.root.url, self.source.index.save, self.array_index
         return own, self.view, self.target
+
+    def changed(self, view: View | None, target: Target) -> "StoredLeaf":
+        return StoredLeaf(self.source, self.record, view, target)
 
     @property
     def likeness(self) -> Any:

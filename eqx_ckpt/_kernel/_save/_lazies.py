@@ -154,7 +154,6 @@ class LazySource(_host_copy.Payload):
     # has been given, to any of the threads.
     _whole: np.ndarray | None = None
     _given: int = 0
-    _lock: Any = dataclasses.field(default_factory=_threads.Lock)
 
     def like(self, lazy: LazyArray) -> "LazySource":
         """Another leaf that is stored alike."""
@@ -178,7 +177,8 @@ class LazySource(_host_copy.Payload):
         grain = _lazy.body_of(self.lazy).chunk_size
         if not self._is_array or grain >= size:
             for region in regions:
-                yield self._lock.run(ft.partial(self._part, region, size))
+                lock = vars(self).setdefault("_lock", _threads.Lock())
+                yield lock.run(ft.partial(self._part, region, size))
             return
         most = max(self.ahead // t.itemsize, grain)
         for box, inner in _boxes(regions, most):
