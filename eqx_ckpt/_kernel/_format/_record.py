@@ -510,7 +510,7 @@ def check(record: TreeRecord) -> None:
 
 def _runs(children: Sequence[int]) -> list[tuple[int, int]]:
     """Children that follow each other and are of one row: that, and how many."""
-    return [(child, sum(1 for _ in some)) for child, some in it.groupby(children)]
+    return [(child, len(list(some))) for child, some in it.groupby(children)]
 
 
 def _check_costs(

@@ -6,19 +6,21 @@ import json
 import operator
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast, NamedTuple
 
 import equinox as eqx
 from jaxtyping import PyTree
 
 from .. import _rooms
-from .._format import _files, _index, _json, _record
+from .._format import _files, _index, _json, _layouts, _record
 from .._format._index import BaseFacts, Index, OwnState, SaveFacts, StoredFunction
 from .._format._leaves import Leaves, LocalShards
 from .._format._record import TreeRecord
 from .._load._checkpoint import Checkpoint
 from .._runtime import _log, _machine, _processes
+from .._storage import _store
+from .._storage._backend import Backend
 from .._tree import _flatten, _leaf, _select, _states
 from .._tree._flatten import Flat
 from .._tree._node import Node
@@ -90,7 +92,9 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
     described = _describe.plan_leaves(flat, numbers, options)
-    WRITERS[options.layout].check_names(described.spec.names, root)
+    entry = _layouts.LAYOUTS[options.layout].entry
+    if entry is not None:
+        _check_entries(described.spec.names, entry, root)
     facts = _facts(flat, numbers, picked.wholes)
     values = map(operator.attrgetter("value"), described.leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
@@ -106,6 +110,27 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     planned = Plan(root, options, max_bytes, *described, facts, functions, has_lazies)
     check_index(planned)
     return planned
+
+
+def _check_entries(
+    names: Sequence[str], entry: Callable[[str], str], root: Backend
+) -> None:
+    """**Raises:** `ValueError` if the directories of two leaves would be one on this
+    file system, or one cannot be."""
+    own = *_files.SIDE, _files.INDEX, _files.SIGNATURE
+    seen = {name.casefold(): name for name in own}
+    for name in names:
+        if name.endswith(".__lock"):
+            raise ValueError(
+                f"The leaf `{name}` would have a directory that ends in `.__lock`, "
+                'which TensorStore keeps for itself. Use `layout="ocdbt"`.'
+            )
+        other = seen.setdefault(entry(name).casefold(), name)
+        if other != name and _store.folds_case(root):
+            raise ValueError(
+                f"The names `{other}` and `{name}` differ only by case, and the file "
+                f'system of `{root}` takes them for one. Use `layout="ocdbt"`.'
+            )
 
 
 def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeFacts:

@@ -296,14 +296,6 @@ def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     return entries, b"".join(blobs)
 
 
-def check_names(names: Sequence[str], root: Any) -> None:
-    """Names of leaves are in no name of a file."""
-
-
-def has_many_files(spec: TreeSpec) -> bool:
-    return False
-
-
 def upper_bound(
     leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int, is_linked: bool
 ) -> Written:

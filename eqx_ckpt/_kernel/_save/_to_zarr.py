@@ -4,12 +4,10 @@ name.
 
 import functools as ft
 from collections.abc import Sequence
-from typing import Any
 
 from .._format import _files, _index, _placement
-from .._limits import limits
 from .._runtime import _threads
-from .._storage import _arrays, _store
+from .._storage import _arrays
 from .._storage._backend import Backend
 from . import _tree_spec
 from ._payload import PlannedLeaf
@@ -113,10 +111,6 @@ def _group(spec: TreeSpec) -> bytes:
     )
 
 
-def has_many_files(spec: TreeSpec) -> bool:
-    return spec.chunk_count + len(spec.names) > limits.singly_synced_files
-
-
 def upper_bound(
     leaves: Sequence[PlannedLeaf], spec: TreeSpec, processes: int, is_linked: bool
 ) -> Written:
@@ -129,22 +123,3 @@ _NOWHERE = DataFiles([], _placement.NOWHERE)
 def _cuts(path: str) -> list[int]:
     """Where each of the directories that lead to `path` ends in it."""
     return [i for i, c in enumerate(path) if c == "/"] + [len(path)]
-
-
-def check_names(names: Sequence[str], root: Any) -> None:
-    """**Raises:** `ValueError` if two directories would be one on this file system, or
-    one cannot be."""
-    own = *_files.SIDE, _files.INDEX, _files.SIGNATURE
-    seen = {name.casefold(): name for name in own}
-    for name in names:
-        if name.endswith(".__lock"):
-            raise ValueError(
-                f"The leaf `{name}` would have a directory that ends in `.__lock`, "
-                'which TensorStore keeps for itself. Use `layout="ocdbt"`.'
-            )
-        other = seen.setdefault(_files.directory(name).casefold(), name)
-        if other != name and _store.folds_case(root):
-            raise ValueError(
-                f"The names `{other}` and `{name}` differ only by case, and the file "
-                f'system of `{root}` takes them for one. Use `layout="ocdbt"`.'
-            )

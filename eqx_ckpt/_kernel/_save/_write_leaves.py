@@ -5,8 +5,9 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .._format import _files
+from .._format import _files, _layouts
 from .._format._index import Index, OwnState
+from .._limits import limits
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._storage._backend import Backend
@@ -34,9 +35,11 @@ def destination(
     outbox = sync_all = None
     if isinstance(work, ObjectStore):
         outbox = held.enter_context(UploadQueue(work, plan.max_bytes // 2).open())
-    durable = plan.options.durable
-    if durable and isinstance(work, LocalDirectory):
-        if _plan.WRITERS[plan.options.layout].has_many_files(plan.spec):
+    durable, spec = plan.options.durable, plan.spec
+    # A packed layout has few files.
+    if durable and plan.options.layout not in _layouts.PACKED:
+        is_many = spec.chunk_count + len(spec.names) > limits.singly_synced_files
+        if is_many and isinstance(work, LocalDirectory):
             sync_all = held.enter_context(work.synced_together())
     return Destination(work, data_key, durable and sync_all is None, sync_all, outbox)
 

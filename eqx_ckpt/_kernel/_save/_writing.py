@@ -322,14 +322,6 @@ class Written(NamedTuple):
 class LayoutWriter(Protocol):
     """The functions that write a layout: those of `_to_ocdbt` and `_to_zarr`."""
 
-    def check_names(self, names: Sequence[str], root: Any, /) -> None:
-        """**Raises:** `ValueError` if leaves of these names cannot be at `root`."""
-        ...
-
-    def has_many_files(self, spec: TreeSpec, /) -> bool:
-        """Whether to sync the whole file system takes less than to sync each file."""
-        ...
-
     def write(self, task: WriteTask, into: Destination[Any], /) -> Files:
         """Writes the chunks of this process."""
         ...

@@ -25,6 +25,8 @@ class Flat:
     def __init__(self, tree: PyTree, is_leaf: IsLeaf, walk: Walk, leaves: list[Any]):
         self.tree, self._is_leaf = tree, is_leaf
         self.walk, self.leaves = walk, leaves
+        # Whether results for trees like it are kept with its walk.
+        self.is_walk_kept = is_leaf is None and walk.is_kept
 
     @ft.cached_property
     def structure(self) -> Any:
@@ -44,11 +46,6 @@ class Flat:
         if self.is_walk_kept and all(map(_is_fixed, self.walk.values.encoded)):
             return self.walk.once(what, None, make)
         return make()
-
-    @property
-    def is_walk_kept(self) -> bool:
-        """Whether results for trees like it are kept with its walk."""
-        return self._is_leaf is None and self.walk.is_kept
 
     def names(self, above: str = "") -> list[str]:
         """The dotted names of the leaves, if that of the tree is `above`.

@@ -125,12 +125,8 @@ def stored_names(
 def check_order(flat: Flat, stored: Set[int]) -> None:
     """**Raises:** `ValueError` if only the order tells what some entries belong to, and
     it could change unseen. `stored` are the numbers of the leaves that are stored."""
-    unlabelled = lambda: {
-        number: entry
-        for number, entry in state_entries(flat).items()
-        if not any(entry.label)
-    }
     states: dict[str, Looks] = {}
+    unlabelled = lambda: _unlabelled_entries(flat)
     for number, entry in flat.walk.once("unlabelled", None, unlabelled).items():
         if number in stored:
             leaf = _register.to_leaf(flat.leaves[number])
@@ -151,6 +147,14 @@ def check_order(flat: Flat, stored: Set[int]) -> None:
                 "State in one tree with its model, or make both with "
                 "`eqx.nn.make_with_state`. Nothing was saved."
             )
+
+
+def _unlabelled_entries(flat: Flat) -> dict[int, Entry]:
+    """The entry of each leaf of one that nothing but the order tells from others."""
+    if all(any(label) for labels in states_of(flat).values() for label in labels):
+        return {}
+    entries = state_entries(flat)
+    return {n: entry for n, entry in entries.items() if not any(entry.label)}
 
 
 def _twins(looks: Looks) -> list[int]:

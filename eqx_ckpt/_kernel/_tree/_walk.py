@@ -148,7 +148,8 @@ class Walk:
             starts = nexts
         # Each leaf, in JAX's order, by its place in the order of the layers.
         self.order: list[int] = np.argsort(np.array(ranks, np.int64)).tolist()
-        self._ranks = ranks
+        # Whether it is kept for a later tree.
+        self.is_kept = len(ranks) <= _MAX_LEAVES
 
     # ---- Another tree.
 
@@ -199,11 +200,6 @@ class Walk:
             return None
         return list(order(leaves))
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether it is kept for a later tree."""
-        return len(self._ranks) <= _MAX_LEAVES
-
     def once(self, key: object, keeps: object, make: Callable[[], T]) -> T:
         """The result of `make`, which is called once for each key: all trees that have
         this walk share what it made. `keeps`: objects whose `id` is in the key, which
@@ -226,7 +222,7 @@ class Walk:
 
     def _at(self, above: str) -> "Walk":
         other = object.__new__(Walk)
-        own = "layers", "order", "_ranks", "values"
+        own = "layers", "order", "is_kept", "values"
         vars(other).update({name: vars(self)[name] for name in own})
         other.above, other._made, other.leaves = above, {}, []
         return other
