@@ -1,5 +1,7 @@
+import gc
 import os
 import pathlib
+import re
 import sys
 import tempfile
 
@@ -22,6 +24,9 @@ import jax.random as jr
 import pytest
 from support import servers
 
+
+# Thousands of tests are collected, and stay: no collection of garbage looks at them.
+gc.disable()
 
 # For this process alone: JAX does not write to it atomically.
 _compiled = tempfile.TemporaryDirectory()
@@ -58,6 +63,25 @@ _FIRST = [
 ]
 _ranks = {f"{name}.py": rank for rank, name in enumerate(_FIRST)}
 
+# Where each server, and Chromium, is started once: these files go to one worker.
+_SERVED = re.compile(
+    r"/(stores|view)/|test_(backends|foreign_stores|functions_kept|html|manager_stores"
+    r"|reading|store_kill)\.py$"
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "served" if _SERVED.search(file) else file
+
+    if config.getoption("dist") == "loadfile":
+        return Scheduling(config, log)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
@@ -67,6 +91,12 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
                 item.add_marker("long")
+
+
+def pytest_collection_finish(session):
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

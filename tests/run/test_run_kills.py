@@ -19,28 +19,30 @@ import eqx_ckpt as ec
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["directory", "store"])
-def server(request):
+def server(request, tmp_path_factory):
     if not (request.param or CAN_TRACE):
         pytest.skip("it traces calls of Linux")
     with stores(request.param), run_kills.Server(request.param) as server:
+        server.pattern = tmp_path_factory.mktemp("pattern")
+        run_kills.make(server.pattern / "run")
+        server.seen = look(server.pattern / "run")
         yield server
 
 
 class _Campaign:
     def __init__(self, server, directory, job):
-        self.server, self.directory, self.job = server, directory, job
+        self.server, self.job = server, job
         self.here = directory / "here"
-        run_kills.make(directory / "pattern/run")
         # What is seen once so many calls are over.
         numbers = range(1, len(JOBS[job]) + 1)
         self._play(copies=True)
         self.seen = [look(self.here / f"run{n}") for n in numbers]
-        self.seen.insert(0, look(directory / "pattern/run"))
+        self.seen.insert(0, server.seen)
         self.points, _ = self._play()
 
     def _play(self, at=None, copies=False):
         shutil.rmtree(self.here, ignore_errors=True)
-        shutil.copytree(self.directory / "pattern", self.here)
+        shutil.copytree(self.server.pattern, self.here)
         points, told = self.server.play(self.job, self.here, at, copies)
         # TensorStore's own, which no object store has: see `test_kill`.
         for stale in self.here.rglob("*.__lock"):
