@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import xxhash
 
 from .._kernel._format import _digests, _grid, _template, _text
 from .._kernel._format._grid import Grid
@@ -262,7 +261,7 @@ def _digest(chunk: _Chunk, window: Window, step: int) -> tuple[bytes, bool]:
     t, at = chunk.record.template, chunk.start
     kept = tuple(s.stop - s.start for s in chunk.grid.regions[chunk.number])
     found: list[bytes] = []
-    hasher, room = xxhash.xxh3_128(), _grid.BLOCK
+    hasher, room = _digests.Stream(), _grid.BLOCK
     is_clean = True
     for shape, inner in _slabs(t.chunk, kept, t.itemsize, step):
         data = _exactly(window, at, at + math.prod(shape) * t.itemsize)
@@ -279,7 +278,7 @@ def _digest(chunk: _Chunk, window: Window, step: int) -> tuple[bytes, bool]:
             room -= block.size
             if room == 0:
                 found.append(hasher.digest())
-                hasher, room = xxhash.xxh3_128(), _grid.BLOCK
+                hasher, room = _digests.Stream(), _grid.BLOCK
     if room < _grid.BLOCK:
         found.append(hasher.digest())
     return b"".join(found), is_clean

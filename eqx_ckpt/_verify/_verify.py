@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .._kernel._errors import DamagedError, ReplacedError
-from .._kernel._format import _files, _index, _text
+from .._kernel._format import _digests, _files, _index, _text
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._load import _checkpoint, _open, _source
 from .._kernel._load._checkpoint import Checkpoint
@@ -197,7 +197,7 @@ def _check_digests(source: Source) -> list[Problem]:
     try:
         source.digests.load()
         size = source.root.size(key) if source.is_ours else None
-        if size is not None and size > 16 * source.index.extents.pages[-1]:
+        if size is not None and size > _digests.SIZE * source.index.extents.pages[-1]:
             return [Problem(None, None, key, "it has more bytes than it had")]
     except ReplacedError:
         raise

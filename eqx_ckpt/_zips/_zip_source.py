@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .._kernel._errors import DamagedError
-from .._kernel._format import _files, _index, _json, _layouts, _text
+from .._kernel._format import _digests, _files, _index, _json, _layouts, _text
 from .._kernel._format._index import Index
 from .._kernel._load._source import DatabaseSource
 from .._kernel._storage import _store
@@ -91,7 +91,7 @@ def _ours(root: Backend, archive: Zip) -> ZipSource | None:
     digests = _zip.place(archive, f"{prefix}{own}/digests")
     keys, shift = [key] * len(files), [start for start, _ in files]
     index = dataclasses.replace(index, files=keys, shift=shift)
-    if digests[1] - digests[0] != 16 * index.extents.pages[-1]:
+    if digests[1] - digests[0] != _digests.SIZE * index.extents.pages[-1]:
         raise DamagedError("its file of digests is damaged")
     _zip.check_apart([*files, (start, stop), digests])
     _check_members(index, files)

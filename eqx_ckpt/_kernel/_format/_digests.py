@@ -1,4 +1,8 @@
-"""The digests of stored bytes."""
+"""The digests of blocks of chunks: XXH3, of 128 bits. Nobody else says how one is made,
+or how long it is.
+
+The index and its `others` have digests of their own, in hexadecimal: `_index.digest`.
+"""
 
 from collections.abc import Callable
 from typing import Any
