@@ -5,6 +5,16 @@ A lane is a sequence of runs of chunks, in the order of the leaves, that lie one
 the other. A pattern says how the chunks of a leaf are dealt out to lanes, and a *begin*
 where a lane goes on in another place: it is a row `(lane, leaf, chunk, file, offset)`,
 of the first chunk that lies there. All else is sums.
+
+Say two processes save two leaves of four chunks of 64 bytes. Process 0 writes the first
+two chunks of each leaf to file 0, and process 1 the last two to file 1:
+
+    file 0, lane 0:  leaf 0, chunks 0-1 | leaf 1, chunks 0-1
+    file 1, lane 1:  leaf 0, chunks 2-3 | leaf 1, chunks 2-3
+
+There are four runs. Both leaves have one pattern, two chunks to lane 0 and all that
+are left to lane 1: `patterns` is `[[2, 0], [0, 1]]`. Each lane has one begin, its first
+run: `begins` is `[[0, 0, 0, 0, 0], [1, 0, 2, 1, 0]]`.
 """
 
 import itertools as it
@@ -29,10 +39,11 @@ _BITS = 17
 
 
 class Placement(NamedTuple):
-    """The places of chunks. A row of `patterns` is a number of chunks and their lane;
-    a pattern ends with a row of 0 chunks, which is all that are left. `pattern` has the
-    number of that of each leaf; it is empty if there is but one. `sizes` has those of
-    compressed chunks as they lie in the files.
+    """The places of chunks. `patterns` has all patterns, one after the other. A row is
+    a number of chunks and their lane; the last row of a pattern has 0 chunks, which are
+    all that are left. `pattern` has for each leaf the number of its pattern; it is
+    empty if all leaves have the first. `sizes` are the bytes of compressed chunks, in
+    the order of the files.
     """
 
     patterns: np.ndarray
@@ -105,7 +116,7 @@ def aligned(at: Any) -> Any:
 def _interned(
     leaf: np.ndarray, rows: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The patterns that there are, and the number of that of each leaf."""
+    """The `patterns` and the `pattern` of a `Placement`, from rows of all leaves."""
     if (rows == rows[:1]).all() and (leaf[1:] > leaf[:-1]).all():
         return rows[:1], np.zeros(0, np.uint32)  # As where one process writes all.
     starts = np.searchsorted(leaf, np.arange(count + 1))
@@ -190,7 +201,7 @@ def lay(placement: Placement, files: int, leaves: Leaves) -> Extents:
     is_compressed = _extents.is_compressed(leaves)[leaf] & (stop > first)
     if len(placement.sizes) or is_compressed.any():
         own = order[is_compressed[order]]
-        # The size of chunk `n` of a leaf is `sizes[coded + n]`.
+        # In a compressed run chunk `n` of the leaf has the size `sizes[coded + n]`.
         coded = np.full(len(leaf), -1, np.int64)
         coded[own] = _first_sizes(placement.sizes, (stop - first)[own], full[leaf[own]])
         coded[own] -= first[own]
