@@ -61,8 +61,10 @@ def dtype_of(name: str) -> np.dtype:
 class Template(NamedTuple):
     """The common properties of leaves that differ only in name and place.
 
-    `dtype` is what the leaf is (`float0`, `uint4`, `key`), `stored` what its bytes are
-    stored as; `shape` and `chunk` are those of the stored array.
+    `keys` has a letter for each key of the leaf's path: "a" for an attribute, "s" for a
+    place in a sequence, and so on, as FORMAT.md says. `dtype` is what the leaf is
+    (`float0`, `uint4`, `key`), `stored` what its bytes are stored as; `shape` and
+    `chunk` are those of the stored array.
     """
 
     keys: str

@@ -2,6 +2,9 @@
 
 A training loop saves the same leaves again and again, with other values. What follows
 from all else that is known of them, such as their names and templates, is kept.
+
+A leaf has a kind: all that its template depends on but its place in the tree. It also
+has the kinds of its keys (`key_kinds`), in a letter for each, as in `Template.keys`.
 """
 
 import collections
@@ -157,10 +160,11 @@ def _make_spec(
 ) -> _Specified:
     """Makes the spec of the leaves of these numbers, whose values are `given`: checks
     their names, makes a template for the first leaf of each kind, and numbers those
-    that differ."""
+    that differ. Last, a template gets the kinds of keys, in which leaves of one kind
+    may differ."""
     flat.walk.check_names(numbers)
     names = list(map(flat.walk.names.__getitem__, numbers))
-    letters = list(map(flat.walk.letters.__getitem__, numbers))
+    key_kinds = list(map(flat.walk.letters.__getitem__, numbers))
     number_of = dict(zip(names, numbers))
     if len(number_of) < len(names):
         raise _twins_error(names, numbers, flat)
@@ -195,7 +199,7 @@ def _make_spec(
     aliases = _aliases(whole)
     for leaf_index, origin in aliases.items():
         own[leaf_index] = own[leaf_index]._replace(chunk=own[origin].chunk)
-    rows = list(zip(map(id, own), letters))
+    rows = list(zip(map(id, own), key_kinds))
     # Where templates are equal, so are their numbers.
     templates: dict[Template, int] = {}
     number = {
@@ -203,7 +207,7 @@ def _make_spec(
         for row, t in dict(zip(rows, own)).items()
     }
     if not flat.walk.are_names_apart:
-        _check_nodes(letters, number_of, flat)
+        _check_nodes(key_kinds, number_of, flat)
     of, some = tuple(map(number.__getitem__, rows)), tuple(aliases.items())
     spec = TreeSpec(tuple(names), of, tuple(templates), some)
     return _Specified(values, spec, parts)
@@ -243,11 +247,11 @@ def _as_stored(name: str, value: object, options: SaveOptions) -> _Stored:
     return _Stored(value, template._replace(codec=codec), part)
 
 
-def _check_nodes(letters: Sequence[str], numbers: dict[str, int], flat: Flat) -> None:
+def _check_nodes(key_kinds: Sequence[str], numbers: dict[str, int], flat: Flat) -> None:
     """**Raises:** for a leaf that has the name of a node, and for two nodes of one
     name: the checkpoint's own tree has one place for both."""
     nodes: dict[str, tuple[str, int]] = {}
-    for leaf, kinds in zip(numbers, letters):
+    for leaf, kinds in zip(numbers, key_kinds):
         name, dot, _ = leaf.rpartition(".")
         while dot:
             kinds = kinds[:-1]

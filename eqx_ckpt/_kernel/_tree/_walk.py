@@ -269,7 +269,8 @@ class Walk:
 
     @ft.cached_property
     def letters(self) -> list[str]:
-        """The kinds of the keys of each leaf."""
+        """The kinds of the keys of each leaf, in a letter for each: see
+        `Template.keys`."""
         return self.of_leaves(self.nodes.letters)
 
     @ft.cached_property
