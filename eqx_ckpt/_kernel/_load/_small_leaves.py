@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
-from .._format import _grid, _template
+from .._format import _digests, _grid, _template
 from .._storage import _arrays, _store
 from . import _reader
 from ._reader import Reader, ReadResult, Results, StoredRead
@@ -138,15 +137,15 @@ def _finish_job(
     the answer of a store that is on its way, or the memory to read it into."""
     out: list[tuple[StoredRead, ReadResult]] = []
     root = reader.source.directory
-    for run, its in zip(job, coming):
+    for run, answer_or_memory in zip(job, coming):
         key, start, _, members = run
         try:
             if reader.source.root.is_remote:
-                data = _store.read_answer(root, key, its).value
+                data = _store.read_answer(root, key, answer_or_memory).value
                 whole = np.frombuffer(data, np.uint8)
                 pieces, size = _pieces(whole, start, members), whole.size
             else:
-                pieces, into = its
+                pieces, into = answer_or_memory
                 size = root.read_into(key, start, *into)
         except Exception as e:
             why = reader.explain(e)
@@ -208,28 +207,28 @@ def _add_leaves(
 ) -> None:
     """Adds the leaves of a run that are there, where the file ends at `stop`, and as
     they were saved."""
-    digest, digests = xxhash.xxh3_128_digest, reader.digests
+    digest, digests = _digests.block_digest, reader.digests
     last, dtype = None, np.dtype(np.uint8)
     saved: list[bytes] = [b""] * len(pieces)
     if digests is not None:
         leaves = [x.read.record.leaf_index for x in run.members]
         saved = digests.each(reader.source.index.extents.first_digests(leaves))
-    for (one, offset, size), whole, own in zip(run.members, pieces, saved):
-        piece, is_owned, is_aligned = whole
+    for (one, offset, size), piece, own in zip(run.members, pieces, saved):
+        data, is_owned, is_aligned = piece
         record, views, conversion, _, _ = one
         t = record.template
         if offset + size > stop:
             reader.problems[record.name] = _reader.MISSING
             continue
         # It is one block.
-        if digests is not None and own != digest(piece.data):
+        if digests is not None and own != digest(data.data):
             reader.problems[record.name] = _reader.CHANGED
             continue
         if t is not last:
             last, dtype = t, _template.dtype_of(t.stored)
         if is_aligned and not is_owned:
-            piece, is_owned = piece.copy(), True
-        arrays, owned, lost = [np.ndarray(t.shape, dtype, piece)], is_owned, ""
+            data, is_owned = data.copy(), True
+        arrays, owned, lost = [np.ndarray(t.shape, dtype, data)], is_owned, ""
         if views is not None:
             arrays, owned = [v.apply(arrays[0]) for v in views], False
         if conversion is not None:
