@@ -60,14 +60,14 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    root: Backend, words: Iterable[bytes], bad: Set[PartCopy] = frozenset()
+    root: Backend, reports: Iterable[bytes], bad: Set[PartCopy] = frozenset()
 ) -> Chosen:
     """The newest near step of the run at a root that is whole, by the reports of all
     processes, without copies that are `bad`."""
     attempt = _attempts.last(root)
     if attempt is None:
         return Chosen()
-    disks = [_disk.read_report(word, index) for index, word in enumerate(words)]
+    disks = [_disk.read_report(report, index) for index, report in enumerate(reports)]
     known = {part.save for disk in disks for part in disk.parts}
     notes = []
     for index, (parts, problems, path) in enumerate(disks):
@@ -107,8 +107,8 @@ class Search(NearSearch):
         """Report of this process on its disk."""
         return self._disk.report()
 
-    def look(self, words: Sequence[bytes]) -> None:
-        self._chosen = choose(self._root, words, self._bad.keys())
+    def look(self, reports: Sequence[bytes]) -> None:
+        self._chosen = choose(self._root, reports, self._bad.keys())
         self.is_begun = self._chosen.is_begun
 
     def choose(self, at_root: int | None) -> Chosen:
@@ -183,10 +183,10 @@ class Search(NearSearch):
             return None
         if not _own.is_all(own):
             return _own.decode(data[processes.index], own)
-        rows = [(i, word.hex()) for i, word in data.items()]
+        rows = [(i, state.hex()) for i, state in data.items()]
         said = share_records(processes, rows, _OF_OWN, [(COUNT, str)])
         rows = sorted(row for some in said for row in some)
-        return [_own.decode(bytes.fromhex(word), own) for _, word in rows]
+        return [_own.decode(bytes.fromhex(state), own) for _, state in rows]
 
     @property
     def blamed(self) -> list[tuple[int, int]]:

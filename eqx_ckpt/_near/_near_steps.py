@@ -102,9 +102,9 @@ class Near(NearSteps):
     def _report(self) -> bytes:
         return self._disk.report()
 
-    def _latest(self, words: list[bytes]) -> bytes:
+    def _latest(self, reports: list[bytes]) -> bytes:
         steps = self._saves.steps
-        chosen = _near_search.choose(steps.root, words)
+        chosen = _near_search.choose(steps.root, reports)
         known = [steps.latest(chosen.is_begun), chosen.step and chosen.step.step]
         latest = max((s for s in known if s is not None), default=None)
         if latest is None:
@@ -160,10 +160,10 @@ class Near(NearSteps):
         saves, step = self._saves, state.step
         root, start = saves.steps.root, saves.attempt_start
 
-        def decide(words: list[bytes]) -> bytes:
+        def decide(reports: list[bytes]) -> bytes:
             saves.check_begin()
             if start.attempt is None and not start.has_restored:
-                chosen = _near_search.choose(root, words)
+                chosen = _near_search.choose(root, reports)
                 if chosen.step is not None:
                     chosen.passed.append(Passed(chosen.step.step, "it can be restored"))
                 chosen.warn(

@@ -56,7 +56,7 @@ class NearSearch:
         """Report on the disk of this process, for process 0."""
         return b""
 
-    def look(self, words: Sequence[bytes]) -> None:
+    def look(self, reports: Sequence[bytes]) -> None:
         """Looks for the newest near step, by the reports of all processes."""
 
     def choose(self, at_root: int | None) -> Any:
@@ -123,7 +123,7 @@ class NearSteps:
         """Report on the disk of this process, for process 0."""
         return b""
 
-    def _latest(self, words: list[bytes]) -> bytes:
+    def _latest(self, reports: list[bytes]) -> bytes:
         """The newest step, as process 0 finds it."""
         steps = self._saves.steps
         latest = steps.latest()

@@ -69,6 +69,11 @@ class Policy(NamedTuple):
         """Whether metrics say which steps stay."""
         return self.best is not None or self.keep_if is not None
 
+    @property
+    def needs_times(self) -> bool:
+        """Whether `stay` goes by the times of saves, which it is not given else."""
+        return self.keep_seconds is not None
+
     def has_metric(self, known: Mapping[int, dict[str, Any]]) -> bool:
         """Whether a step has the metric of `best`, if that is given."""
         return self.best is None or any(self.best[0] in of for of in known.values())
@@ -119,9 +124,9 @@ class Policy(NamedTuple):
         own: int,
     ) -> set[int]:
         """The steps that stay beside the `successors` once a new one is saved. `times`
-        has the seconds at which steps were saved; a step without a time stays. An
-        earlier attempt has left a step that is not in `counting`. It stays until this
-        attempt has `keep` steps; it has `own` now."""
+        has the seconds at which steps were saved, if the policy `needs_times`; a step
+        without a time stays. An earlier attempt has left a step that is not in
+        `counting`. It stays until this attempt has `keep` steps; it has `own` now."""
         assert self.keep is not None
         if not self.has_metric(counting):
             return {*known}

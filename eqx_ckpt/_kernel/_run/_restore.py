@@ -167,10 +167,10 @@ def _try(search: _Search) -> Restored | None:
     near, steps, loaded = search.near, search.saves.steps, None
     processes = search.saves.processes("restore", "Restoring")
     with processes.share_errors():
-        words = processes.gather(near.report())
-        word = _choice(search, words) if processes.leads else b""
+        reports = processes.gather(near.report())
+        choice = _choice(search, reports) if processes.leads else b""
         # What process 0 has skipped, the others have to know.
-        step = _take(search, processes.broadcast(word))
+        step = _take(search, processes.broadcast(choice))
         if step is not None:
             loaded = _load_chosen(search, step, processes)
     if step is None or loaded is None:
@@ -234,18 +234,19 @@ def _load_chosen(search: _Search, step: int, processes: Processes) -> _Loaded:
     return _Loaded(found, error, outcome)
 
 
-def _choice(search: _Search, words: list[bytes]) -> bytes:
-    """The newest step, all that are skipped, and what near disks add to it."""
-    search.near.look(words)
+def _choice(search: _Search, reports: list[bytes]) -> bytes:
+    """In process 0: the newest step, all that are skipped, and what near disks add to
+    it, as JSON. `reports` are those of all processes on their near disks."""
+    search.near.look(reports)
     step, skipped = _newest_at_root(search)
     near = search.near.choose(step)
     return json.dumps([step, list(skipped.items()), near]).encode()
 
 
-def _take(search: _Search, word: bytes) -> int | None:
+def _take(search: _Search, choice: bytes) -> int | None:
     """Takes the choice of process 0. Returns its step."""
     form = _AT, _SKIPPED, search.near.schema
-    step, skipped, near = _schema.read(word, _SAID, form)
+    step, skipped, near = _schema.read(choice, _SAID, form)
     search.skipped = {int(s): Skip(*skip) for s, skip in skipped}
     search.near.take(near)
     return step if search.near.step is None else search.near.step

@@ -149,7 +149,7 @@ class Retention:
         known = {s: x.metrics for s, x in seen.items() if s not in damaged}
         counting = {s: x for s, x in known.items() if not self._lineage.is_left(s)}
         ours = {step for step in known if seen[step].signature.is_ours}
-        times = {} if self._policy.keep_seconds is None else self._times_of(seen)
+        times = self._times_of(seen) if self._policy.needs_times else {}
         own = sum(map(self._lineage.is_own, known))
         successors = self._policy.successors(counting, new)
         stay = self._policy.stay(known, counting, new, times, own)

@@ -177,9 +177,9 @@ class Saves:
         handle = self._begin_write(state, path, options, processes.leads)
         self.last_begin = time.monotonic()
         saving = RunningSave(step, handle, decision.metrics, _threads.Event())
-        is_kept = retain and processes.leads
+        retains = retain and processes.leads
         handle.add_done_callback(
-            lambda _: self._follow_up(saving, is_kept, processes.leads)
+            lambda _: self._follow_up(saving, retains, processes.leads)
         )
         # Last: whoever waits for it waits for both.
         self.running.append(saving)
