@@ -291,12 +291,17 @@ def _tensors(
     _states.check_order(flat, {*numbers})
     unread = unreadable_leaves(names, leaves)
     known = {name for name, _ in unread}
-    rows = [row for row in zip(names, leaves) if row[0] not in known]
-    stored = _lazies.stored_alike([x for _, x in rows], lambda i: _as_stored(*rows[i]))
-    described = [
-        PlannedLeaf(name, value, template, 0, None)
-        for (name, _), (value, template) in zip(rows, stored)
-    ]
+    described: list[PlannedLeaf] = []
+    alike: dict[Any, _lazies.StoredValue] = {}
+    for name, leaf in zip(names, leaves):
+        if name not in known:
+            likeness = _lazies.likeness(leaf) or name
+            if likeness in alike:
+                value, template = alike[likeness]
+                value = value.like(leaf)
+            else:
+                value, template = alike[likeness] = _as_stored(name, leaf)
+            described.append(PlannedLeaf(name, value, template, 0, None))
     templates = {id(x.template): x.template for x in described}
     refused = {key: _refused(template) for key, template in templates.items()}
     bad = [(x.name, what) for x in described if (what := refused[id(x.template)])]

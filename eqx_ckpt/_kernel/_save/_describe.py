@@ -168,34 +168,33 @@ def _make_spec(
     number_of = dict(zip(names, numbers))
     if len(number_of) < len(names):
         raise _twins_error(names, numbers, flat)
-    values, parts = [*given], dict[int, LocalShards]()
     # Of some leaves only some shards may be stored.
     has_parts = options.processes == "own" and any(map(_local_shards.is_spread, given))
-    count, kinds = len(names), leaf_kinds.numbers
-    # Leaves of a kind have one template.
-    firsts: dict[int, int] = {}
-    todo: Sequence[int] = range(count)
-    if not (callable(options.chunks) or has_parts):
-        firsts = dict(zip(reversed(kinds), reversed(range(count))))
-        odd = it.compress(it.count(), map(operator.lt, kinds, it.repeat(0)))
-        todo = sorted({*firsts.values(), *odd})
-    # Each leaf's own template, until they are numbered.
-    own: list[Any] = [None] * count
-    as_stored = lambda leaf_index: _as_stored(
-        names[leaf_index], given[leaf_index], options
-    )
-    stored = map(as_stored, todo)
-    if not (callable(options.chunks) or has_parts or options.dtype):
-        some = [given[leaf_index] for leaf_index in todo]
-        stored = _lazies.stored_alike(some, lambda i: as_stored(todo[i]))
-    for leaf_index, (value, template, part) in zip(todo, stored):
-        values[leaf_index], own[leaf_index] = value, template
-        if part is not None:
+    is_each = callable(options.chunks) or has_parts
+    # Leaves of a kind have one template. Of lazy leaves it is how they are stored, and
+    # what nothing is known of is alone.
+    kinds: list[Any] = [-1] * len(names) if is_each else list(leaf_kinds.numbers)
+    odd = list(it.compress(it.count(), map(operator.eq, kinds, it.repeat(-1))))
+    for leaf_index in odd:
+        is_alone = is_each or options.dtype is not None
+        likeness = None if is_alone else _lazies.likeness(given[leaf_index])
+        kinds[leaf_index] = likeness or (leaf_index,)
+    firsts = dict(zip(reversed(kinds), reversed(range(len(kinds)))))
+    stored = {
+        kind: _as_stored(names[leaf_index], given[leaf_index], options)
+        for kind, leaf_index in sorted(firsts.items(), key=operator.itemgetter(1))
+    }
+    values, whole, parts = [*given], [*given], dict[int, LocalShards]()
+    for leaf_index in odd:
+        value, _, part = stored[kinds[leaf_index]]
+        if leaf_index != firsts[kinds[leaf_index]]:
+            value = value.like(given[leaf_index])
+        values[leaf_index] = value
+        if part is None:
+            whole[leaf_index] = value
+        else:
             parts[leaf_index] = part
-    own = [t or own[firsts[kind]] for t, kind in zip(own, kinds)]
-    whole = [*values]
-    for leaf_index in parts:
-        whole[leaf_index] = given[leaf_index]
+    own = [stored[kind].template for kind in kinds]
     aliases = _aliases(whole)
     for leaf_index, origin in aliases.items():
         own[leaf_index] = own[leaf_index]._replace(chunk=own[origin].chunk)

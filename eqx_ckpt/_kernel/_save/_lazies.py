@@ -73,23 +73,10 @@ def as_stored(value: object, dtype: np.dtype | None) -> StoredValue:
     return StoredValue(value, _leaf.template_of(value, dtype))
 
 
-def stored_alike(
-    values: Iterable[Any], make: Callable[[int], tuple]
-) -> Iterator[tuple]:
-    """The tuple that `make` gives for the number of each value. It begins with the
-    source of its bytes. Lazy leaves that are stored alike share one call."""
-    firsts: dict[Any, tuple] = {}
-    for number, value in enumerate(values):
-        is_lazy = isinstance(value, LazyArray)
-        kind = _lazy.body_of(value).likeness if is_lazy else None
-        first = firsts.get(kind)
-        if first is not None:
-            yield first[0].like(value), *first[1:]
-            continue
-        first = make(number)
-        if kind is not None:
-            firsts[kind] = first
-        yield first
+def likeness(value: object) -> Any:
+    """Equal for lazy leaves that are stored alike, so that the `LazySource` of one is
+    made `like` that of another; None for any other value."""
+    return _lazy.body_of(value).likeness if isinstance(value, LazyArray) else None
 
 
 def _lazy_source(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
