@@ -52,7 +52,7 @@ class Model:
     def is_array(self, number: int) -> bool:
         leaf = self.flat.leaves[number]
         arrays = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic)
-        is_array = isinstance(leaf, arrays) or _filters.is_other_array(leaf)
+        is_array = isinstance(leaf, arrays) or _filters.is_other_data(leaf)
         return self.storable[number] and is_array
 
     def nodes(self, where: Any, called: str) -> Nested:

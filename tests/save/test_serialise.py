@@ -1,5 +1,7 @@
+import array
 import itertools
 import json
+import random
 import warnings
 
 import equinox as eqx
@@ -285,12 +287,32 @@ class _Tensor:
     shape, dtype = (2,), "float32"
 
 
+class _Table:
+    """As tables of pandas are: with two dtypes, and an array when NumPy asks."""
+
+    shape = (2, 2)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.ones(self.shape, dtype)
+
+
+_OTHERS = [
+    _Tensor(),
+    _Table(),
+    array.array("f", [1]),
+    memoryview(b"1"),
+    np.random.default_rng(0),
+    np.random.RandomState(0),
+    random.Random(0),
+]
+
+
 # A reference to an array, which `jax.new_ref` makes since JAX 0.7.2.
 _ref = getattr(jax, "new_ref", None)
 
 
-@pytest.mark.parametrize("other", [*([_ref(jnp.ones(2))] if _ref else []), _Tensor()])
-def test_arrays_of_other_types_are_not_left_out_in_silence(tmp_path, other):
+@pytest.mark.parametrize("other", [*([_ref(jnp.ones(2))] if _ref else []), *_OTHERS])
+def test_data_of_other_types_is_not_left_out_in_silence(tmp_path, other):
     name = type(other).__name__
     tree = {"x": jnp.ones(2), "r": other, "act": jnp.tanh, "dtype": jnp.float32}
     for spec in (ec.is_storable, {**dict.fromkeys(tree, ec.is_storable)}):

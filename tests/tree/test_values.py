@@ -94,9 +94,10 @@ LEAVES = {
     "leaf of a Module": lambda value: Holder(value, 1.0),
 }
 PLACES = {**STATIC, **LEAVES}
-# An array that no save can store is an error, and is never left out.
+# Data that no save can store are an error, and are never left out.
 _NO_LEAVES = [
     *("numpy array of texts", "numpy time", "long double", "ShapeDtypeStruct"),
+    "generator of numbers",
 ]
 
 

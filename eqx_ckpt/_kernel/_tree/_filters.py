@@ -1,6 +1,7 @@
 """Selection by a `filter_spec`: as `eqx.filter` would, on skeletons too."""
 
 import inspect
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,20 +42,37 @@ def selected(
 
 def by_default(leaf: object) -> bool:
     """Whether a leaf is selected where nobody has said otherwise: if it is storable, or
-    is an array that cannot be stored, such as a `jax.Ref`. That is an error then, and
-    is not left out in silence as functions and strings are."""
-    return _leaf.is_storable(leaf) or is_other_array(leaf)
+    is data that cannot be stored, such as a `jax.Ref`. That is an error then, and is
+    not left out in silence as functions and strings are."""
+    return _leaf.is_storable(leaf) or is_other_data(leaf)
 
 
-def is_other_array(leaf: Any) -> bool:
-    """Whether a leaf that is not storable looks like an array."""
-    # A class has descriptors of these names, and a NumPy scalar here is a string.
-    if isinstance(leaf, (type, np.generic)):
+# What a type has whose values NumPy or JAX take for arrays.
+_OF_ARRAYS = ("__array__", "__array_interface__", "__dlpack__", "__jax_array__")
+
+
+def is_other_data(leaf: Any) -> bool:
+    """Whether a leaf that is not storable looks like an array, or is a generator of
+    random numbers, whose next ones depend on those that were drawn."""
+    # A class has descriptors of these names, and a NumPy scalar here is a string. A
+    # bytearray is compared, as a string is.
+    if isinstance(leaf, (type, np.generic, bytearray)):
         return False
+    of_numpy = np.random.Generator, np.random.BitGenerator, np.random.RandomState
+    if isinstance(leaf, (*of_numpy, random.Random)):
+        return True
+    if any(hasattr(type(leaf), name) for name in _OF_ARRAYS):
+        return True
     try:
-        return leaf.shape is not None and leaf.dtype is not None
+        if leaf.shape is not None and leaf.dtype is not None:
+            return True
     except Exception:
+        pass
+    try:
+        memoryview(leaf)  # As of an `array.array`, or of a file in memory.
+    except TypeError:
         return False
+    return True
 
 
 def _per_leaf(spec: FilterSpec, tree: PyTree, count: int, is_leaf: IsLeaf) -> list[Any]:

@@ -37,7 +37,7 @@ def is_storable(x: object) -> bool:
     beside the leaves, as are enums, dates, sets and the like: a load with another value
     is an error, as it is for a static field. A `filter_spec` that is true of a str
     stores it. Functions are left out. Where this is the `filter_spec`, other arrays,
-    such as a `jax.Ref`, are an error.
+    such as a `jax.Ref`, are an error, and so are generators of random numbers.
 
     !!! example
 
@@ -243,6 +243,8 @@ def recipe(leaf: object) -> str:
     """The way to make the type of a leaf one that is stored: the end of a sentence."""
     if isinstance(leaf, getattr(jax, "Ref", ())):
         return ": `ec.register_leaf(jax.Ref, lambda ref: ref[...], jax.new_ref)`"
+    if isinstance(leaf, np.random.Generator):
+        return ", or put its `bit_generator.state` in its place"
     return " with `register_leaf`"
 
 
