@@ -121,18 +121,22 @@ class ForeignSource(Source):
         piece = Piece(self.index.files[file], offset, first, t.shape, strides)
         return PiecedArray(t, [piece])
 
-    def open(self, wanted: Sequence[tuple[LeafRecord, Sequence[int]]]) -> list[Any]:
+    def open(
+        self,
+        wanted: Sequence[tuple[LeafRecord, Sequence[int]]],
+        unpinned: Backend | None = None,
+    ) -> list[Any]:
+        if not self.is_scattered(wanted[0][0]):
+            return super().open(wanted, unpinned)
         starts = self.index.extents.starts(r.leaf_index for r, _ in wanted)
         stored = [(self._origin(r, *at), n) for (r, n), at in zip(wanted, starts)]
-        return _open_stored(self.directory, stored, self.nodes)
-
-    def _open_whole(self, record: LeafRecord, directory: Backend) -> Any:
-        if not self.is_scattered(record):
-            return super()._open_whole(record, directory)
-        (array,) = self.open([(record, range(record.template.chunk_count))])
-        if isinstance(array, PiecedArray):
-            return _open_pieces(array._replace(root=directory))
-        return array
+        opened = _open_stored(self.directory, stored, self.nodes)
+        if unpinned is None:
+            return opened
+        return [
+            _open_pieces(x._replace(root=unpinned)) if isinstance(x, PiecedArray) else x
+            for x in opened
+        ]
 
     def cut(self, record: LeafRecord) -> Template:
         t, strides = record.template, self.strides.get(record.leaf_index)

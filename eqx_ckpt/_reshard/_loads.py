@@ -138,12 +138,11 @@ def _batches(
 ) -> Iterator[list[int]]:
     """Leaves that are moved together: a process reads at most `budget` bytes of them,
     or one array. Leaves that share a stored array stay together: it is read once."""
-    aliases = source.index.leaves.aliases
     groups: dict[int, list[int]] = collections.defaultdict(list)
     shares: dict[int, int] = {}
     for i, want in enumerate(wants):
         if want.move is not None:
-            leaf_index = aliases.get(want.record.leaf_index, want.record.leaf_index)
+            leaf_index = source.array_index(want.record)
             groups[leaf_index].append(i)
             shares[leaf_index] = (
                 want.record.template.nbytes // want.move.route.processes

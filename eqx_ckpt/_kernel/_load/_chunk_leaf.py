@@ -57,6 +57,9 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         super().__init__(reader, read)
         source, record = reader.source, read.record
         self.template = t = source.cut(record)
+        # What is compressed may be as long, and TensorStore decodes it into memory of
+        # its own.
+        self.copies = 1 if t.codec is None else 3
         # TensorStore decodes chunks of other formats. All others are bytes of files.
         self.array: Any = None
         self.is_decoded = source.is_scattered(record)
@@ -81,7 +84,8 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
             yield self._part(range(0), view.slices(), view.picked_shape, wanted, True)
             return
         grid = _source.grid_of(t)
-        most = max(1, min(_large_leaf.PART, self.reader.budget // 4) // grid.full)
+        most = min(_large_leaf.PART, self.reader.budget // 4) // self.copies
+        most = max(1, most // grid.full)
         source, record = self.reader.source, self.read.record
         if source.is_scattered(record) and not source.is_stored(record):
             most = 1  # Chunks that follow each other may lie anywhere.
@@ -111,10 +115,7 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
             if all(isinstance(x, slice) and x.step in (None, 1) for x in (*to, *fro)):
                 into = array[(*to, ...)]
                 into = into if into.shape == shape else None
-        # What is compressed may be as long, and TensorStore decodes it into memory of
-        # its own.
-        copies = 1 if self.template.codec is None else 3
-        nbytes = copies * math.prod(shape) * self.template.itemsize
+        nbytes = self.copies * math.prod(shape) * self.template.itemsize
         return _ChunkPart(chunks, region, shape, wanted, into, nbytes, is_last)
 
     def _start_read(self, part: _ChunkPart) -> Callable[[], np.ndarray]:
@@ -174,14 +175,9 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         return b"".join(found) == digests
 
     def _keep(self, part: _ChunkPart, data: np.ndarray) -> None:
-        conversion = self.read.conversion
         for array, to, fro in part.wanted if part.into is None else ():
-            some = data[_view.mesh(fro, data.shape)]
-            try:
-                kept = some if conversion is None else conversion.convert(some)
-                array[_view.mesh(to, array.shape)] = kept
-            except ValueError as e:
-                self.lost.append(e)
+            some, place = data[_view.mesh(fro, data.shape)], _view.mesh(to, array.shape)
+            _reader.put(some, array, place, self.read.conversion, self.lost)
 
 
 def _read_ranges(

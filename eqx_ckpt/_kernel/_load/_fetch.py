@@ -136,12 +136,10 @@ def _share_chunks(
     """The same reads, but those that share chunks are joined: a chunk that is verified
     or decoded is read whole. Those that are joined have no more bytes than a load may
     have under way."""
-    aliases = source.index.leaves.aliases
     groups: dict[Any, list[StoredRead]] = collections.defaultdict(list)
     for one in reads:
-        leaf_index, conversion = one.record.leaf_index, one.conversion
-        key = aliases.get(leaf_index, leaf_index), conversion and conversion.dtype
-        groups[key].append(one)
+        dtype = one.conversion and one.conversion.dtype
+        groups[source.array_index(one.record), dtype].append(one)
     out: list[StoredRead] = []
     for group in groups.values():
         if len(group) == 1 or not _kept.is_by_chunks(source, group[0].record, verify):

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .._format import _grid, _template, _view
+from .._format import _grid, _view
 from .._format._leaves import LeafRecord
 from .._format._template import Template
 from .._format._view import View
 from .._runtime import _cleanup, _threads
-from .._storage import _arrays
 from . import _reader, _source
 from ._leaf_body import StoredLeaf
 from ._reader import Reader, ReadResult, Results, StoredRead
@@ -49,21 +48,8 @@ def touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
 def span(source: Source, read: StoredRead) -> tuple[int, int]:
     """The first and the last number of the chunks of a read; (-1, -1) if it has
     none."""
-    t = source.cut(read.record)
-    found = [_span(t, view) for view in read.all_views if 0 not in view.shape]
-    if not found:
-        return -1, -1
-    lows, highs = zip(*found)
-    return min(lows), max(highs)
-
-
-def _span(t: Template, view: View) -> tuple[int, int]:
-    low = high = 0
-    counts = _grid.grid(t.shape, t.chunk)
-    for pick, chunk, count in zip(view.picks, t.chunk, counts):
-        parts = _grid.touched_along(chunk, pick)
-        low, high = low * count + int(parts[0]), high * count + int(parts[-1])
-    return low, high
+    chunks = touched(source.cut(read.record), read.views)
+    return (chunks[0], chunks[-1]) if chunks else (-1, -1)
 
 
 @dataclasses.dataclass(eq=False)
@@ -115,7 +101,7 @@ def keeping(leaves: Iterable[StoredLeaf]) -> Iterator[None]:
 def _find(reader: Reader, read: StoredRead) -> KeptChunks | None:
     """The chunks that a read shares with others, unless they take too much memory."""
     source, record = reader.source, read.record
-    leaf_index = _array_index(source, record)
+    leaf_index = source.array_index(record)
     kept = next(
         (x for x in list(source.chunk_caches) if leaf_index in x.leaf_indices), None
     )
@@ -132,24 +118,15 @@ def _assembled(
     t: Template, read: StoredRead, chunks: Mapping[int, np.ndarray]
 ) -> ReadResult:
     """Assembles the views of a read from the chunks that hold them."""
-    conversion, errors = read.conversion, []
-    dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
-    regions, arrays = _source.grid_of(t).regions, []
-    for view in read.all_views:
-        picks = view.ranges
-        array = _arrays.aligned(tuple(map(len, picks)), dtype)
+    errors: list[ValueError] = []
+    regions, arrays = _source.grid_of(t).regions, read.memory()
+    for view, array in zip(read.all_views, arrays):
         for number, chunk in chunks.items():
-            overlap = _view.overlaps(picks, regions[number])
-            if overlap is None:
-                continue
-            to, fro = overlap
-            some = chunk[_view.mesh(fro, chunk.shape)]
-            try:
-                kept = some if conversion is None else conversion.convert(some)
-                array[_view.mesh(to, array.shape)] = kept
-            except ValueError as e:
-                errors.append(e)
-        arrays.append(array)
+            overlap = _view.overlaps(view.ranges, regions[number])
+            if overlap is not None:
+                some = chunk[_view.mesh(overlap.fro, chunk.shape)]
+                place = _view.mesh(overlap.to, array.shape)
+                _reader.put(some, array, place, read.conversion, errors)
     return _reader.arranged(read.all_views, arrays, errors)
 
 
@@ -176,7 +153,7 @@ def _read_shared(
     """Gives a read with its arrays, of chunks that are kept and of those that are read
     now, unless these have problems."""
     source, record, t = reader.source, read.record, reader.source.cut(read.record)
-    leaf_index, numbers = _array_index(source, record), touched(t, read.views)
+    leaf_index, numbers = source.array_index(record), touched(t, read.views)
 
     def read_missing() -> dict[int, np.ndarray]:
         chunks = kept.get(leaf_index, numbers)
@@ -194,7 +171,3 @@ def _read_shared(
     chunks = kept.lock.run(read_missing)
     if len(chunks) == len(numbers):
         yield read, _assembled(t, read, chunks)
-
-
-def _array_index(source: Source, record: LeafRecord) -> int:
-    return source.index.leaves.aliases.get(record.leaf_index, record.leaf_index)

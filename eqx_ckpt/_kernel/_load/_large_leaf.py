@@ -12,8 +12,6 @@ from typing import Any, Generic, Protocol, runtime_checkable, TypeVar
 
 import numpy as np
 
-from .._format import _template
-from .._storage import _arrays
 from . import _reader
 from ._reader import Job, Reader, ReadResult, StoredRead
 
@@ -48,11 +46,8 @@ class LargeLeaf(abc.ABC, Generic[P]):
     def jobs(self) -> Iterator[Job[Any]]:
         """A job for each part, of which the last gives the leaf: the others have
         arrived then."""
-        stored, conversion = self.read.record.template.stored, self.read.conversion
-        dtype = _template.dtype_of(stored) if conversion is None else conversion.dtype
         # Not before the files are known to hold it.
-        shapes = [tuple(map(len, view.ranges)) for view in self.views]
-        self.arrays = [_arrays.aligned(shape, dtype) for shape in shapes]
+        self.arrays = self.read.memory()
         for part in self._parts():
             yield part.nbytes, ft.partial(self._start, part)
 

@@ -131,7 +131,7 @@ class StoredLeaf(LeafBody):
     @property
     def array_index(self) -> int:
         """The index of the first leaf there that is one array with it."""
-        return self.source.index.leaves.aliases.get(self.leaf_index, self.leaf_index)
+        return self.source.array_index(self.record)
 
     @property
     def unreadable(self) -> str | None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from .._errors import DamagedError, ReplacedError
-from .._format import _template
 from .._storage import _context
 from . import _kept, _row_leaf, _small_leaves, _wording
 from ._chunk_leaf import ChunkLeaf, LATER
@@ -81,10 +80,7 @@ def _read_once(reader: Reader, reads: Sequence[StoredRead]) -> Results:
         if is_small and one.views != ():
             small.append(one)
         elif 0 in one.record.template.shape or all(0 in x for x in one.shapes):
-            dtype = _template.dtype_of(one.record.template.stored)
-            if one.conversion is not None:
-                dtype = one.conversion.dtype
-            empty = [np.empty(shape, dtype) for shape in one.shapes]
+            empty = [np.empty(shape, one.dtype) for shape in one.shapes]
             yield one, ReadResult(empty, True)
         else:
             large.append(one)

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from .._errors import MissingError
-from .._format import _text, _view
+from .._format import _template, _text, _view
 from .._format._leaves import LeafRecord
 from .._format._view import View
 from .._runtime import _machine
 from .._runtime._threads import Crew, Outcome
-from .._storage import _backend, _store
+from .._storage import _arrays, _backend, _store
 from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._from_host import Conversion
@@ -55,6 +55,18 @@ class StoredRead(NamedTuple):
         if self.views is None:
             return template.nbytes
         return sum(math.prod(view.shape) for view in self.views) * template.itemsize
+
+    @property
+    def dtype(self) -> np.dtype:
+        """That of its arrays."""
+        if self.conversion is not None:
+            return self.conversion.dtype
+        return _template.dtype_of(self.record.template.stored)
+
+    def memory(self) -> list[np.ndarray]:
+        """New memory for what is picked for each view: see `arranged`."""
+        shapes = (tuple(map(len, view.ranges)) for view in self.all_views)
+        return [_arrays.aligned(shape, self.dtype) for shape in shapes]
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -149,6 +161,20 @@ def in_order(
             used += nbytes
         while waiting:
             yield crew.result(waiting.popleft()[1])
+
+
+def put(
+    part: np.ndarray,
+    array: np.ndarray,
+    place: Any,
+    conversion: Conversion | None,
+    errors: list[ValueError],
+) -> None:
+    """Puts a part at its place in an array, converted. `errors` gets what is lost."""
+    try:
+        array[place] = part if conversion is None else conversion.convert(part)
+    except ValueError as e:
+        errors.append(e)
 
 
 def arranged(

@@ -198,19 +198,14 @@ class RowLeaf(LargeLeaf[_RowPart]):
     def _keep(self, part: _RowPart, data: np.ndarray) -> None:
         if not part.keeps:
             return
-        t, conversion = self.template, self.read.conversion
-        table = data.view(_template.dtype_of(t.stored)).reshape(-1, *self.shape)
+        dtype = _template.dtype_of(self.template.stored)
+        table = data.view(dtype).reshape(-1, *self.shape)
         runs = [(start * self.step, stop * self.step) for start, stop in part.runs]
         for x, to, fro in part.keeps:
             if len(runs) > 1:
                 fro = _places(runs, _view.numbers(x.rows)[to])
             picked = table[_view.mesh([fro, *x.inner], table.shape)]
-            try:
-                x.array[to] = (
-                    picked if conversion is None else conversion.convert(picked)
-                )
-            except ValueError as e:
-                self.lost.append(e)
+            _reader.put(picked, x.array, to, self.read.conversion, self.lost)
 
 
 def row_leaf(reader: Reader, read: StoredRead) -> RowLeaf | None:

@@ -1,6 +1,5 @@
 """A save that was opened: where its leaves lie, and whether they are all there."""
 
-import abc
 import bisect
 import dataclasses
 import functools as ft
@@ -51,7 +50,7 @@ class _KeyedSegment(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Source(abc.ABC):
+class Source:
     """A save that was opened: all that is read goes through one of these. The keys of
     its files are relative to `directory`.
 
@@ -92,14 +91,20 @@ class Source(abc.ABC):
         """The leaf's directory, in the database or at the root."""
         raise NotImplementedError
 
-    @abc.abstractmethod
     def is_in(self, directory: Backend) -> bool:
         """Whether a directory still holds the save, in one look."""
+        head = _index.head_of(self.index.save)
+        value = directory.read(_files.INDEX, len(head))
+        return value is not None and value.data == head
 
     def is_unchanged(self) -> bool:
         """Whether what is read now is what was opened: an open file stays what it is,
         unless it is written to."""
         return self._is_still_in(self.directory)
+
+    def array_index(self, record: LeafRecord) -> int:
+        """The index of the first leaf that is one array with this one."""
+        return self.index.leaves.aliases.get(record.leaf_index, record.leaf_index)
 
     def is_stored(self, record: LeafRecord) -> bool:
         """Whether a leaf is an array that TensorStore has to read."""
@@ -129,14 +134,11 @@ class Source(abc.ABC):
                 self.check(record, range(record.template.chunk_count))
             except ValueError as e:
                 raise self.error_for(str(e)) from e
+            wanted = [(record, range(record.template.chunk_count))]
             # It may live for longer than this, and a descriptor with it.
-            array = self._open_whole(record, self.directory.unpinned())
+            (array,) = self.open(wanted, self.directory.unpinned())
             self._opened[record.leaf_index] = array
         return array
-
-    def _open_whole(self, record: LeafRecord, directory: Backend) -> Any:
-        wanted = [(record, range(record.template.chunk_count))]
-        return self._open_in(directory, wanted)[0]
 
     def spec(self, record: LeafRecord) -> dict[str, Any]:
         """TensorStore's spec of a leaf, as others may open it.
@@ -168,20 +170,20 @@ class Source(abc.ABC):
         """TensorStore's spec of a directory of the save."""
         return self.directory.unpinned().spec(key)
 
-    def open(self, wanted: Sequence[tuple[LeafRecord, Sequence[int]]]) -> list[Any]:
-        """The stores that some chunks of these leaves are read from."""
-        return self._open_in(self.directory, wanted)
-
-    def _open_in(
-        self, directory: Backend, wanted: Sequence[tuple[LeafRecord, Sequence[int]]]
+    def open(
+        self,
+        wanted: Sequence[tuple[LeafRecord, Sequence[int]]],
+        unpinned: Backend | None = None,
     ) -> list[Any]:
+        """The stores that some chunks of these leaves are read from; `unpinned` is the
+        directory for those that outlive a read."""
         places = []
         for record, numbers in wanted:
             keys = grid_of(record.template).keys
             locate = self.index.extents.locate
             chunks = [(keys[n], *locate(record, n)) for n in numbers]
             places.append((record.template, chunks))
-        return _arrays.open_arrays(directory, self.files, places)
+        return _arrays.open_arrays(unpinned or self.directory, self.files, places)
 
     def cut(self, record: LeafRecord) -> Template:
         """The template of a leaf, with the chunks that it is read in."""
@@ -317,9 +319,6 @@ class DatabaseSource(Source):
     def key(self, record: LeafRecord) -> str:
         return record.name
 
-    def is_in(self, directory: Backend) -> bool:
-        return _has_index(directory, self.index)
-
     def is_unchanged(self) -> bool:
         return True  # Its files can only be gone.
 
@@ -340,14 +339,13 @@ class ZarrSource(Source):
     def key(self, record: LeafRecord) -> str:
         return _files.directory(record.name)
 
-    def is_in(self, directory: Backend) -> bool:
-        return _has_index(directory, self.index)
-
-    def _open_in(
-        self, directory: Backend, wanted: Sequence[tuple[LeafRecord, Sequence[int]]]
+    def open(
+        self,
+        wanted: Sequence[tuple[LeafRecord, Sequence[int]]],
+        unpinned: Backend | None = None,
     ) -> list[Any]:
         places = [(record.template, self.key(record)) for record, _ in wanted]
-        return _arrays.open_arrays(directory, None, places)
+        return _arrays.open_arrays(unpinned or self.directory, None, places)
 
     def starts(self, records: Sequence[LeafRecord]) -> FirstChunks:
         templates = {id(record.template): record.template for record in records}
@@ -388,12 +386,6 @@ def ours_at(root: Backend) -> Source | None:
         return ZarrSource(root, index, root, [])
     files = [f"d/{index.save}/{file}" for file in index.files]
     return DatabaseSource(root, index, root, files)
-
-
-def _has_index(directory: Backend, index: Index) -> bool:
-    head = _index.head_of(index.save)
-    value = directory.read(_files.INDEX, len(head))
-    return value is not None and value.data == head
 
 
 def _check_memory(record: LeafRecord) -> None:

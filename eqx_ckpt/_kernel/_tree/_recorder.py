@@ -20,20 +20,22 @@ from ._walk import columns, Group, Walk
 def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRecord:
     """The record of a tree of which the `chosen` leaves are stored. That of a walk that
     is kept is made once for all trees like it."""
-    rest = _rest(walk, leaves, chosen)
-    make = lambda: _Recorder(walk, leaves, chosen, rest).record
+    odd, rest = _odd(leaves, chosen), _rest(walk, leaves, chosen)
+    make = lambda: _Recorder(walk, leaves, odd, rest).record
     if not walk.is_kept:
         return make()
-    types = tuple(map(type, leaves))
-    codecs = tuple(cls for cls in {*types} if _register.codec_of(cls))
-    key = (
-        "record",
-        types,
-        codecs,
-        bytes(chosen),
-        tuple(text for text, _ in rest.values()),
-    )
-    return walk.once(key, None, make)
+    # A skeleton has the record of what it is one of.
+    others = tuple((text, type(leaves[number])) for number, (text, _) in rest.items())
+    return walk.once(("record", bytes(chosen), (*odd.items(),), others), None, make)
+
+
+def _odd(leaves: Sequence[Any], chosen: Sequence[bool]) -> dict[int, type]:
+    """The types of those of the `chosen` leaves that do not come back by themselves, by
+    their numbers."""
+    types = list(map(type, leaves))
+    odd = {cls for cls in {*types} if not _comes_back(cls) or _register.codec_of(cls)}
+    numbers = it.compress(range(len(types)), chosen) if odd else ()
+    return {number: types[number] for number in numbers if types[number] in odd}
 
 
 def _rest(
@@ -62,10 +64,9 @@ class _Recorder:
         self,
         walk: Walk,
         leaves: Sequence[Any],
-        chosen: Sequence[bool],
+        odd: dict[int, type],
         rest: dict[int, tuple[str, Any]],
     ):
-        self._leaves, self._rest = leaves, rest
         self._values = Values(walk.values)
         self._kinds: dict[Kind, int] = {Kind("leaf"): 0}
         self._leaf_kinds = {0}
@@ -73,7 +74,7 @@ class _Recorder:
         self._made = [Row(0, (), ())]
         # How many leaves are stored at and below each row.
         self._counts = [1]
-        of_leaves = iter(self._rows_of_leaves(chosen))
+        of_leaves = iter(self._rows_of_leaves(leaves, odd, rest))
         # In the order of the layers, and from below.
         own_of = {place: row for place, row in zip(walk.order, of_leaves)}
         at = len(walk.order)
@@ -132,21 +133,18 @@ class _Recorder:
         number = self._kind(kind._replace(labels=tuple(labels)))
         return self._row(number, [row[place] for place in kept.values()], row[width:])
 
-    def _rows_of_leaves(self, chosen: Sequence[bool]) -> list[int]:
-        leaves = self._leaves
-        types = list(map(type, leaves))
-        odd = {
-            cls for cls in {*types} if not _comes_back(cls) or _register.codec_of(cls)
-        }
+    def _rows_of_leaves(
+        self,
+        leaves: Sequence[Any],
+        odd: dict[int, type],
+        rest: dict[int, tuple[str, Any]],
+    ) -> list[int]:
         out = [LEAF] * len(leaves)
-        if odd:
-            for number in it.compress(range(len(leaves)), chosen):
-                if (cls := types[number]) in odd:
-                    kind = Kind("leaf", _named.class_name(cls))
-                    number_of = self._kind(kind)
-                    self._leaf_kinds.add(number_of)
-                    out[number] = self._row(number_of, (), ())
-        for number, made in self._rest.items():
+        for number, cls in odd.items():
+            kind = self._kind(Kind("leaf", _named.class_name(cls)))
+            self._leaf_kinds.add(kind)
+            out[number] = self._row(kind, (), ())
+        for number, made in rest.items():
             x = leaves[number]
             # One that a save stores by default was left out on purpose.
             is_left = not callable(x) and _filters.by_default(x)
