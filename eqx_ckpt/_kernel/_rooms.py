@@ -78,8 +78,9 @@ find_source: Hook[[Backend, Any], Source | None] = Hook(lambda root, like: None)
 # A checkpoint of another library, and the keys that tell such a one in a store.
 read_format: Hook[[Probe, Any], Source | None] = Hook(lambda probe, like: None)
 keys_of_formats: Hook[[], Sequence[str]] = Hook(lambda: ())
-# What a path without a checkpoint stands for, such as the newest step of a run.
-stands_for: Hook[[Any, bool], Any] = Hook(lambda path, is_empty: None)
+# What a path without a checkpoint stands for, such as the newest step of a run: a
+# function that tells it, if it is told whether nothing is there that is known.
+stands_for: Hook[[Any], Callable[[bool], Any]] = Hook(lambda path: lambda _: None)
 rename_leaves: Hook[[Leaves, Any], tuple[Leaves, Callable[[str], list[str]]]] = Hook(
     _without("_rename")
 )

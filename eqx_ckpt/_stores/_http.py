@@ -8,7 +8,6 @@ import contextlib
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import tensorstore as ts
@@ -62,8 +61,8 @@ class HttpBackend(BucketBackend):
     def can_list(self) -> bool:
         return False
 
-    def ask_all(self, start: str = "") -> Callable[[], list[str] | None]:
-        return lambda: None
+    def list_all(self, start: str = "") -> list[str] | None:
+        return None
 
     def check_writable(self) -> None:
         raise ValueError(

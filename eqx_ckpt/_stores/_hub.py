@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from .._kernel._errors import MissingError
 from .._kernel._format import _files, _index, _text
 from .._kernel._runtime import _threads
+from .._kernel._runtime._threads import Outcome
 from .._version import __version__
 from . import _http, _requests
 from ._http import HttpBackend
@@ -193,10 +194,14 @@ class HubBackend(HttpBackend):
     def can_list(self) -> bool:
         return True
 
-    def ask_all(self, start: str = "") -> Callable[[], list[str]]:
-        path = self._path()
-        ours = [key for key in self._listing() if key.startswith(path + start)]
-        return lambda: [key[len(path) :] for key in ours]
+    def list_all(self, start: str = "") -> list[str] | None:
+        return self.ask_all(start).wait()
+
+    def start_list(self, first: bytes) -> Outcome[list[bytes]]:
+        listing: Outcome[list[bytes]] = Outcome()
+        keys = map(str.encode, self._listing())
+        listing.set_result([key for key in keys if key.startswith(first)])
+        return listing
 
     # ---- Reads.
 

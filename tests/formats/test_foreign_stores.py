@@ -108,8 +108,9 @@ def _got(proxy):
 # an array of 8 KB.
 NAMES = {
     # Of a `.safetensors` file, its end and what comes after it are asked for as well.
+    # Of a directory a list is begun, as it may be that of a run.
     "one.safetensors": (10, 2_500, 2),
-    "many": (45, 10_200, 4),
+    "many": (46, 11_500, 4),
     # One more since a server is asked whether it knows ranges.
     "many/model.safetensors.index.json": (27, 4_500, 4),
     "tree.eqx": (17, 50_000, 2),
@@ -117,10 +118,10 @@ NAMES = {
     "tree.npz": (24, 6_500, 2),
     "tree.pt": (12, 4_500, 2),
     "tree.zip": (10, 4_000, 3),
-    "orbax-False": (40, 18_000, 2),
-    "orbax-True": (34, 13_000, 4),
-    "orbax-v1": (57, 19_000, 4),
-    "orbax-run/5": (57, 19_000, 4),
+    "orbax-False": (40, 22_500, 2),
+    "orbax-True": (34, 14_000, 4),
+    "orbax-v1": (58, 21_500, 4),
+    "orbax-run/5": (58, 21_500, 4),
 }
 
 

@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from jaxtyping import PyTree
 
@@ -45,17 +45,26 @@ def open_path(
     if not _open_files.is_file(path):
         source, error = None, None
         root = _root.resolve(path, follow_symlinks)
+        find, meant = ft.partial(_find, root, like), None
         try:
-            source = _find(root, like)
+            if root.is_remote and (source := _source.ours_at(root)) is None:
+                find = ft.partial(_other_at, root, like)
+                if not _store.is_likely_file(root):
+                    # The list of a run comes while other formats are looked for.
+                    meant = _rooms.stands_for(path)
+            source = source or find()
         except (DamagedError, _index.Newer):
             raise
         except (FileNotFoundError, ValueError) as e:
             error = e
         if source is None:
             is_empty = not isinstance(error, ValueError)
-            source = _open_stand_in(path, is_empty, like, follow_symlinks)
+            meant = meant or _rooms.stands_for(path)
+            source = _open_stand_in(path, meant, is_empty, like, follow_symlinks)
         if source is None:
             raise error or _missing_error(root)
+        # The list goes on as long as this is there, which an error may refer to.
+        del meant
         return source
     root = _open_files.root_of(path)
     try:
@@ -72,16 +81,20 @@ def open_path(
 
 
 def _open_stand_in(
-    path: object, is_empty: bool, like: PyTree, follow_symlinks: bool
+    path: object,
+    meant: Callable[[bool], Any],
+    is_empty: bool,
+    like: PyTree,
+    follow_symlinks: bool,
 ) -> Source | None:
     """The source of what a path without one stands for."""
-    meant = None
-    while (other := _rooms.stands_for(path, is_empty)) not in (None, meant):
+    before = None
+    while (other := meant(is_empty)) not in (None, before):
         try:
             return open_at(other, like, follow_symlinks)
         except FileNotFoundError:
             # Its run may have deleted it since, for a newer one.
-            meant = other
+            before, meant = other, _rooms.stands_for(path)
     return None
 
 

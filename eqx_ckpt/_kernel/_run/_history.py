@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .._format import _history, _json
 from .._format._history import HistoryRow, PLACE
@@ -22,6 +22,8 @@ from .._storage import _store
 from .._storage._backend import Backend
 from . import _numbered
 
+
+R = TypeVar("R", StepRow, HistoryRow)
 
 # What the rows of a file are.
 _KINDS = "saved", "added"
@@ -91,14 +93,12 @@ class History:
     def rows(self) -> list[HistoryRow]:
         """A row for each save that is known, with all its metrics."""
         saved = list(self._saved.values())
-        return [x._replace(metrics=self._over(x)) for x in saved]
+        return list(map(self.over, saved))
 
-    def over(self, row: StepRow) -> StepRow:
-        """A row of a step, with the metrics that were added."""
-        return row._replace(metrics=self._over(row))
-
-    def _over(self, row: StepRow | HistoryRow) -> dict[str, Any]:
-        return {**row.metrics, **self.added(row.step, row.save)}
+    def over(self, row: R) -> R:
+        """A row of a save, with the metrics that were added."""
+        metrics = {**row.metrics, **self.added(row.step, row.save)}
+        return row._replace(metrics=metrics)
 
     def added(self, step: int, save: str) -> dict[str, Any]:
         """The metrics that were added to a save: of one name, the last."""

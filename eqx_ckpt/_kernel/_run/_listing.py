@@ -18,7 +18,7 @@ from .._format._history import PLACE
 from .._limits import limits
 from .._runtime import _threads
 from .._storage._backend import Backend
-from .._storage._objects import ObjectStore
+from .._storage._objects import KeyList, ObjectStore
 from . import _attempts, _numbered
 
 
@@ -46,16 +46,22 @@ class Listing(NamedTuple):
     trees: dict[int, list[str]] = {}
 
 
-def list_run(root: ObjectStore, known: Callable[[], Collection[int]]) -> Listing:
+def list_run(
+    root: ObjectStore,
+    known: Callable[[], Collection[int]],
+    asked: KeyList | None = None,
+) -> Listing:
     """Lists a run. `known` gives steps that there have been, or any others: by these
     the store is asked for parts of the list that are a few pages long. As that may take
-    a request, all of the list is asked for at the same time."""
+    a request, all of the list is asked for at the same time; or it was `asked` for
+    before, and may be there."""
+    asked = asked or root.ask_all()
     others: dict[str, list[str]] = {_attempts.PLACE: [], PLACE: []}
     trees: dict[int, list[str]] = {}
     complete: set[int] = set()
     saves: dict[int, set[str]] = {}
-    jobs: list[Any] = [root.ask_all()]
-    if parts := _parts(known()):
+    jobs: list[Any] = [asked.wait]
+    if not asked.is_there() and (parts := _parts(known())):
         jobs = [ft.partial(root.list_all, start) for start in parts]
     lists = _threads.gather_requests(jobs, _LISTS)
     for key in it.chain.from_iterable(lists):

@@ -52,7 +52,8 @@ def remove(
     """Deletes a step of ours, and returns whether it has. The step stays if it is
     pinned, if `unless()` holds, or if it is not the one that was `seen` any more. When
     it calls `may_still_go` is said by `_delete.remove`."""
-    if seen is None or steps.in_history.get(step) != seen:
+    saved = steps.saved.get(step)
+    if saved is None or saved.signature != seen:
         _step_facts.add_to_history(steps, [step])
 
     def confirm() -> bool:
@@ -74,7 +75,7 @@ def remove(
                 _marks.mark_complete(steps, step)
             return False
         steps.root.drop_directory(str(step))
-    steps.in_history.pop(step, None)
+    steps.saved.pop(step, None)
     if steps.there is not None:
         steps.there.discard(step)
     steps.journal.deleted(step)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .._errors import DamagedError
+from .._storage._objects import KeyList, ObjectStore
 from . import _numbered, _step_state
 from ._listing import Listing
 from ._steps import Steps
@@ -19,13 +20,14 @@ _SHOWN = 20
 
 def run_at(path: str | os.PathLike[str]) -> Steps | None:
     """The steps of the run at a path; None if there are none, or nobody can tell."""
-    return _listed(path)[0]
+    return _listed(_unless_it_fails(lambda: Steps(path)))[0]
 
 
-def _listed(path: str | os.PathLike[str]) -> tuple[Steps | None, Listing | None]:
-    """The run at a path, as `run_at` gives it, with a list of its steps."""
-    steps = _unless_it_fails(lambda: Steps(path))
-    listing = steps and _unless_it_fails(steps.listing)
+def _listed(
+    steps: Steps | None, asked: KeyList | None = None
+) -> tuple[Steps | None, Listing | None]:
+    """Steps that may be those of a run, with a list of them if they are."""
+    listing = steps and _unless_it_fails(lambda: steps.listing(asked))
     if (
         steps
         and listing
@@ -35,22 +37,27 @@ def _listed(path: str | os.PathLike[str]) -> tuple[Steps | None, Listing | None]
     return None, None
 
 
-def stands_for(path: str | os.PathLike[str], is_empty: bool) -> Any:
-    """Path of the checkpoint that is meant by a path without one: the newest complete
-    step of a run, or what is in the directory of a step. None if it is neither.
+def stands_for(path: str | os.PathLike[str]) -> Callable[[bool], Any]:
+    """Begins to look for what is meant by a path without a checkpoint. Returns a
+    function that gives the path of that: the newest complete step of a run, or what is
+    in the directory of a step. It gives None if it is neither.
 
-    **Arguments:**
-
-    - `is_empty`: whether there is nothing at the path that is known.
-
-    **Raises:** `FileNotFoundError` if so, for a run without complete steps, and for a
-    step that is not there, with those that are.
+    It is told whether there is nothing at the path that is known. It **raises**
+    `FileNotFoundError` if so, for a run without complete steps, and for a step that is
+    not there, with those that are.
     """
-    run, listing = _listed(path)
-    step = run and _unless_it_fails(lambda: run.latest(first=listing))
-    if run is None or step is None:
-        return _step_at(path, run) if is_empty else None
-    return run.path(step)
+    steps, asked = _unless_it_fails(lambda: Steps(path)), None
+    if steps and isinstance(steps.root, ObjectStore) and steps.root.can_list():
+        asked = _unless_it_fails(steps.root.ask_all)
+
+    def meant(is_empty: bool) -> Any:
+        run, listing = _listed(steps, asked)
+        step = run and _unless_it_fails(lambda: run.latest(first=listing))
+        if run is None or step is None:
+            return _step_at(path, run) if is_empty else None
+        return run.path(step)
+
+    return meant
 
 
 def _step_at(path: str | os.PathLike[str], run: Steps | None) -> Any:

@@ -22,7 +22,7 @@ from ._pending import KeptState, PendingState
 from ._policy import Policy
 from ._retention import Retention, SeenStep
 from ._start import AttemptStart
-from ._steps import Signature, Steps
+from ._steps import SavedStep, Signature, Steps
 
 
 T = TypeVar("T")
@@ -336,7 +336,7 @@ class Saves:
         nbytes = saving.handle.progress.total
         row = HistoryRow(saving.step, save, number, when, nbytes, new.metrics)
         self.steps.history.append([row])
-        self.steps.in_history[saving.step] = new.signature
+        self.steps.saved[saving.step] = SavedStep(new.signature, row)
 
     def _retain(self, step: int, new: SeenStep, await_mark: Callable[[], Any]) -> None:
         # Orbax finds no step without its mark: older ones stay until that is there.

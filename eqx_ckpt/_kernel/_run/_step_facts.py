@@ -59,6 +59,9 @@ def _facts_of(steps: Steps, step: int, is_listed: bool, metrics: bool) -> StepFa
 
 def read_metrics(steps: Steps, step: int, signature: Signature) -> dict[str, Any]:
     """The metrics of a step, with those that were added later."""
+    saved = steps.saved.get(step)
+    if saved is not None and saved.signature == signature:
+        return steps.history.over(saved.row).metrics
     if signature.is_ours:
         row = steps.journal.row(step, signature.stamp)
         return steps.history.over(row).metrics

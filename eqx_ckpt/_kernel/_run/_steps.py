@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from .. import _rooms
 from .._format import _files, _schema, _text
-from .._format._history import PLACE
+from .._format._history import HistoryRow, PLACE
 from .._runtime import _log
 from .._storage import _root, _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
-from .._storage._objects import ObjectStore
+from .._storage._objects import KeyList, ObjectStore
 from . import _attempts, _listing, _numbered
 from ._attempts import Attempt, Lineage
 from ._history import History
@@ -44,6 +44,13 @@ class Signature(NamedTuple):
     is_ours: bool = True
 
 
+class SavedStep(NamedTuple):
+    """A step as it was committed: its signature, and its row of the history."""
+
+    signature: Signature
+    row: HistoryRow
+
+
 class Steps:
     """All steps of a run. Nothing here knows of other processes."""
 
@@ -61,8 +68,8 @@ class Steps:
         # In an object store, the steps of the last list, with those saved here since,
         # and without those deleted here. None: it was not listed yet.
         self.there: set[int] | None = None
-        # Saves of steps that were put into the history here as they were committed.
-        self.in_history: dict[int, Signature] = {}
+        # What was saved here, and is in the history.
+        self.saved: dict[int, SavedStep] = {}
 
     @property
     def is_local(self) -> bool:
@@ -87,9 +94,10 @@ class Steps:
 
     # ---- Which steps there are.
 
-    def listing(self) -> Listing:
+    def listing(self, asked: KeyList | None = None) -> Listing:
         """A list of the steps that have a directory, complete or not. Only that of an
-        object store (`_listing.list_run`) shows which are complete.
+        object store (`_listing.list_run`) shows which are complete; what it needs may
+        have been `asked` for before.
 
         **Raises:** `ValueError` over HTTP, where nothing is listed.
         """
@@ -99,7 +107,7 @@ class Steps:
                 "nothing is listed. Restore one that you know, with `step=`."
             )
         if isinstance(self.root, ObjectStore):
-            listing = _listing.list_run(self.root, self.journal.steps)
+            listing = _listing.list_run(self.root, self.journal.steps, asked)
             self.orbax.listed_trees = listing.trees
             self.there = set(listing.steps)
             return listing

@@ -6,7 +6,7 @@ import json
 import re
 import urllib.parse
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorstore as ts
@@ -22,6 +22,14 @@ ABSENT = b"\x02"
 _beyond = re.compile("(?:http_response_code='|HTTP code )416")
 # So many bytes arrive soon, over any connection.
 _SOON_BYTES = 2**20
+
+
+class KeyList(NamedTuple):
+    """Keys that a store was asked for: whether they are there; and `wait` gives
+    them."""
+
+    is_there: Callable[[], bool]
+    wait: Callable[[], list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,11 +160,11 @@ class ObjectStore(Backend):
         return bool(self.list_all(key + "/"))
 
     def list_all(self, start: str = "") -> list[str] | None:
-        return self.ask_all(start)()
+        return self.ask_all(start).wait()
 
-    def ask_all(self, start: str = "") -> Callable[[], list[str] | None]:
-        """Asks for the keys of files that begin with `start`: a function that waits for
-        them. If it is dropped the request is, too."""
+    def ask_all(self, start: str = "") -> KeyList:
+        """Asks for the keys of files that begin with `start`. If what this returns is
+        dropped the request is, too."""
         # Whole keys are listed and looked at. Not all servers heed the range that they
         # are asked for, and TensorStore cuts as much off the beginning of any key:
         # somebody else's would be taken for ours, and deleted.
@@ -170,7 +178,7 @@ class ObjectStore(Backend):
             ours = [key[len(path) :] for key in found if key.startswith(first)]
             return [key.decode("utf-8", "surrogateescape") for key in ours]
 
-        return keys
+        return KeyList(listing.done, keys)
 
     def _path(self) -> str:
         """The prefix of the keys in this directory."""

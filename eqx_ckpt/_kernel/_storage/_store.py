@@ -124,9 +124,14 @@ def ahead(
 def ahead_in_directory(
     root: Backend, jobs: Sequence[Callable[[], Any]]
 ) -> Sequence[Callable[[], Any]]:
-    """Starts jobs ahead, unless the root's name has a suffix: it is then likely a file,
-    and the first job is enough."""
-    return jobs if "." in root.split()[1] else ahead(root, jobs)
+    """Starts jobs ahead, unless the root is likely a file: the first job is then
+    enough."""
+    return jobs if is_likely_file(root) else ahead(root, jobs)
+
+
+def is_likely_file(root: Backend) -> bool:
+    """Whether the name of a root has a suffix."""
+    return "." in root.split()[1]
 
 
 def _outcome(job: Callable[[], Any]) -> Outcome[Any]:
