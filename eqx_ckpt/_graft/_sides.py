@@ -65,14 +65,8 @@ class Model:
 
     def node(self, name: str) -> SideNode:
         numbers = [n for n in self.below.get(name, []) if self.storable[n]]
-        leaves: dict[str, int] = {}
-        for n in numbers:
-            below = _names.below(self.names[n], name)
-            first = leaves.setdefault(below, n)
-            if first != n:
-                paths = self.flat.paths
-                raise _names.twins_error(self.names[n], paths[first], paths[n])
-        return SideNode(name, leaves)
+        found = self.flat.by_name(numbers).items()
+        return SideNode(name, {_names.below(leaf, name): n for leaf, n in found})
 
 
 def leaf_index_of(lazy: LazyArray) -> int:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._format import _layouts, _names
+from .._format import _layouts
 from .._format._leaves import LocalShards
 from .._format._template import Template
 from .._tree import _host_copy, _leaf, _sharding
@@ -162,12 +162,9 @@ def _make_spec(
     their names, makes a template for the first leaf of each kind, and numbers those
     that differ. Last, a template gets the kinds of keys, in which leaves of one kind
     may differ."""
-    flat.walk.check_names(numbers)
-    names = list(map(flat.walk.names.__getitem__, numbers))
+    number_of = flat.by_name(numbers)
+    names = list(number_of)
     key_kinds = list(map(flat.walk.letters.__getitem__, numbers))
-    number_of = dict(zip(names, numbers))
-    if len(number_of) < len(names):
-        raise _twins_error(names, numbers, flat)
     # Of some leaves only some shards may be stored.
     has_parts = options.processes == "own" and any(map(_local_shards.is_spread, given))
     is_each = callable(options.chunks) or has_parts
@@ -210,17 +207,6 @@ def _make_spec(
     of, some = tuple(map(number.__getitem__, rows)), tuple(aliases.items())
     spec = TreeSpec(tuple(names), of, tuple(templates), some)
     return _Specified(values, spec, parts)
-
-
-def _twins_error(
-    names: Sequence[str], numbers: Sequence[int], flat: Flat
-) -> ValueError:
-    """The error for the first two leaves of one name."""
-    first: dict[str, int] = {}
-    for name, number in zip(names, numbers):
-        if first.setdefault(name, number) != number:
-            return _names.twins_error(name, flat.paths[first[name]], flat.paths[number])
-    raise AssertionError
 
 
 def _as_stored(name: str, value: object, options: SaveOptions) -> _Stored:

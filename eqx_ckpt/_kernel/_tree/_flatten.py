@@ -56,6 +56,21 @@ class Flat:
         walk.check_names(range(len(self.leaves)))
         return walk.names
 
+    def by_name(self, numbers: Sequence[int]) -> dict[str, int]:
+        """The leaves of these numbers by their names.
+
+        **Raises:** `ValueError` for a leaf that cannot have one, and for two of one.
+        """
+        self.walk.check_names(numbers)
+        names = self.walk.names
+        out = dict(zip(map(names.__getitem__, numbers), numbers))
+        for number in numbers if len(out) < len(numbers) else ():
+            # Of one name the last is there.
+            if (other := out[names[number]]) != number:
+                paths = self.paths[number], self.paths[other]
+                raise _names.twins_error(names[number], *paths)
+        return out
+
     def record(self, chosen: Sequence[bool]) -> TreeRecord:
         """The record of the tree, of which the `chosen` leaves are stored."""
         return _recorder.record(self.walk, self.leaves, chosen)
