@@ -25,7 +25,8 @@ from ._sides import Model, target_of
 
 
 class Placed(NamedTuple):
-    """A leaf of the model, and its new value: lazy, deferred, or an array."""
+    """A leaf of the model. `made` is what it is made of: a lazy array, a `Formula` that
+    adapters have deferred, or an array of NumPy."""
 
     number: int
     made: Any

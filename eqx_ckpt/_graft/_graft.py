@@ -159,17 +159,17 @@ def graft(
             can_init=init is not None,
             read_scalars=as_saved,
         )
-        made = [x for x in plan.placed if x.number not in plan.tied]
-        wants = [want for x in made for want in _wants(x)]
+        untied = [x for x in plan.placed if x.number not in plan.tied]
+        wants = [want for x in untied for want in _wants(x)]
         planned = _fetch.plan(stored.source, wants, given)
 
     def make_leaves() -> list[Any]:
         values = planned.run(processes)[::-1]
-        return [_made(x, values, ours.names) for x in made]
+        return [_make_leaf(x, values, ours.names) for x in untied]
 
     save = stored.source.index.save
     values = _deserialise.read_in_step(processes, [save], [planned], make_leaves)
-    for x, value in zip(made, values):
+    for x, value in zip(untied, values):
         leaves[x.number] = value
     for number, origin in plan.tied.items():
         leaves[number] = leaves[origin]
@@ -196,8 +196,8 @@ def _wants(placed: Placed) -> list[LeafRead]:
     return [_lazy.known_leaf(x).read_as(_lazy.host_target(x)) for x in parts]
 
 
-def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
-    """A leaf, from the last of the `values` that were read or from an adapter's."""
+def _make_leaf(x: Placed, values: list[Any], names: list[str]) -> Any:
+    """Makes a leaf of the model. Takes what was read for it off the end of `values`."""
     made, owned = x.made, False
     if isinstance(made, LazyArray):
         return values.pop()
