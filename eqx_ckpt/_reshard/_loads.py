@@ -121,6 +121,7 @@ def _keep_worthy(wants: list[LeafRead], stay: dict[str, str]) -> None:
             if devices[0].platform == "cpu"
             else _DEVICE_BYTES_PER_SECOND
         )
+        # Into how many parts the array is cut as it is read, and as it is wanted.
         parts = [route.digits.count(sum(x, ())) for x in (route.first, route.target)]
         local = len(devices) / count
         moved = local * sum(size / n for n in parts) * itemsize * len(numbers) / rate

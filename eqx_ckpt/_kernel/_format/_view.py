@@ -58,7 +58,11 @@ class View(NamedTuple):
     """`picks[i]` are the indices along stored axis `i` (an int drops the axis), and
     `axes` the stored axes in the order of the view's (None: a new axis of length 1;
     `EMPTY`: one of length 0). Of an index array along axis `i`, each axis `d` of its
-    own is `(i, d)`."""
+    own is `(i, d)`.
+
+    Of an array of shape (5, 4, 3), `x[2, None, :, 1:].T` has the picks `2`, `range(4)`
+    and `range(1, 3)`, and the axes `(2, 1, None)`.
+    """
 
     picks: tuple[Picks | int, ...]
     axes: tuple[Axis, ...]
@@ -132,7 +136,7 @@ class View(NamedTuple):
         if dots == 0:
             keys.append(Ellipsis)
         picks, axes, old = list(self.picks), [], iter(self.axes)
-        # What is taken along each axis of the index arrays that are there.
+        # What is taken along each axis of the index arrays that the view has already.
         inner: dict[tuple[int, int], Picks | int] = {}
         # NumPy puts the axes of an index array first if there are numbers too, and
         # something between them.
