@@ -172,20 +172,20 @@ def _drop(handles: list[SaveHandle], handle: SaveHandle) -> None:
 
 def start(
     handle: SaveHandle,
-    stage: Callable[[], Any] | None,
+    collect: Callable[[], Any] | None,
     write: Callable[[], None],
     give_up: Callable[[BaseException], None] = lambda error: None,
 ) -> SaveHandle:
-    """Starts a thread that runs `stage` and then, when the saves before this one are
-    over, `write`. If it is interrupted before that begins, it calls `give_up`. Saves
-    that are `apart` have an order of their own, and their errors are told by the handle
-    or at exit."""
+    """Starts a thread that runs `collect`, which waits for copies from devices. When
+    the saves before this one are over, it runs `write`. If it is interrupted before it
+    begins, it calls `give_up`. Saves that are `apart` have an order of their own, and
+    their errors are told by the handle or at exit."""
     _context.watch_forks()
-    if stage is None:
+    if collect is None:
         handle._staged.set()
     # The thread that takes what is in it runs the save, or gives it up: only one does.
     turn = [handle]
-    run = ft.partial(_run, handle, turn, stage, write)
+    run = ft.partial(_run, handle, turn, collect, write)
     worker = _threads.Worker(run, "eqx_ckpt save")
     try:
         _pending.append(handle)
@@ -259,7 +259,7 @@ def _take(turn: list[SaveHandle]) -> bool:
 def _run(
     handle: SaveHandle,
     turn: list[SaveHandle],
-    stage: Callable[[], Any] | None,
+    collect: Callable[[], Any] | None,
     write: Callable[[], None],
 ) -> None:
     errors: list[BaseException] = [_ended()]
@@ -268,8 +268,8 @@ def _run(
             if not _take(turn):
                 errors.clear()
                 return
-            if stage is not None:
-                stage()
+            if collect is not None:
+                collect()
                 handle._staged.set()
             # All of them: one that fails as it is staged is over before those before.
             pending = _pending.copy()
