@@ -124,6 +124,8 @@ class FileLock:
     """
 
     descriptor: Descriptor
+    # The directory as it was opened: another may have come in its place since.
+    found: os.stat_result
     # The frame of the call that holds it: of the outermost function of the package.
     call: types.FrameType | None = None
 

@@ -303,11 +303,11 @@ class LocalDirectory(Backend):
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
         above, _, name = f"{self.path}/{key}".rpartition("/")
-        owned = _locked.get(above)
-        way = owned or self.below(key).parent()._open_directory()
-        with Descriptor(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, way) as fd:
-            if way is not owned:
-                way.close()
+        locked = _locked.get(above)
+        directory = locked or self.below(key).parent()._open_directory()
+        with Descriptor(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, directory) as fd:
+            if directory is not locked:
+                directory.close()
             _local_files.write_buffers(fd, buffers, sync)
 
     def replace(
