@@ -169,7 +169,7 @@ def check(root: Backend) -> None:
     else:
         own = [x for x in entries if entries[x]] if _files.DIGESTS in entries else []
     assert isinstance(root, LocalDirectory)
-    _refuse(root, foreign(root, own, entries))
+    _refuse_others(root, foreign(root, own, entries))
 
 
 def _outline(root: Backend) -> Published[Outline] | None:
@@ -212,7 +212,7 @@ def _rename_and_delete(root: LocalDirectory, entries: Iterable[str]) -> None:
     discard(work)
 
 
-def _refuse(root: Backend, others: Sequence[str]) -> None:
+def _refuse_others(root: Backend, others: Sequence[str]) -> None:
     """**Raises:** `ValueError` if there are names that are no part of a checkpoint."""
     if others:
         raise ValueError(
@@ -256,8 +256,8 @@ def _remove_in_store(
 
 class _StoredCheckpoint(NamedTuple):
     """A checkpoint in a store: its entries of leaves, or None if its index is damaged;
-    the stamp of that; the directory of its data; all files that are there; and the
-    stamps of its files for other readers."""
+    the stamp of that; the directory of its data, or one that no save has; all files
+    that are there; and the stamps of its files for other readers."""
 
     leaf_entries: Sequence[str] | None
     stamp: str
@@ -286,7 +286,7 @@ def _stored(root: ObjectStore) -> _StoredCheckpoint:
     own = found.leaf_entries
     if own is None:
         own = [x for x in inside if inside[x]] if _files.DIGESTS in inside else []
-    _refuse(root, foreign_among(own, inside, lambda name: inside.get(name, ())))
+    _refuse_others(root, foreign_among(own, inside, lambda name: inside.get(name, ())))
     # `write_orbax` may have added some since they were listed.
     keys = {*keys, *found.keys}
     return found._replace(keys=keys, side=stamps_of(root, keys))
