@@ -219,7 +219,8 @@ def _pieces(row: Sequence[Leaf], room: int) -> Iterator[tuple[Region | None, int
 
 
 def _grain(leaf: Leaf) -> tuple[int, ...]:
-    """The chunks that are read as one."""
+    """The shape of the least that is read of a leaf: one of its chunks, or an element
+    where it has none."""
     t, value = leaf.template, leaf.value
     stored = _lazy.stored_leaf(value) if isinstance(value, LazyArray) else None
     is_chunked = stored is not None and bool(stored.chunk and t.chunk)

@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 # Of all names of a checkpoint. Each is an object here, and a node of its tree.
 MAX_COMPONENTS = 2**21
-# Of those of nested containers: so many leaves, so many letters, and so many for each
-# byte that they are made of.
+# Of the names in nested containers: so many leaves, and so many letters; and so many
+# letters for each byte of the file.
 _LEAVES, _LETTERS, _LETTERS_OF_ONE = 2**20, 2**22, 64
 
 
@@ -243,7 +243,9 @@ def _aliases(leaves: Sequence[ForeignLeaf]) -> dict[int, int]:
     for leaf_index, leaf in enumerate(leaves):
         if leaf.value is not None or not leaf.template.nbytes:
             continue
-        origin = first.setdefault((*leaf[2:5], leaf.template[1:]), leaf_index)
+        # All of a template but `keys`, which say where in the tree a leaf is.
+        key = leaf.file, leaf.offset, leaf.strides, leaf.template[1:]
+        origin = first.setdefault(key, leaf_index)
         if origin != leaf_index:
             aliases[leaf_index] = origin
     return aliases

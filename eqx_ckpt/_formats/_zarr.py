@@ -2,6 +2,9 @@
 
 Of the metadata a spec for TensorStore is made here, which has nothing but what is known
 and has been checked.
+
+A piece is what lies at one key of an array: a chunk, or a shard of Zarr v3
+(`sharding_indexed`). A shard has several chunks, and a list of where each of them lies.
 """
 
 import functools as ft

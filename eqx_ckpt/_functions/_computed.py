@@ -40,8 +40,10 @@ Operand = LazyArray | np.ndarray
 class Formula:
     """The computation of an array, of which a lazy array is all or a part.
 
-    `parts` have its `shape`, or none, if it is computed by blocks (`blockwise`).
-    `state` is what `prepare` has made of them, once it has.
+    `make(blocks, state, start)` computes the block that begins at `start`, of the same
+    block of each of the `parts`; these have its `shape`, or none. Without `blockwise`
+    there is one block, and parts may have any shape. `state` is what `prepare` makes of
+    all blocks of the parts, before the first is made.
     """
 
     name: str

@@ -17,8 +17,9 @@ from . import _signature
 class Unexported:
     """A function of a tree that a save exports: made by [`function`][].
 
-    `args` are trees of abstract arrays, and `nest` is the same as a nest. `known` keeps
-    the exports for the last few trees that differ.
+    `args` are trees of abstract arrays. `nest` has the same arrays without anyone's
+    classes: see `_signature`. `known` keeps the exports for the last few trees that
+    differ.
     """
 
     fn: Callable[..., Any]

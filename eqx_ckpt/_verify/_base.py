@@ -47,7 +47,8 @@ def facts(base: str | os.PathLike[str] | Checkpoint) -> BaseFacts:
 
 
 def digest(source: Source) -> str:
-    """The digest of an index but for its `others`, in which those of all data are.
+    """The digest of an index but for its `others`. It stands for all that is saved: an
+    index has the digests of all data.
 
     Files of other formats have none. For them this is a digest of the metadata, of the
     names, dtypes and shapes of all leaves, and of the first bytes of some.

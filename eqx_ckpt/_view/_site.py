@@ -74,7 +74,8 @@ class SitePage(NamedTuple):
 
 
 class _SampleOnce:
-    """A sample of a leaf, which is read when it is first asked for, and kept."""
+    """A sample of a leaf, which is read when it is first asked for, and kept. If two
+    checkpoints are compared, it is read where the leaf of the `first` one is."""
 
     def __init__(self) -> None:
         self._lock = _threads.Lock()
