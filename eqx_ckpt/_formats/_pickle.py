@@ -88,9 +88,9 @@ class _Bytes(io.BytesIO):
         line = super().readline(size)
         if not line.endswith(b"\n"):
             raise Ended("its pickle ends in the middle of a name")
-        if b"\\" in line:
-            raise ValueError("a name has a backslash in it")  # It would be decoded.
-        return line
+        # It takes ASCII, and would decode escapes. No name that is known has others.
+        ascii = line.decode("utf-8", "surrogatepass").encode("ascii", "replace")
+        return ascii.replace(b"\\", b"?")
 
 
 def _instructions(file: _Bytes) -> Iterator[tuple[str, Any]]:

@@ -315,6 +315,16 @@ def test_a_layout_is_a_text(tmp_path):
     assert ec.open(tmp_path / "a.pt")["layout"].read() == "torch.strided"
 
 
+@pytest.mark.parametrize("name", ["Größe", "a\\x41", "\\"])
+def test_an_unknown_class_may_have_any_letters(tmp_path, name):
+    odd = pickles.name("modül", name)
+    pickles.write(tmp_path / "a.pt", pickles.state(w=pickles.tensor(), odd=odd))
+    ckpt = ec.open(tmp_path / "a.pt")
+    assert ckpt["w"].read().shape == (4,)
+    with pytest.raises(ValueError, match="is an object of `mod.l[.]"):
+        ckpt["odd"].read()
+
+
 def test_nothing_that_a_pickle_can_name_is_code_of_others():
     """All that is called is in the module that makes tensors."""
     module, calls = inside.called_by_pickles()
