@@ -24,17 +24,17 @@ from ._tree_spec import TreeSpec
 
 
 # Chunks that a thread which writes may hold copies of, where what is stored is not how
-# a leaf lies in memory: some on their way from a device, and the one
-# that is written as it was, padded and compressed.
+# a leaf lies in memory: some on their way from a device, and the one that is written as
+# it was, padded and compressed.
 COPIES = _host_copy.PREFETCH + 4
 
 
 class PlannedLeaf(NamedTuple):
     """A leaf to be written. `value` is the caller's, a copy of it, or a `Payload`;
-    `number` is that of its template among those of the save, and `alias` the index of
-    the leaf whose bytes it shares. `owners` are the processes that write its chunks;
-    without them it is process 0. `is_zero_copy`: the memory of the array that was
-    described is stored as it is."""
+    `template_number` is that of its template among those of the save, and `alias` the
+    index of the leaf whose bytes it shares. `owners` are the processes that write its
+    chunks; without them it is process 0. `is_zero_copy`: the memory of the array that
+    was described is stored as it is."""
 
     name: str
     value: Any
@@ -57,7 +57,7 @@ class PlannedFunction(NamedTuple):
     data: bytes
 
 
-# Leaves of so many bytes are made `StagedBytes`.
+# Leaves of up to so many bytes are made `StagedBytes`.
 _SMALL = 1 << 16
 
 
@@ -228,7 +228,7 @@ class LeafBytes:
         self.digests[start : start + len(digests)] = digests
 
     def _digest(self, row: int, data: object) -> None:
-        """Takes the digests of a chunk, of which the first has this number."""
+        """Takes the digests of a chunk, of which the first has the number `row`."""
         digests, start = _digests.block_digests(data), _digests.SIZE * row
         self.digests[start : start + _digests.SIZE * len(digests)] = b"".join(digests)
 
@@ -261,7 +261,8 @@ class LeafBytes:
         part: np.ndarray,
         encode: Callable[[np.ndarray], bytes] | None,
     ) -> Iterator[Any]:
-        """A chunk, of which nothing is held any more once all is drawn."""
+        """The pieces of a chunk, whose first digest has the number `row`. Nothing of it
+        is held any more once all are drawn."""
         is_live = _may_change(value, part)
         if is_live and encode is None and part.nbytes == t.full:
             yield from self._copied(row, _digests.as_bytes(part))
