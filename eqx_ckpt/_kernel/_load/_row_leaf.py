@@ -62,8 +62,8 @@ class _RowPart(NamedTuple):
 
 
 class RowLeaf(LargeLeaf[_RowPart]):
-    """A leaf that is read in units: its rows, or the chunks that they are in, where
-    these are verified."""
+    """A leaf that is read in units: each is one row, or the `unit_rows` of a chunk,
+    where chunks are verified."""
 
     def __init__(self, reader: Reader, read: StoredRead, axis: int):
         """A row is all that is along the axes after this one.
@@ -73,23 +73,25 @@ class RowLeaf(LargeLeaf[_RowPart]):
         super().__init__(reader, read)
         self.template = t = read.record.template
         self.is_verified = reader.digests is not None
-        self.step = t.chunk[axis] if self.is_verified and t.chunk else 1
-        self.shape = t.shape[axis + 1 :]
-        self.row = math.prod(self.shape) * t.itemsize
-        self.count = math.prod(t.shape[: axis + 1])
+        self.unit_rows = t.chunk[axis] if self.is_verified and t.chunk else 1
+        self.row_shape = t.shape[axis + 1 :]
+        self.row_bytes = math.prod(self.row_shape) * t.itemsize
+        self.row_count = math.prod(t.shape[: axis + 1])
+        # The number of a view, and some of its rows, as `_found` gives them.
         self.found = [
             (number, *one)
             for number, view in enumerate(self.views)
             for one in _found(view.ranges, t.shape, axis)
         ]
         gap = _FAR_GAP if reader.source.root.is_remote else _GAP
-        gap //= self.row * self.step
+        gap //= self.row_bytes * self.unit_rows
         rows = [rows for *_, rows, _ in self.found if len(rows)]
-        self.runs = _joined([_runs(x, self.step, gap) for x in rows])
+        # Runs of units, each from one number to another.
+        self.runs = _joined([_runs(x, self.unit_rows, gap) for x in rows])
         # The chunks that are verified, unless they are all that is read.
         self.touched: np.ndarray | None = None
         if self.is_verified and gap:
-            touched = [_grid.touched_along(self.step, x) for x in rows]
+            touched = [_grid.touched_along(self.unit_rows, x) for x in rows]
             if len(touched) > 1:
                 self.touched = np.unique(np.concatenate(touched))
             elif isinstance(touched[0], np.ndarray):
@@ -101,7 +103,7 @@ class RowLeaf(LargeLeaf[_RowPart]):
         """The chunks that hold the runs, or those of them that are verified."""
         if self.touched is not None:
             return self.touched.tolist()
-        size, full = self.row * self.step, self.template.full
+        size, full = self.row_bytes * self.unit_rows, self.template.full
         found = [(a * size // full, -(-b * size // full)) for a, b in self.runs]
         if len(found) == 1:
             return range(*found[0])
@@ -109,19 +111,19 @@ class RowLeaf(LargeLeaf[_RowPart]):
 
     def _bytes(self, run: tuple[int, int]) -> tuple[int, int]:
         """The bytes of a run, from one to another."""
-        size, stop = self.row * self.step, self.row * self.count
+        size, stop = self.row_bytes * self.unit_rows, self.row_bytes * self.row_count
         return run[0] * size, min(run[1] * size, stop)
 
     def _parts(self) -> Iterator[_RowPart]:
         self.wanted = [
-            _wanted(self.arrays[number][index], self.shape, rows, inner)
+            _wanted(self.arrays[number][index], self.row_shape, rows, inner)
             for number, index, rows, inner in self.found
         ]
         is_direct = self.read.conversion is None and all(
             x.is_whole for x in self.wanted
         )
         size = PART if is_direct and len(self.runs) <= len(self.wanted) else _PICKED
-        most = min(size, self.reader.budget // 4) // (self.row * self.step)
+        most = min(size, self.reader.budget // 4) // (self.row_bytes * self.unit_rows)
         some: list[tuple[int, int]] = []
         room = most = max(1, most)
         for start, last in self.runs:
@@ -137,8 +139,8 @@ class RowLeaf(LargeLeaf[_RowPart]):
             yield self._part(some, True)
 
     def _part(self, runs: list[tuple[int, int]], is_last: bool) -> _RowPart:
-        first = runs[0][0] * self.step
-        stop = min(runs[-1][1] * self.step, self.count)
+        first = runs[0][0] * self.unit_rows
+        stop = min(runs[-1][1] * self.unit_rows, self.row_count)
         found = [(x, _view.overlap(x.rows, first, stop)) for x in self.wanted]
         keeps = [(x, both.to, both.fro) for x, both in found if both is not None]
         part = _RowPart(runs, list(map(self._bytes, runs)), keeps, None, is_last)
@@ -199,8 +201,10 @@ class RowLeaf(LargeLeaf[_RowPart]):
         if not part.keeps:
             return
         dtype = _template.dtype_of(self.template.stored)
-        table = data.view(dtype).reshape(-1, *self.shape)
-        runs = [(start * self.step, stop * self.step) for start, stop in part.runs]
+        table = data.view(dtype).reshape(-1, *self.row_shape)
+        runs = [
+            (start * self.unit_rows, stop * self.unit_rows) for start, stop in part.runs
+        ]
         for x, to, fro in part.keeps:
             if len(runs) > 1:
                 fro = _places(runs, _view.numbers(x.rows)[to])
