@@ -1,3 +1,4 @@
+import re
 from fractions import Fraction
 
 import equinox as eqx
@@ -40,6 +41,14 @@ def test_a_member_of_an_ensemble(tmp_path):
     cure = "has a first axis of 5 more, as of an ensemble"
     assert cure in _error(tmp_path / "a", {"w": jnp.ones(2), "b": jnp.ones(())})
     assert cure not in _error(tmp_path / "a", {"w": jnp.ones(2), "b": jnp.ones(4)})
+
+
+def test_the_bias_of_a_convolution_of_others(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", {"b": jnp.ones(8), "w": jnp.ones((8, 3))})
+    text = _error(tmp_path / "a", {"b": jnp.ones((8, 1, 1)), "w": jnp.ones((3, 8))})
+    assert re.findall("(.*)unit_axes", text) == [
+        "    b  saved f32[8], `like` has f32[8,1,1]  (`ec.adapters."
+    ]
 
 
 def test_one_report_lists_everything(tmp_path):

@@ -342,6 +342,15 @@ def test_nothing_is_deleted_for_a_save_that_fails(root):
     assert manager.steps() == [3]
 
 
+def test_a_state_whose_save_fails_twice_is_told_of_once(root):
+    root.mkdir()
+    (root / "2").write_text("in the way")
+    with pytest.raises(OSError) as e, ec.CheckpointManager(root) as manager:
+        manager.save(2, tree_at(2))
+    (note,) = e.value.__notes__
+    assert note.startswith("The state of step 2") and note.endswith("again, as above.")
+
+
 def test_a_pinned_step_stays_pinned_however_it_is_called(root):
     with ec.CheckpointManager(root) as manager:
         fill_run(manager, [1, 2])

@@ -230,11 +230,15 @@ class _Matcher:
                     f"{what}: `{name}` is {was} in the {self.thing} and {here} "
                     "in `like`."
                 )
-                self._add(what, name, text, record.name, first_text)
                 if what == "shape":
                     saved_shape = record.whole.logical_shape
                     is_below = saved_shape[1:] == target.shape
                     self.axes.add(saved_shape[:1] if is_below else ())
+                    is_alike = _without_units(saved_shape) == _without_units(
+                        target.shape
+                    )
+                    text += _UNIT_AXES if is_alike else ""
+                self._add(what, name, text, record.name, first_text)
         return reads
 
     def _add(
@@ -397,6 +401,8 @@ _UNEXPECTED = (
     "m, lambda c: c)])` says which pairs and rules fit."
 )
 
+_UNIT_AXES = "  (`ec.adapters.unit_axes()` in a pair of `ec.graft` loads it)"
+
 _STACKED = (
     "What was saved has a first axis of {} more, as of an ensemble or of stacked "
     "layers: `ec.adapters.take(i)` in a pair of `ec.graft` loads one of them."
@@ -416,6 +422,10 @@ _titles = {
     "unreadable": "that cannot be read from a file of this format",
     "static": "static fields that have changed ({static})",
 }
+
+
+def _without_units(shape: Iterable[int]) -> list[int]:
+    return [size for size in shape if size != 1]
 
 
 def _without_duplicates(saved: Leaves, match: Match) -> Match:

@@ -437,6 +437,8 @@ class Saves:
                 self.wait()
             except BaseException as e:
                 why = f"{type(e).__name__}: {e}" if str(e) else _STOPPED
+                if why == f"{type(error).__name__}: {error}":
+                    why = "it fails again, as above"
                 error.add_note(self._not_saved(kept, why))
                 if not isinstance(e, Exception):
                     raise
