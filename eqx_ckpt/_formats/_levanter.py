@@ -26,7 +26,7 @@ from ._foreign_index import (
     natural_order,
     split_name,
 )
-from ._zarr import ArrayRow, Zarr
+from ._zarr import ArrayRow, ZarrArray
 
 
 # What levanter writes last, and what eformer's arrays are listed in.
@@ -155,13 +155,13 @@ def _leaves(
     )
 
 
-def _template(claim: tuple[Any, Any] | None, keys: str, what: Zarr) -> Template:
-    fill = what.metadata["fill_value"]
-    if np.any(fill) or (fill is not None and what.metadata["zarr_format"] == 2):
+def _template(claim: tuple[Any, Any] | None, keys: str, array: ZarrArray) -> Template:
+    fill = array.metadata["fill_value"]
+    if np.any(fill) or (fill is not None and array.metadata["zarr_format"] == 2):
         raise ValueError(f"unknown fill_value {fill!r:.60}")
-    if claim is not None and claim != (list(what.shape), what.dtype):
+    if claim is not None and claim != (list(array.shape), array.dtype):
         raise ValueError(
-            f"it is {what.dtype}{list(what.shape)}, and `{_INDEX}` has it as "
+            f"it is {array.dtype}{list(array.shape)}, and `{_INDEX}` has it as "
             f"{claim[1]!r:.30}, {claim[0]!r:.60}"
         )
-    return _zarr.template(what, kind_of(what.dtype), keys)
+    return _zarr.template(array, kind_of(array.dtype), keys)

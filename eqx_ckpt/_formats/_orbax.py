@@ -24,7 +24,7 @@ from .._zips import _probe
 from .._zips._probe import Probe
 from . import _database, _msgpack, _zarr
 from ._foreign_index import ForeignLeaf, kind_of, leaf_of, names_of_paths, natural_order
-from ._zarr import ArrayRow, Zarr
+from ._zarr import ArrayRow, ZarrArray
 
 
 _METADATA, _TOP = "_METADATA", _published.TOP
@@ -297,16 +297,16 @@ def _entry(name: str, entry: Any) -> _Row:
     return _Row(path, ours, kinds, was, None if skip else key)
 
 
-def _template_of(was: str, impl: str | None, keys: str, what: Zarr) -> Template:
-    kind = kind_of(what.dtype)
+def _template_of(was: str, impl: str | None, keys: str, array: ZarrArray) -> Template:
+    kind = kind_of(array.dtype)
     if was == "np.ndarray":
         kind = "numpy"
-    elif was == "scalar" and what.shape == ():
+    elif was == "scalar" and array.shape == ():
         python = {dtype: kind for kind, dtype in _template.SCALAR_KINDS.items()}
-        kind = python.get(what.dtype, "generic")
+        kind = python.get(array.dtype, "generic")
     elif was not in ("jax.Array", "scalar"):
         raise ValueError(f"it is of the unknown type {was!r:.60}")
-    t = _zarr.template(what, kind, keys)
+    t = _zarr.template(array, kind, keys)
     if impl is not None:
         t = t._replace(kind="key", dtype="key", impl=impl)
     return t

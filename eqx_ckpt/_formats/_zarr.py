@@ -44,7 +44,7 @@ def name_of(is_v3: bool) -> str:
     return "zarr.json" if is_v3 else ".zarray"
 
 
-class Zarr(NamedTuple):
+class ZarrArray(NamedTuple):
     """The metadata of an array."""
 
     dtype: str
@@ -88,7 +88,7 @@ class ArrayRow(NamedTuple):
     name: str
     keys: str
     key: str
-    template: Callable[[str, Zarr], Template]
+    template: Callable[[str, ZarrArray], Template]
 
 
 class ZarrArrays(NamedTuple):
@@ -129,13 +129,13 @@ class ZarrArrays(NamedTuple):
             raise ValueError(f"the metadata of the array `{name}` are missing")
         try:
             parse = _v3 if self.is_v3 else _v2
-            what = parse(_json.parse(metadata, "its metadata"))
-            if len(what.shape) != len(what.chunk):
+            array = parse(_json.parse(metadata, "its metadata"))
+            if len(array.shape) != len(array.chunk):
                 raise ValueError("impossible chunks")
-            if self.database is not None and what.is_blosc:
+            if self.database is not None and array.is_blosc:
                 # Its chunks are looked at before they are decoded.
                 raise ValueError("unknown compressor 'blosc' in a database")
-            t = make(keys, what)
+            t = make(keys, array)
             _template.check_template(t)
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             why = f"its metadata are not as they are read here: {e}"
@@ -143,18 +143,18 @@ class ZarrArrays(NamedTuple):
         size = self.size
         is_thin = self.is_full and size is not None and t.nbytes > size * _MAX_RATIO
         # The list of the chunks in a piece is read whole.
-        read = max(what.full, 16 * math.prod(what.per_piece))
+        read = max(array.full, 16 * math.prod(array.per_piece))
         if is_thin or max(t.full, read) > _largest(size):
             why = "it is larger than what its files can hold, or than this machine"
-            return leaf_of(name, keys, Unreadable(what.dtype, why, True))
+            return leaf_of(name, keys, Unreadable(array.dtype, why, True))
         spec = {
             "driver": "zarr3" if self.is_v3 else "zarr",
-            "metadata": what.metadata,
+            "metadata": array.metadata,
             # Where zeros were not written, what is missing are zeros.
             "fill_missing_data_reads": not self.is_full,
         }
-        pieces = ft.partial(_pieces, what)
-        check = ft.partial(self._check_pieces, what, key)
+        pieces = ft.partial(_pieces, array)
+        check = ft.partial(self._check_pieces, array, key)
         return ForeignLeaf(name, t, value=ForeignArray(key, spec, pieces, check))
 
     def source(
@@ -180,33 +180,33 @@ class ZarrArrays(NamedTuple):
         what = format, files, leaves, head, metadata
         return _foreign_index.source(probe, *what, database=self.database)
 
-    def _check_pieces(self, what: Zarr, key: str, numbers: Sequence[int]) -> None:
+    def _check_pieces(self, array: ZarrArray, key: str, numbers: Sequence[int]) -> None:
         """**Raises:** `ValueError` for a piece that is longer than any can be: all of
         it would be read."""
-        most = what.most
-        if what.piece is not None:
-            most = math.prod(what.per_piece) * (most + 16) + what.after_list
-        for piece in _pieces(what, numbers):
+        most = array.most
+        if array.piece is not None:
+            most = math.prod(array.per_piece) * (most + 16) + array.after_list
+        for piece in _pieces(array, numbers):
             name = f"{key}/{piece}"
             size = self._size(name)
             if size is not None and size > most:
                 raise ValueError(f"`{name}` is not a chunk of it")
-            if what.is_blosc:
+            if array.is_blosc:
                 # TensorStore would allocate what it says, up to 2 GiB.
                 head = self._read_piece(name, 0, 16)
-                if int.from_bytes(head[4:8], "little") > what.full:
+                if int.from_bytes(head[4:8], "little") > array.full:
                     raise ValueError(f"`{name}` is not a chunk of it")
-            if size is not None and what.piece is not None:
-                self._check_list(what, name, size)
+            if size is not None and array.piece is not None:
+                self._check_list(array, name, size)
 
-    def _check_list(self, what: Zarr, name: str, size: int) -> None:
-        count = 16 * math.prod(what.per_piece)
-        start = 0 if what.is_list_first else size - count - what.after_list
+    def _check_list(self, array: ZarrArray, name: str, size: int) -> None:
+        count = 16 * math.prod(array.per_piece)
+        start = 0 if array.is_list_first else size - count - array.after_list
         if start < 0:
             return  # It is too short, as whoever reads it will say.
         places = np.frombuffer(self._read_piece(name, start, count), "<u8")
         lengths = places[1::2][places[1::2] != _NONE]
-        if (lengths > what.most).any():
+        if (lengths > array.most).any():
             raise ValueError(f"`{name}` has something else than chunks of it")
 
     def _size(self, name: str) -> int | None:
@@ -242,19 +242,19 @@ def arrays(probe: Probe) -> ZarrArrays:
     return ZarrArrays(probe.directory, database, list(sizes or ()), size)
 
 
-def _pieces(what: Zarr, numbers: Sequence[int]) -> list[str]:
+def _pieces(array: ZarrArray, numbers: Sequence[int]) -> list[str]:
     """The keys of the pieces that chunks of some numbers are in, each once."""
-    counts = _grid.grid(what.shape, what.chunk)
+    counts = _grid.grid(array.shape, array.chunk)
     if not counts:
-        return [what.prefix.rstrip("/.") or "0"] if numbers else []
+        return [array.prefix.rstrip("/.") or "0"] if numbers else []
     places = np.stack(np.unravel_index(np.asarray(numbers, np.int64), counts), 1)
-    rows = dict.fromkeys(map(tuple, (places // what.per_piece).tolist()))
-    return [what.prefix + what.separator.join(map(str, row)) for row in rows]
+    rows = dict.fromkeys(map(tuple, (places // array.per_piece).tolist()))
+    return [array.prefix + array.separator.join(map(str, row)) for row in rows]
 
 
-def template(what: Zarr, kind: str, keys: str) -> Template:
-    chunk = tuple(min(c, max(1, n)) for c, n in zip(what.chunk, what.shape))
-    return Template(keys, kind, what.dtype, what.shape, what.dtype, chunk)
+def template(array: ZarrArray, kind: str, keys: str) -> Template:
+    chunk = tuple(min(c, max(1, n)) for c, n in zip(array.chunk, array.shape))
+    return Template(keys, kind, array.dtype, array.shape, array.dtype, chunk)
 
 
 def _largest(size: int | None) -> int:
@@ -277,7 +277,7 @@ def _only(value: dict[str, Any], **known: Any) -> None:
             raise ValueError(f"unknown {field} {value[field]!r:.60}")
 
 
-def _v2(value: dict[str, Any]) -> Zarr:
+def _v2(value: dict[str, Any]) -> ZarrArray:
     _only(value, zarr_format=[2], order=["C"], filters=[None, []])
     _only(value, dimension_separator=[".", "/"], fill_value=[None, 0, False])
     shape, chunk = _numbers(value["shape"], 0), _numbers(value["chunks"], 1)
@@ -307,10 +307,12 @@ def _v2(value: dict[str, Any]) -> Zarr:
         "dimension_separator": value.get("dimension_separator", "."),
     }
     separator = metadata["dimension_separator"]
-    return Zarr(dtype, shape, chunk, "", separator, compressor is not None, metadata)
+    return ZarrArray(
+        dtype, shape, chunk, "", separator, compressor is not None, metadata
+    )
 
 
-def _v3(value: dict[str, Any]) -> Zarr:
+def _v3(value: dict[str, Any]) -> ZarrArray:
     _only(value, zarr_format=[3], node_type=["array"], storage_transformers=[[]])
     _only(value["chunk_grid"], name=["regular"])
     shape = _numbers(value["shape"], 0)
@@ -352,9 +354,9 @@ def _v3(value: dict[str, Any]) -> Zarr:
     prefix = f"c{separator}"
     what = dtype, shape, inner, prefix, separator, is_encoded, metadata
     if sharding is None:
-        return Zarr(*what)
+        return ZarrArray(*what)
     checksums = len(sharding["index_codecs"]) - 1
-    return Zarr(*what, outer, sharding["index_location"] == "start", 4 * checksums)
+    return ZarrArray(*what, outer, sharding["index_location"] == "start", 4 * checksums)
 
 
 def _check_fill(fill: Any, dtype: str) -> None:
