@@ -81,6 +81,21 @@ def test_no_path_is_a_run_and_a_checkpoint(run, tmp_path):
             ec.tree_serialise_leaves(run, {"x": jnp.ones(2)}, overwrite=overwrite)
 
 
+@pytest.mark.parametrize("root", ["run", "memory://no step of a run"])
+def test_no_path_is_a_step_and_another_checkpoint(tmp_path, root):
+    root = root if "://" in root else f"{tmp_path}/{root}"
+    ec.tree_serialise_leaves(f"{root}/2", {"x": jnp.ones(2)})
+    with ec.CheckpointManager(root, keep=1) as manager:
+        manager.save(1, {"x": jnp.zeros(2)})
+        for force in (False, True):
+            with pytest.raises(
+                FileExistsError, match="2` is a checkpoint, and no step"
+            ):
+                manager.save(2, {"x": jnp.zeros(2)}, force=force)
+        manager.save(3, {"x": jnp.zeros(2)})
+    assert manager.steps() == [3] and ec.open(f"{root}/2")["x"].read().sum() == 2
+
+
 def test_the_steps_of_a_run_beside_one_that_is_damaged(run):
     """Damage of the newest step is told, and not passed over."""
     with open(f"{run}/30/default/eqx_ckpt.json", "w") as file:

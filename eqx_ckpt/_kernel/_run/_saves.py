@@ -246,6 +246,7 @@ class Saves:
         if step in self.damaged:
             _removal.set_aside(self.steps, step, force)
         elif force or not self.steps.is_new(step):
+            self.steps.check_free(step)
             found = self.steps.signature(step)
             if found is None and self.steps.orbax.items(step):
                 raise self._of_orbax(step)

@@ -257,6 +257,16 @@ class Steps:
                 "was saved. Choose another directory."
             )
 
+    def check_free(self, step: int) -> None:
+        """**Raises:** `FileExistsError` if the directory of a step is a checkpoint: a
+        load of its path would take that one for the step."""
+        if self.root.stamp(f"{step}/{_files.INDEX}"):
+            raise FileExistsError(
+                f"`{below(self.root.url, str(step))}` is a checkpoint, and no step of "
+                "a run. It is left as it is, and nothing was saved. Move it elsewhere, "
+                "or choose another directory for the run."
+            )
+
     def say(self, level: int, did: str, step: int, why: str = "", **facts: Any) -> None:
         """Logs what was done with a step."""
         text = f"{did} step {step} of `{self.root}`"
