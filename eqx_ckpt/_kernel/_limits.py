@@ -1,9 +1,6 @@
 """Limits of all rooms that tests change, so that a little is much."""
 
-import dataclasses
 
-
-@dataclasses.dataclass
 class Limits:
     # Data files are written side by side; more of them than this help nobody.
     max_files: int = 32
