@@ -163,7 +163,8 @@ def start_staged(
     waits = [x for x in leaves if type(x.value) is Shards]
     is_staged = all(_host_copy.is_staged(leaf.value) for leaf in waits)
     collect = None if is_staged else ft.partial(_collect, leaves)
-    handle._reads = _lazies.places(leaves if planned.has_lazies else ())
+    if planned.has_lazies:
+        handle._reads = _lazies.places(leaves)
     return _background.start(handle, collect, run, processes.fail)
 
 
