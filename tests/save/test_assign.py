@@ -75,8 +75,8 @@ def test_every_chunk_is_written_once(sharded, target, least):
         for number in run:
             assert has[process][regions[number]].all()
     assert sum(loads) == len(regions)
-    work = _assign.WriteJob(len(regions), 100, owners)
-    deal = _assign.deal([work, work], processes)
+    leaf = _assign.DealtLeaf(len(regions), 100, owners)
+    deal = _assign.deal([leaf, leaf], processes)
     dealt = [(place, n) for _, file in deal for place, run in file for n in run]
     assert sorted(dealt) == list(it.product(range(2), range(len(regions))))
     for process, file in deal:
