@@ -5,6 +5,7 @@ import inspect
 import os
 import signal
 import sys
+import weakref
 
 import jax
 import numpy as np
@@ -42,6 +43,14 @@ CALLS = {
 }
 
 
+def _is_in_finaliser(frame):
+    """Of an object that the caller has let go, after a call: Python ignores what is
+    raised there."""
+    while frame is not None and frame.f_code is not weakref.finalize.__call__.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _call_with_a_signal(call, at):
     """Makes a call. At its line of this number a signal comes: its handler is called
     with the frame that it interrupts, as Python does."""
@@ -59,7 +68,7 @@ def _call_with_a_signal(call, at):
         # Before the first line of one of these, it is not called yet.
         is_at_block = frame.f_code.co_name in ("__enter__", "__exit__")
         is_ours = interrupts._is_ours(frame) and not is_at_block
-        return trace_line if is_ours else None
+        return trace_line if is_ours and not _is_in_finaliser(frame) else None
 
     sys.settrace(trace)
     try:
