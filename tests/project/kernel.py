@@ -26,7 +26,6 @@ _SLOW = (
 ).split()
 # Those that open files of other libraries in the midst of something else.
 _OTHERS = (
-    "save/test_lazy_routes.py::test_every_format_to_every_form[orbax]",
     "save/test_lazy_routes.py::test_a_source_that_is_gone_is_named[flax]",
     "tree/test_register.py::test_equinox_files_do_not_have_them",
     "load/test_checkpoint.py::test_nothing_at_the_path",
@@ -35,6 +34,9 @@ _OTHERS = (
     "run/test_mixed_runs.py",
     # Those that call all of these rooms.
     "tree/test_trees.py::test_children_of_one_name",
+    "tree/test_states.py::test_one_batch_norm_by_every_route",
+    "tree/test_states.py::test_reordered_states_by_every_route",
+    "save/test_lazy_routes.py::test_every_format_to_every_form",
     "save/test_paged.py",
     "storage/test_macs.py",
     "tree/test_altered.py",
