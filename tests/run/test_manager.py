@@ -1,5 +1,6 @@
 """A run's checkpoints: which are saved, which are restored, and which stay."""
 
+import contextlib
 import gc
 import itertools as it
 import json
@@ -213,6 +214,33 @@ def test_the_last_state_is_as_it_was_given(root):
             assert lazy.dtype == x.dtype and np.array_equal(lazy.read(), x)
         aliases = ec.open(path)._source.index.leaves.aliases
         assert len(aliases) == 5 - len({tuple(row) for row in ties})
+
+
+class Reader:
+    """A value that goes on, as an iterator of data does."""
+
+    def __init__(self, at):
+        self.at = np.asarray(at)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_values_of_registered_types_are_saved_as_they_were_given(root, fails):
+    reader, unread = Reader(7), object.__new__(Reader)
+    tree = {"x": np.ones(3), "reader": reader, "unread": unread}
+    is_read = lambda x: ec.is_storable(x) and x is not unread
+    with ec.register_leaf(Reader, lambda x: x.at, Reader):
+        with contextlib.suppress(KeyError):
+            with ec.CheckpointManager(root, every=10, filter_spec=is_read) as manager:
+                for _ in range(2):
+                    reader.at += 1
+                    manager.save(int(reader.at), tree, own={"reader": reader})
+                reader.at += 90  # In place.
+                if fails:
+                    raise KeyError("the loop has failed")
+        like = {"x": np.zeros(3), "reader": Reader(0), "unread": unread}
+        own = {"reader": Reader(0)}
+        tree, own, step = manager.restore(like, own=own, filter_spec=is_read)
+    assert step == tree["reader"].at == own["reader"].at == 9
 
 
 def test_a_state_that_is_not_due_takes_one_walk_and_no_new_memory(root, monkeypatch):

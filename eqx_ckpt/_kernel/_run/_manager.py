@@ -221,7 +221,8 @@ class CheckpointManager:
         time: this waits for the one before, and raises what went wrong with it.
 
         A state that is not due is kept until the next call, for the end of the `with`.
-        That copies its NumPy arrays, and nothing else. So do not write to memory that a
+        That copies its NumPy arrays, calls `to_leaf` of [`register_leaf`][] for values
+        of registered types, and copies nothing else. So do not write to memory that a
         jax.Array in it shares.
 
         **Arguments:**

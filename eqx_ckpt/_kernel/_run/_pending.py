@@ -1,5 +1,6 @@
 """States that a manager was given and has not saved yet."""
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._save._options import Functions
+from .._tree import _register
 
 
 class PendingState(NamedTuple):
@@ -53,12 +55,18 @@ class PendingState(NamedTuple):
 
 class KeptState(NamedTuple):
     """A state that waits for the end of the run: `tree` is put together if it is saved
-    then, which is rare."""
+    then, which is rare.
+
+    `values` have a value of a registered type for each leaf that was made of one, and
+    `own_leaves` the leaves that were made of those in `own`, with their values.
+    """
 
     step: int
     leaves: list[Any]
     structure: Any
     state: PendingState
+    values: dict[int, Any] = {}
+    own_leaves: list[tuple[Any, Any]] = []
 
     @classmethod
     def of(
@@ -71,12 +79,20 @@ class KeptState(NamedTuple):
         """A copy that the caller cannot change. It reuses the memory of the copy
         `before` for arrays of the same shape and dtype: new memory is slow to write."""
         copied = lambda x: x.copy() if isinstance(x, np.ndarray) else x
+        own = jtu.tree_leaves(self.state.own)
         state = self.state._replace(
             metrics={name: copied(x) for name, x in self.state.metrics.items()},
             metadata=copy.deepcopy(self.state.metadata),
             own=jtu.tree_map(copied, self.state.own),
         )
-        return self._replace(leaves=_copies(self.leaves, before), state=state)
+        made, own_made = _made_leaves(self.leaves), _made_leaves(own)
+        leaves = [made.get(i, x) for i, x in enumerate(self.leaves)]
+        return self._replace(
+            leaves=_copies(leaves, before),
+            state=state,
+            values={i: self.leaves[i] for i in made},
+            own_leaves=[(own[i], copied(leaf)) for i, leaf in own_made.items()],
+        )
 
     @property
     def is_gone(self) -> bool:
@@ -84,9 +100,28 @@ class KeptState(NamedTuple):
         return any(isinstance(x, jax.Array) and x.is_deleted() for x in self.leaves)
 
     def last(self) -> PendingState:
-        """The state, as the last one of the run."""
-        tree = jtu.tree_unflatten(self.structure, self.leaves)
+        """The state, as the last one of the run. It is saved `as_given`."""
+        leaves = [self.values.get(i, x) for i, x in enumerate(self.leaves)]
+        tree = jtu.tree_unflatten(self.structure, leaves)
         return self.state._replace(tree=tree, is_last=True)
+
+    def as_given(self) -> contextlib.AbstractContextManager[None]:
+        """In the block, values of registered types are what they were when given."""
+        leaves = {id(value): self.leaves[i] for i, value in self.values.items()}
+        own = {id(value): leaf for value, leaf in self.own_leaves}
+        return _register.taken({**leaves, **own})
+
+
+def _made_leaves(leaves: Sequence[Any]) -> dict[int, Any]:
+    """The leaves that are made of values of registered types, by their numbers."""
+    types = list(map(type, leaves))
+    odd = {cls for cls in {*types} if _register.codec_of(cls) is not None}
+    out: dict[int, Any] = {}
+    for i in [i for i, cls in enumerate(types) if cls in odd] if odd else ():
+        # What cannot be made may not be selected; if it is, the save says so.
+        with contextlib.suppress(ValueError):
+            out[i] = _register.to_leaf(leaves[i])
+    return out
 
 
 def _copies(leaves: list[Any], before: Sequence[Any]) -> list[Any]:

@@ -401,7 +401,8 @@ class Saves:
                 self.kept = None
                 _log.warn(self._not_saved(kept, _DONATED))
             elif kept is not None:
-                self._save(kept.last())
+                with kept.as_given():
+                    self._save(kept.last())
             self.wait()
         except BaseException as e:
             self.end_after(e)
@@ -434,7 +435,8 @@ class Saves:
             error.add_note(self._not_saved(kept, "the other processes take no part"))
         else:
             try:
-                self._save(kept.last(), retain=False)
+                with kept.as_given():
+                    self._save(kept.last(), retain=False)
                 self.wait()
             except BaseException as e:
                 why = f"{type(e).__name__}: {e}" if str(e) else _STOPPED

@@ -2,7 +2,7 @@
 
 import contextlib
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +32,9 @@ _of_task: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar(
 )
 # What was found in `_registered`, for each type: a new dict after each change.
 _found: dict[type, dict[object, Codec]] = {}
+
+# Leaves that were made of values which may have changed since, by the ids of these.
+_taken: contextvars.ContextVar[Mapping[int, Any]] = contextvars.ContextVar("_taken")
 
 # A codec of these would be one of most other leaves, or of none.
 _own = (
@@ -153,6 +156,8 @@ def to_leaf(value: object) -> Any:
     codec = codec_of(type(value))
     if codec is None:
         return value
+    if id(value) in (taken := _taken.get({})):
+        return taken[id(value)]
     try:
         leaf = codec.to_leaf(value)
     except Exception as e:
@@ -165,6 +170,16 @@ def to_leaf(value: object) -> Any:
             "give an array, a number, a str, bytes, or a typed PRNG key"
         )
     return leaf
+
+
+@contextlib.contextmanager
+def taken(leaves: Mapping[int, Any]) -> Iterator[None]:
+    """In the block, `to_leaf` gives these leaves for the values with these ids."""
+    token = _taken.set(leaves)
+    try:
+        yield
+    finally:
+        _taken.reset(token)
 
 
 def from_leaf(codec: Codec, leaf: object) -> Any:
