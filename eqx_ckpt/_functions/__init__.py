@@ -28,3 +28,10 @@ def _():
     from ._exporting import plan
 
     return plan
+
+
+@_rooms.as_read.provide
+def _():
+    from ._computed import as_read
+
+    return as_read

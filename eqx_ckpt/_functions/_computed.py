@@ -68,7 +68,7 @@ class Formula:
     @ft.cached_property
     def chunk(self) -> tuple[int, ...]:
         """The shape of a block. Of most checkpoints it is a chunk."""
-        widest = max((x.dtype.itemsize for x in self.parts if x.shape), default=1)
+        widest = max((_width(x) for x in self.parts if x.shape), default=1)
         return _block(self.shape, widest)
 
     @ft.cached_property
@@ -170,6 +170,13 @@ class Formula:
             for region in some:
                 own = _grid.within(region, box)
                 yield region, [x[own] if x.shape else x for x in parts]
+
+
+def _width(part: Operand) -> int:
+    """The bytes of an element of a part, as it is stored or as it is read."""
+    if isinstance(part, LazyArray):
+        return max(part.dtype.itemsize, _lazy.body_of(part).template.itemsize)
+    return part.dtype.itemsize
 
 
 @ft.lru_cache(maxsize=4096)
@@ -293,3 +300,20 @@ def computed(formula: Formula) -> LazyArray:
     """The array of a formula, lazily."""
     target = Target("jax", formula.dtype, formula.shape, formula.weak)
     return LazyArray(ComputedLeaf(formula, None, target))
+
+
+def as_read(lazy: LazyArray) -> LazyArray:
+    """The array that a lazy one is once it is read: a cast of it rounds what the casts
+    before have rounded, as in NumPy."""
+    key = "as read", _lazy.body_of(lazy).identity
+    dtype = lazy.dtype.newbyteorder("=")
+    formula = Formula(
+        lazy.name, (lazy,), _first, lazy.shape, dtype, blockwise=True, key=key
+    )
+    return LazyArray(ComputedLeaf(formula, None, _lazy.body_of(lazy).target))
+
+
+def _first(
+    blocks: Sequence[np.ndarray], state: object, start: tuple[int, ...]
+) -> np.ndarray:
+    return blocks[0]

@@ -92,6 +92,8 @@ plan_reshard: Hook[[Source, Sequence[LeafRead], LoadOptions], ReadPlan] = Hook(
     _without("_reshard")
 )
 open_functions: Hook[[Source], Mapping[str, Any]] = Hook(_without("_functions"))
+# The array that a lazy one is once it is read: its numbers are as a cast has left them.
+as_read: Hook[[LazyArray], LazyArray] = Hook(_without("_functions"))
 verify: Hook[[Any], list[Problem]] = Hook(_without("_verify"))
 check_base: Hook[[Source, Source], None] = Hook(_without("_verify"))
 

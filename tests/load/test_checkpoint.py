@@ -369,6 +369,41 @@ def test_astype_is_lazy_and_checked(tmp_path):
         ckpt["n"].astype(jnp.float32)
 
 
+@pytest.mark.parametrize("kind", [jnp.asarray, np.asarray])
+def test_a_cast_of_a_cast_rounds_twice(tmp_path, kind):
+    x = np.random.default_rng(0).random((300, 70), np.float32)
+    ec.tree_serialise_leaves(tmp_path / "a", {"f": kind(x), "i": kind([1, 300])})
+    ckpt = ec.open(tmp_path / "a")
+    half = ckpt["f"].astype(jnp.bfloat16)
+    like = {"f": jax.ShapeDtypeStruct(x.shape, jnp.bfloat16)}
+    spliced = ckpt.splice(like, cast=True, unexpected="ignore")["f"]
+    rounded = x.astype(jnp.bfloat16.dtype).astype(np.float32)
+    for lazy in half, half.T.T, pickle.loads(pickle.dumps(half)), spliced:
+        twice = lazy.astype(np.float32)
+        assert (twice.shape, twice.dtype, twice.name) == (x.shape, x.dtype, "f")
+        assert type(twice.read()) is type(lazy.read())
+        np.testing.assert_array_equal(twice.read(), rounded)
+        np.testing.assert_array_equal(twice[5:, ::3].T.read(), rounded[5:, ::3].T)
+        np.testing.assert_array_equal(lazy.update(dtype=np.float32).read(), rounded)
+    # Three roundings of what lies between two numbers of each.
+    thrice = half.astype(np.float16).astype(jnp.float8_e5m2)
+    expected = rounded.astype(np.float16).astype(jnp.float8_e5m2.dtype)
+    np.testing.assert_array_equal(np.asarray(thrice), expected)
+    with pytest.raises(RuntimeError, match="i: 300 does not fit into int8"):
+        ckpt["i"].astype(np.int8).astype(np.int32).read()
+    # A cast that is exact is none: this is the stored array still.
+    wide = ckpt["f"].astype(np.float64).astype(np.float16)
+    assert wide.store.dtype.numpy_dtype == np.float16
+
+
+def test_a_cast_of_a_leaf_of_like_casts_nothing_else(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", np.linspace(0, 1, 7))
+    like = ec.open(tmp_path / "a").tree.astype(np.float16)
+    with pytest.raises(RuntimeError, match="cast=True"):
+        ec.tree_deserialise_leaves(tmp_path / "a", like)
+    assert ec.tree_deserialise_leaves(tmp_path / "a", like, cast=True).dtype == "f2"
+
+
 # ---- Laziness, proved by TensorStore's counters.
 
 

@@ -47,6 +47,10 @@ VIEWS = {
     "turned": (lambda w: w.T, lambda w: w.T),
     "a new axis": (lambda w: w[None, 2:9, ::-1], lambda w: w[None, 2:9, ::-1]),
     "cast": (lambda w: w.astype(jnp.bfloat16), lambda w: w.astype(jnp.bfloat16)),
+    "cast twice": (
+        lambda w: w.astype(jnp.bfloat16).astype(jnp.float32),
+        lambda w: jax.lax.reduce_precision(w, 8, 7),
+    ),
     "half": (ec.lazy(lambda w: w / 2, elementwise=True), lambda w: w / 2),
     "of half": (
         lambda w: ec.lazy(lambda w: w / 2, elementwise=True)(w)[7:2500:9].T,
@@ -76,6 +80,7 @@ def test_views_and_functions(tree, tmp_path, name, to):
 
 ONCE = {
     "cast": lambda a, b: a.astype(jnp.bfloat16),
+    "cast twice": lambda a, b: a.astype(jnp.bfloat16).astype(jnp.float32),
     "turned": lambda a, b: a.T,
     "half": lambda a, b: ec.lazy(lambda w: w / 2, elementwise=True)(a),
     "cast by JAX": lambda a, b: ec.lazy(
@@ -130,6 +135,16 @@ def test_what_has_no_blocks_is_computed_once(large, tmp_path):
     assert len(calls) == 1 and bytes_read() < 8 * a.size + 2**14
     expected = np.asarray(a[::999]) - np.asarray(b).mean()
     np.testing.assert_allclose(ec.open(tmp_path / "b").tree[0][::999], expected, 1e-5)
+
+
+def test_a_cast_leaf_is_saved_with_another_cast(tmp_path):
+    x = np.random.default_rng(0).random((3, 40_000), np.float32)
+    ec.tree_serialise_leaves(tmp_path / "a", list(x))
+    tree = [y.astype(jnp.bfloat16) for y in ec.open(tmp_path / "a").tree]
+    ec.tree_serialise_leaves(tmp_path / "b", tree, dtype=jnp.float32)
+    saved = np.array(ec.materialise(ec.open(tmp_path / "b").tree))
+    assert saved.dtype == np.float32
+    np.testing.assert_array_equal(saved, x.astype(jnp.bfloat16.dtype))
 
 
 def test_a_pruned_tree_keeps_what_it_is(tree, tmp_path):

@@ -90,8 +90,8 @@ class LazyArray(_target.Unread):
         Where TensorStore lacks the dtype, and for keys, str and bytes, this is the
         array of their bytes or words: see FORMAT.md.
 
-        **Raises:** `ValueError` for an array that [`lazy`][] computes, and where
-        TensorStore has no driver for the store.
+        **Raises:** `ValueError` for an array that [`lazy`][] computes, or that was cast
+        twice, and where TensorStore has no driver for the store.
         """
         return self._body.store()
 
@@ -99,8 +99,8 @@ class LazyArray(_target.Unread):
     def url(self) -> str:
         """The URL of the stored array, without the view's indexing.
 
-        **Raises:** `ValueError` for an array that [`lazy`][] computes, and for a format
-        that TensorStore has no URLs for.
+        **Raises:** `ValueError` for an array that [`lazy`][] computes, or that was cast
+        twice, and for a format that TensorStore has no URLs for.
         """
         return self._body.url()
 
@@ -165,7 +165,8 @@ class LazyArray(_target.Unread):
 
     def astype(self, dtype: Any) -> "LazyArray":
         """A view whose numbers are cast as they are read: floats to floats, and ints
-        to ints. What does not hold every value is a `RuntimeError`."""
+        to ints. What does not hold every value is a `RuntimeError`. A cast of a cast
+        rounds twice, as in NumPy."""
         wanted = np.dtype(dtype)
         if self._target.kind not in _template.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")
@@ -179,7 +180,9 @@ class LazyArray(_target.Unread):
                 f"The leaf `{self.name}` is {_leaf.show(template)}, and "
                 f"is not cast to {wanted}: floats become floats, ints ints."
             )
-        return retargeted(self, target)
+        is_exact = np.can_cast(_leaf.saved_dtype(template), self.dtype, "safe")
+        lazy = self if is_exact or wanted == self.dtype else _rooms.as_read(self)
+        return retargeted(lazy, target)
 
     def update(self, **kwargs: Any) -> "LazyArray":
         """Changes fields like `jax.ShapeDtypeStruct.update`, but not the shape. The

@@ -61,7 +61,8 @@ def target_of(like: PyTree) -> Target:
 
 def _target_of(like: PyTree) -> Target:
     if isinstance(like, Unread) and like._target.kind not in ("jax", "key"):
-        return like._target
+        # That it is cast as it is read says nothing of what is loaded in its place.
+        return like._target._replace(cast=False)
     if isinstance(like, jax.Array) or isinstance(like, jax.ShapeDtypeStruct):
         if isinstance(like, jax_core.Tracer):
             raise TypeError(
