@@ -87,12 +87,26 @@ def test_layers_are_folded_and_neighbours_named(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "a", Net(8, depth=3, key=jr.key(0)))
     like = eqx.filter_eval_shape(Net, 6, depth=5, key=jr.key(0))
     text = _error(tmp_path / "a", like, static="ignore")
-    assert "    layers.{3..4}.weight  f32[6,6]" in text
+    assert "    layers.{3..4}.weight  f32[6,6]\n" in text
     assert "    layers.{0..2}.weight  saved f32[8,8], `like` has f32[6,6]" in text
     assert "static" not in text
     ec.tree_serialise_leaves(tmp_path / "b", {"weight": jnp.ones(3)})
     text = _error(tmp_path / "b", {"weigth": jnp.ones(3)})
     assert "the nearest name there is `weight`" in text
+
+
+def test_the_nearest_names_are_of_the_same_layers(tmp_path):
+    saved = {"enc": Net(8, depth=3, key=jr.key(0))}, {"count": 1}
+    ec.tree_serialise_leaves(tmp_path / "a", saved)
+    like = {"encoder": eqx.filter_eval_shape(Net, 8, depth=3, key=jr.key(0))}
+    text = _error(tmp_path / "a", like)
+    assert (
+        "encoder.layers.{0..2}.weight  f32[8,8]  "
+        "(the nearest name there is `0.enc.layers.{0..2}.weight`)"
+    ) in text
+    like = {"encoder": {"layers": [None, None, like["encoder"].layers[2]]}}
+    text = _error(tmp_path / "a", like)
+    assert "(the nearest name there is `0.enc.layers.2.weight`)" in text
 
 
 def test_equinox_message_prefixes(tmp_path):

@@ -355,14 +355,19 @@ class _Matcher:
                 origins = [self.origins[x] for x in some if x in self.origins]
                 names = ", ".join(f"`{x}`" for x in _folding.fold(origins))
                 return f"  (stored as {names})" if names else ""
-            if "{" in name or name in entries:
+            if name in entries:
                 return ""
-            near = there.nearest(name, 1, 0.6)
-            if not near:
+            names = [*_folding.unfold(name)]
+            near = dict.fromkeys(x for n in names for x in there.nearest(n, 1, 0.6))
+            if len(near) < len(names):  # Such as of layers of which there are fewer.
                 return ""
-            stored = saved.record(saved.leaf_indices[near[0]]).name
-            beside = f", stored as `{stored}`" if stored != near[0] else ""
-            return f"  (the nearest name there is `{near[0]}`{beside})"
+            found = _folding.fold(near)
+            text = f"  (the nearest name there is {_folding.some(found)}"
+            leaf_index = saved.leaf_indices.get(found[0])
+            if leaf_index is None:
+                return f"{text})"
+            stored = saved.record(leaf_index).name
+            return text + (f", stored as `{stored}`)" if stored != found[0] else ")")
 
         static = _compare.how_to_pass(problems.names("static"))
         titles = {

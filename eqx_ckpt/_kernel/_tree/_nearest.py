@@ -64,10 +64,20 @@ class NameIndex:
         )
 
     def _like(self, found: str, name: str) -> str:
-        """A name of a form: that with the numbers of `name`, if there is one."""
-        numbers = iter(_digits.findall(name))
-        same = re.sub("#", lambda _: next(numbers, "#"), found)
-        return same if same in self._names else self._forms[found]
+        """A name of a form: one with the numbers of `name`, if there is one, or else
+        the first."""
+        first = self._forms[found]
+        own, others = _digits.findall(name), _digits.findall(first)
+        count = min(len(own), len(others))
+        # Most names differ near the top: `encoder.layers.1` is nearest to
+        # `0.enc.layers.1`.
+        below = [*others[: len(others) - count], *own[len(own) - count :]]
+        above = [*own[:count], *others[count:]]
+        for numbers in (below, above):
+            same = re.sub("#", lambda _, left=iter(numbers): next(left, "#"), found)
+            if same in self._names:
+                return same
+        return first
 
 
 def ratio(a: str, b: str) -> float:
