@@ -41,7 +41,9 @@ def test_all_of_a_run(root):
         *("notes.txt", "2/notes.txt", "2/default/notes.txt", "2/default/d/mine/x"),
         *("eqx_ckpt.history/notes", "eqx_ckpt.pins/notes", "5/data", "model/weights"),
         *("eqx_ckpt.pins/3", "eqx_ckpt.pins/9/notes", "eqx_ckpt.journal/notes"),
-        "eqx_ckpt.run/new-0123456789abcdef/notes",
+        *("eqx_ckpt.run/new-0123456789abcdef/notes", "7", "5/default"),
+        *("5/default/d", "5/default/notes", "5/default/d/mine/x"),
+        "5/default/d/0123456789abcdef/notes",
     ],
 )
 def test_nothing_that_is_not_ours(root, key):

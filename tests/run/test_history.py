@@ -179,6 +179,32 @@ def test_a_folder_of_runs_is_no_run(root, capsys):
         ec.history(join(root, "10/1/default"))
 
 
+@pytest.mark.parametrize("key", ["7", "7/default", "7/default/d"])
+def test_files_of_others_where_steps_have_directories(root, key):
+    """Their names are numbers, as those of the chunks of Zarr, or ours."""
+    if isinstance(root, pathlib.Path):
+        (root / key).parent.mkdir(parents=True)
+    StoredFiles(root)[key] = b"theirs"
+    manager = ec.CheckpointManager(root)
+    assert manager.steps() == [] and manager.latest() is None and ec.runs(root) == []
+    for call in (lambda: manager.restore(tree_at(0)), lambda: ec.history(root)):
+        with pytest.raises(FileNotFoundError):
+            call()
+    fill_run(manager, [1])
+    manager.wait()
+    assert [run.latest.number for run in ec.runs(root)] == manager.steps() == [1]
+    with pytest.raises(FileNotFoundError, match="its only step is 1"):
+        manager.restore(tree_at(0), 7)
+    assert StoredFiles(root)[key] == b"theirs"
+
+
+def test_what_is_no_directory_has_no_runs(tmp_path):
+    for path in (tmp_path / "nothing", tmp_path / "file"):
+        with pytest.raises(FileNotFoundError, match="There is no directory at"):
+            ec.runs(path)
+        (tmp_path / "file").touch()
+
+
 def test_no_link_is_followed(tmp_path):
     with ec.CheckpointManager(tmp_path / "there/run") as manager:
         fill_run(manager, [1])

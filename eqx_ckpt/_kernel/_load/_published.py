@@ -1,9 +1,10 @@
 """The published checkpoint at a root: its index, and the saves below it."""
 
+import contextlib
 import dataclasses
 import functools as ft
 import itertools as it
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from .._errors import DamagedError
@@ -48,7 +49,10 @@ def saves(root: Backend) -> list[str]:
     """The save ids that have a directory below `d/`, whatever has become of them."""
     if root.is_link("d"):
         return []
-    inside = root.below("d").list_top() or {}
+    inside: Mapping[str, bool] = {}
+    # A file may have that name, or that of the checkpoint.
+    with contextlib.suppress(NotADirectoryError):
+        inside = root.below("d").list_top() or {}
     return list(filter(is_save_id, it.compress(inside, inside.values())))
 
 

@@ -2,13 +2,15 @@
 
 import os
 import re
+from collections.abc import Iterator
 
 from .._format import _files, _history, _journal, _text
 from .._load import _published
-from .._save import _delete, _leftovers
+from .._save import _delete, _leftovers, _path_state
 from .._storage import _root
 from .._storage._backend import Backend
-from . import _attempts, _numbered, _pins, _removal, _step_state
+from . import _attempts, _listing, _numbered, _pins, _removal, _step_state
+from ._listing import ITEM
 from ._numbered import PINS
 from ._step_state import Skip
 from ._steps import Signature, Steps
@@ -38,7 +40,8 @@ def delete_run(path: str | os.PathLike[str]) -> bool:
     root.check_writable()
     tops = root.list_top() or {}
     # Others may delete and save some meanwhile.
-    steps = sorted({*run.listing().steps, *_numbered.steps_in(tops)})
+    begun = _numbered.steps_in(name for name in tops if tops[name])
+    steps = sorted({*run.listing().steps, *begun})
     _check_deletable(run, tops, steps)
     for step in steps:
         _delete_step(run, step)
@@ -102,12 +105,29 @@ def _check_step(run: Steps, step: int) -> None:
     ):
         raise _not_ours(run.root, str(step))
     at = run.root.below(str(step))
-    for name in at.list_top() or {}:
-        is_ours = name in ("default", _published.DONE) or _is_damaged(name)
+    for name, is_directory in (at.list_top() or {}).items():
+        is_step = name == ITEM and is_directory
+        is_ours = is_step or name == _published.DONE or _is_damaged(name)
         if not (is_ours or _files.is_beside(name)):
             raise _not_ours(run.root, f"{step}/{name}")
-        if name == "default" and isinstance(found, Signature):
+        if is_step and isinstance(found, Signature):
             _delete.check(at.below(name))
+        elif is_step:
+            for other in _others_in_begun(at.below(name)):
+                raise _not_ours(run.root, f"{step}/{name}/{other}")
+
+
+def _others_in_begun(root: Backend) -> Iterator[str]:
+    """What is not ours at the path of a save that was not completed."""
+    entries = _listing.names_in(root)
+    inside = lambda name: _listing.names_in(root.below(name))
+    yield from _path_state.foreign_among((), entries, inside)
+    if not entries.get("d", True):
+        yield "d"
+    for save in _published.saves(root):
+        for name in inside(f"d/{save}"):
+            if not _files.DATA.fullmatch(name):
+                yield f"d/{save}/{name}"
 
 
 def _delete_step(run: Steps, step: int) -> None:

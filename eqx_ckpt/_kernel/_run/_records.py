@@ -269,7 +269,7 @@ def runs_below(directory: str | os.PathLike[str]) -> Iterator[Steps]:
     """The runs in a directory, in the order of their paths."""
     root = _root.resolve(directory)
     if isinstance(root, LocalDirectory):
-        if root.real().list_top() is None:
+        if root.entry() != "directory":
             raise FileNotFoundError(f"There is no directory at `{root}`.")
         yield from _walk(root.real())
         return

@@ -60,7 +60,7 @@ def why_skipped(steps: Steps, step: int) -> Skip | None:
     if METADATA in tops or _files.DIGESTS in tops:
         return Skip("its save was not completed, or its index was deleted", True)
     # A save that has begun just now has no more than an empty directory.
-    has_data = "d" in tops and root.below("d").list_top()
+    has_data = tops.get("d") and names_in(root.below("d"))
     if has_data or _files.CLAIM in tops or works:
         return Skip("its save was not completed, as when a process is killed", False)
     if items := steps.orbax.items(step):

@@ -112,7 +112,10 @@ class Steps:
             self.there = set(listing.steps)
             return listing
         names = self.root.list_top() or {}
-        steps = [*_numbered.steps_in(names), *self.orbax.take_names(names)]
+        # Others may have called a file by a number.
+        may_be_step = lambda name: names[name] or self.root.is_link(name)
+        own = filter(may_be_step, filter(_numbered.is_step, names))
+        steps = [*map(int, own), *self.orbax.take_names(names)]
         attempts = None if _attempts.PLACE in names else []
         history = None if PLACE in names else []
         return Listing(dict.fromkeys(steps), attempts, history)
