@@ -16,7 +16,8 @@ def edited(ckpt: Checkpoint, names: Mapping[str, str]) -> Any:
     """The tree of the leaves in `names`, which maps those they have to new ones.
 
     A node whose leaves have only moved with it keeps its static fields, the kinds of
-    its keys and its labels; Modules without leaves stay beside theirs. Nothing is read.
+    its keys, its labels and the attributes of its children; Modules without leaves stay
+    beside theirs. Nothing is read.
 
     **Raises:** `ValueError` for two leaves of one name, a leaf that would be a node as
     well, and what is no name.
@@ -77,7 +78,11 @@ def _build(
         else _nodes.node_at(ckpt.tree, _below(was, part))
         for part in parts
     ]
-    return Node(Body(Spec(keys, spec.fields, labels), children))
+    attributes = ()
+    if spec.attributes:
+        of = {part: spec.attributes[number] for part, number in place.items()}
+        attributes = tuple(map(of.get, parts))
+    return Node(Body(Spec(keys, spec.fields, labels, attributes), children))
 
 
 _number = re.compile(r"0|[1-9][0-9]*")

@@ -243,3 +243,29 @@ def test_modules_without_leaves_and_states_stay(tmp_path, run):
     assert made.tree.net.norm.mode == "batch" and made.tree.net.pool.kernel_size
     like = {"net": model, "state": state, "step": 1}
     assert eqx.tree_equal(ec.tree_deserialise_leaves(tmp_path / "c", like), like)
+
+
+def _pair(*order):
+    """A class without keys, whose children a release of it has in this order."""
+
+    class Pair:
+        def __init__(self, **fields):
+            vars(self).update(fields)
+
+    jax.tree_util.register_pytree_node(
+        Pair,
+        lambda pair: ([getattr(pair, name) for name in order], None),
+        lambda _, children: Pair(**dict(zip(order, children))),
+    )
+    return Pair
+
+
+def test_children_without_keys_stay_the_attributes_that_they_are(tmp_path, run):
+    old, new = _pair("mean", "var", "std"), _pair("std", "mean", "var")
+    tree = {"model": [old(mean=1.0, var=2.0, std=3.0)], "step": 1}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    options = ["--rename", "^model=net", "--drop", "step", "--drop", "model.0.1"]
+    assert run("edit", tmp_path / "a", tmp_path / "b", *options)[0] == 0
+    like = {"net": [new(mean=0.0, var=0.0, std=0.0)]}
+    loaded = ec.tree_deserialise_leaves(tmp_path / "b", like, missing="keep")
+    assert vars(loaded["net"][0]) == {"mean": 1.0, "var": 0.0, "std": 3.0}

@@ -332,6 +332,13 @@ class Saved:
         return "memory://test-altered"
 
     @ft.cached_property
+    def again(self) -> str:
+        """What is saved of the tree of the checkpoint, once it has been mapped."""
+        tree = jax.tree.map(lambda x: x, ec.open(self.path).tree)
+        ec.tree_serialise_leaves("memory://test-altered-again", tree)
+        return "memory://test-altered-again"
+
+    @ft.cached_property
     def data(self) -> bytes:
         return ec.to_bytes(self.tree)
 
@@ -352,6 +359,7 @@ CALLS: dict[str, Callable[[Saved, Any], Any]] = {
         name: lambda saved, like, load=load: load(saved.path, like)
         for name, load in BY_PATH.items()
     },
+    "nodes": lambda saved, like: ec.tree_deserialise_leaves(saved.again, like),
     "from_bytes": lambda saved, like: ec.from_bytes(saved.data, like),
     "restore": _restore,
 }

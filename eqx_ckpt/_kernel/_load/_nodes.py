@@ -176,7 +176,19 @@ class StoredBody(Body):
     @ft.cached_property
     def _spec(self) -> Spec:
         keys = tuple(key for key, _ in self._rows)
-        return Spec(keys, self._fields, self._labels)
+        return Spec(keys, self._fields, self._labels, self._attributes)
+
+    @property
+    def _attributes(self) -> tuple[str | None, ...]:
+        """The attribute that each child without a key is; else none."""
+        record = self.source.index.leaves.tree
+        row = None if record is None else record.row_at(self.name)
+        kind = None if record is None or row is None else record.kind(row)
+        if kind is None or not kind.labels:
+            return ()
+        known = dict(zip(kind.parts, kind.labels))
+        found = tuple(known.get(component) for _, component in self._rows)
+        return found if any(found) else ()
 
     @property
     def _labels(self) -> tuple[str, ...]:

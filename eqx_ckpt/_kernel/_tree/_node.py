@@ -25,6 +25,8 @@ class Spec:
     fields: str
     # The label of each entry of an eqx.nn.State, as `label_text` gives it. Else none.
     labels: tuple[str, ...]
+    # The attribute that each child without a key is. Else none.
+    attributes: tuple[str | None, ...] = ()
 
     @ft.cached_property
     def is_sequence(self) -> bool:
@@ -83,8 +85,8 @@ class Node:
     It needs no class code. Static fields of a Module are attributes too. It is a pytree
     and stays a node in `jax.tree.map`, `eqx.tree_at`, `eqx.filter` and
     `eqx.partition`, which put any leaves into it; only [`materialise`][] makes plain
-    dicts and lists of it. What is saved of a node has the names, static fields and
-    labels of States that it has.
+    dicts and lists of it. What is saved of a node has the names, static fields, labels
+    of States and attributes of children without keys that it has.
 
     Whatever was stored, `keys` for instance, is an attribute before the node's own
     methods are; names with two underscores in front, and `_repr_…` and `_ipython_…`,

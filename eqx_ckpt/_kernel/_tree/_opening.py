@@ -481,5 +481,5 @@ def _open_node(x: Node) -> _OpenedOne:
         return _OpenedOne(kind, letters, body.children(), [labels])
     fields = _values.parsed(spec.fields)
     data = list(map(Encoded, fields.values()))
-    kind = Kind("node", parts=parts, data=tuple(fields))
+    kind = Kind("node", parts=parts, data=tuple(fields), labels=spec.attributes)
     return _OpenedOne(kind, letters, body.children(), data)
