@@ -163,6 +163,16 @@ def _layers(key: Any) -> Any:
     }
 
 
+def test_names_of_what_is_lacked_are_those_that_people_import(tmp_path):
+    model = {"mlp": eqx.nn.MLP(2, 2, 4, 1, key=jr.key(0)), "x": trees.Point(1.0, 2.0)}
+    ec.tree_serialise_leaves(tmp_path, model)
+    with pytest.raises(RuntimeError, match="`known` lacks these") as e:
+        ec.rebuild(tmp_path, [])
+    lacked = re.findall(r"^    (\S+)  \(at", str(e.value), re.M)
+    names = ["equinox.nn.MLP", "equinox.nn.Linear", "jax.nn.relu"]
+    assert sorted(lacked) == sorted([*names, "support.trees.Point"])
+
+
 def test_a_tree_of_more_nodes_than_are_read_is_not_saved(tmp_path, monkeypatch):
     model = eqx.nn.MLP(2, 2, 3, 2, key=jr.key(0))
     inside.limit(monkeypatch, tree_cost=-(2**40))

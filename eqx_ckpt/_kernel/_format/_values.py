@@ -7,7 +7,9 @@ them again.
 
 import functools as ft
 import json
+import re
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -95,7 +97,24 @@ class Name(NamedTuple):
 
     @property
     def shown(self) -> str:
-        return f"{self.module}.{self.qualified}"
+        """As people import it: by a public module that has it and is imported here, or
+        else by its own."""
+        whole, private = f"{self.module}.{self.qualified}", re.compile(r"(^|\.)_")
+        if not private.search(self.module):
+            return whole
+        first, *others = self.qualified.split(".")
+        found = []
+        for name, module in [*sys.modules.items()]:
+            if private.search(name) or name.partition(".")[0] != self.package:
+                continue
+            # To ask a module for an attribute may import others.
+            x = getattr(module, "__dict__", {}).get(first)
+            if (getattr(x, "__module__", ""), getattr(x, "__qualname__", "")) == (
+                self.module,
+                first,
+            ):
+                found.append(".".join((name, first, *others)))
+        return min(found, key=lambda x: (x.count("."), x), default=whole)
 
     def is_alike(self, other: "Name") -> bool:
         """Whether both are of one package, in which functions may have moved. What a
