@@ -397,7 +397,9 @@ def _serve(app: Any, **how: Any) -> None:
 def serve_s3() -> None:
     from moto.moto_server import werkzeug_app
 
-    app = werkzeug_app.DomainDispatcherApplication(werkzeug_app.create_backend_app)
+    # Before a server of all services, Moto looks at each request for which of them it
+    # is, through all of its own directories: that takes longer than the answer.
+    app = werkzeug_app.create_backend_app("s3")
     _serve(app, request_handler=werkzeug_app.MotoRequestHandler)
 
 
