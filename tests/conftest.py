@@ -22,7 +22,7 @@ import hypothesis
 import jax
 import jax.random as jr
 import pytest
-from support import servers
+from support import scripts, servers
 
 
 # Thousands of tests are collected, and stay: no collection of garbage looks at them.
@@ -51,6 +51,14 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", _compiled.name)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if hasattr(config, "workerinput"):
+        scripts.use(config.workerinput["scripts"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Scripts of all workers are forks of one process."""
+    node.workerinput["scripts"] = scripts.share()
 
 
 # The files that take longest are the first ones, so that no worker ends long after the

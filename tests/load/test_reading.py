@@ -7,17 +7,14 @@ for what is called.
 
 import itertools
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from support import refusing
+from support import refusing, scripts
 
 import eqx_ckpt as ec
 
 
-_script = ["-m", "support.reading"]
 _layouts = pytest.mark.parametrize("layout", ["ocdbt", "zarr", "zip"])
 
 
@@ -25,11 +22,7 @@ def _sweep(directory, layout, *arguments):
     if not refusing.is_possible():
         pytest.skip("the kernel cannot be asked to refuse reads here")
     errors = ",".join(map(str, refusing.ERRORS))
-    done = subprocess.run(
-        [sys.executable, *_script, str(directory), layout, errors, *arguments],
-        capture_output=True,
-        text=True,
-    )
+    done = scripts.run_module("support.reading", directory, layout, errors, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["faults"] == []

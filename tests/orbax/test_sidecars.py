@@ -47,7 +47,6 @@ def _ask_orbax(root, devices, *checks):
         str(root),
         *checks,
         XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}",
-        JAX_ENABLE_X64="1",
     )
     return json.loads(lines[-1])
 

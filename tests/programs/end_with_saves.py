@@ -17,6 +17,7 @@ import numpy as np
 import eqx_ckpt as ec
 
 
+warnings.simplefilter("ignore")
 # As in a terminal, also where the tests run in the background of a shell.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 case, path, *options = sys.argv[1:]
@@ -235,7 +236,6 @@ def with_a_fork_in_a_commit():
         replace(*args, **how)
 
     os.replace = fork
-    warnings.simplefilter("ignore")  # JAX warns of forks.
     ec.tree_serialise_leaves(path, tree(1))
     data = os.path.join(path, "d", *os.listdir(os.path.join(path, "d")))
     for directory in (path, data):

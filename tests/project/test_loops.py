@@ -1,28 +1,19 @@
 """The loop of the README loses no state that `save` was given: see `support.loops`."""
 
 import json
-import subprocess
-import sys
 import threading
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import inside
+from support import inside, scripts
 from support.helpers import tree_at
 
 import eqx_ckpt as ec
 
 
-_script = ["-m", "support.loops"]
-
-
 def _sweep(directory, *arguments):
-    done = subprocess.run(
-        [sys.executable, *_script, str(directory), *arguments],
-        capture_output=True,
-        text=True,
-    )
+    done = scripts.run_module("support.loops", directory, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["faults"] == []

@@ -19,8 +19,9 @@ page = (docs / "resuming.md").read_text()
 (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 HEAD = """
-import os, sys
+import os, sys, warnings
 from support import phases
+warnings.simplefilter("ignore")
 phase, at, number, *where = sys.argv[1:]
 for directory in where:
     os.chdir(directory)
@@ -54,8 +55,7 @@ LONG += [[("save", str(n), TERM, 0)] for n in range(1, 8)]
 
 
 def _run(cwd, phase="", at="", number=0):
-    environment = {"PYTHONWARNINGS": "ignore", "XLA_FLAGS": ""}
-    done = scripts.run(HEAD + program, phase, at, number, cwd, **environment)
+    done = scripts.run(HEAD + program, phase, at, number, cwd, XLA_FLAGS="")
     # Whoever is killed may have been in the middle of a line.
     whole = done.stdout[: done.stdout.rfind("\n") + 1]
     return done, [tuple(line.split()) for line in whole.splitlines()]

@@ -1,17 +1,14 @@
 """What calls take grows with the tree, and not with its square: see `support.work`."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-from support import work
+from support import scripts, work
 
 
 def _check(count):
-    command = [sys.executable, "-m", "support.work", str(count)]
-    done = subprocess.run(command, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+    done = scripts.run_module("support.work", count)
+    assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {name for name, _, _ in rows} == set(work.CALLS)
     assert not [row for row in rows if row[2] > work.MOST * row[1]]

@@ -1,19 +1,12 @@
 """Whatever line of the package Ctrl-C comes at, nothing is lost and nothing stays."""
 
-import subprocess
-import sys
-
 import pytest
-from support import interrupts
+from support import interrupts, scripts
 from support.helpers import long
 
 
 def _run(tmp_path, most, *names):
-    done = subprocess.run(
-        [sys.executable, "-m", "support.interrupts", tmp_path, str(most), *names],
-        capture_output=True,
-        text=True,
-    )
+    done = scripts.run_module("support.interrupts", tmp_path, most, *names)
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-3000:]
 

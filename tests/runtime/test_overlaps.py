@@ -1,16 +1,11 @@
 """What calls change in the process is as it was when they are over, in any order."""
 
-import subprocess
-import sys
-
 import pytest
+from support import scripts
 
 
 def _run(tmp_path, seed, count):
-    command = [sys.executable, "-W", "ignore", "-m", "support.overlaps", tmp_path]
-    done = subprocess.run(
-        [*command, str(seed), str(count)], capture_output=True, text=True
-    )
+    done = scripts.run_module("support.overlaps", tmp_path, seed, count)
     assert done.returncode == 0, done.stdout[-300:] + done.stderr[-3000:]
 
 

@@ -438,7 +438,7 @@ def test_settings_of_the_process_come_back(tmp_path):
 
 def _process(case, path, *options) -> scripts.Script:
     program = scripts.program("end_with_saves")
-    return scripts.start(program, case, path, *options, PYTHONWARNINGS="ignore")
+    return scripts.start(program, case, path, *options)
 
 
 def _ends(case, path, *options) -> tuple[int, str, str]:

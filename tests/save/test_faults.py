@@ -26,38 +26,30 @@ from support.stores import ids_of_saves
 import eqx_ckpt as ec
 
 
-_script = ["-m", "support.faulty"]
+def _start(*arguments):
+    return scripts.start("from support import faulty; faulty.main()", *arguments)
 
 
-def _start(*arguments, before=()):
-    return subprocess.Popen(
-        [*before, sys.executable, *_script, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
+def _finish(script):
+    with script:
+        return _counted(script.communicate())
 
 
-def _finish(process):
-    out, errors = process.communicate()
-    assert process.returncode == 0, errors
-    return json.loads(out.splitlines()[-1])
+def _counted(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _count(*arguments):
-    """What a process counts that needs nothing before it."""
-    done = scripts.run("from support import faulty; faulty.main()", *arguments)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return _finish(_start(*arguments))
 
 
 def test_a_full_disk(tmp_path):
     mounts = ["unshare", "--mount", "--map-root-user"]
     if not shutil.which("unshare") or subprocess.run([*mounts, "true"]).returncode:
         pytest.skip("a file system cannot be mounted here")
-    count = _finish(_start("full_disk", tmp_path, before=mounts))
+    command = [*mounts, sys.executable, "-m", "support.faulty", "full_disk", tmp_path]
+    count = _counted(subprocess.run(command, capture_output=True, text=True))
     for layout in ("ocdbt", "zarr"):
         assert count[f"{layout} OSError"] > 5 and count[f"{layout} NoneType"] > 1
 

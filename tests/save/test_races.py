@@ -4,13 +4,12 @@ answer, of one save."""
 import collections
 import contextlib
 import os
-import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
-from support import inside
+from support import inside, scripts
 from support.helpers import until
 
 import eqx_ckpt as ec
@@ -49,31 +48,14 @@ def _save(path, step):
     )
 
 
-def _environment():
-    # Plain processes: checks of all types, as in the tests, make calls slow, and then
-    # they begin again more often than they would.
-    return {**os.environ, "XLA_FLAGS": ""}
-
-
 @contextlib.contextmanager
 def _writer(path):
     """A process that saves to a path for as long as the block runs."""
     _save(path, 0)
-    process = subprocess.Popen(
-        [sys.executable, __file__, "write", path],
-        stdout=subprocess.PIPE,
-        env=_environment(),
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "ready\n"
-        yield process
-        assert process.poll() is None, "the writer has failed"
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with scripts.server("save.test_races", "write", path, XLA_FLAGS="") as writer:
+        assert writer.stdout.readline() == "ready\n"
+        yield
+        assert writer.is_running(), "the writer has failed"
 
 
 def _whole(tree):
@@ -150,11 +132,11 @@ _names = ["ocdbt", "zarr", "a.zip", "packed", "packed.zip"]
 )
 def test_beside_a_writer(tmp_path, name, count):
     path = tmp_path / name
-    command = [sys.executable, __file__, "read", str(path), str(count)]
+    # A plain process: checks of all types, as in the tests, make calls slow, and then
+    # they begin again more often than they would.
+    reader = ["save.test_races", "read", path, count]
     with _writer(path):
-        done = subprocess.run(
-            command, env=_environment(), capture_output=True, text=True
-        )
+        done = scripts.run_module(*reader, XLA_FLAGS="")
     assert done.returncode == 0, done.stdout + done.stderr
     print(name, done.stdout)
     # The writer was killed, maybe between its commit and the files for other readers.

@@ -3,13 +3,10 @@ was there before is whole. See `support.odd_answers`."""
 
 import itertools
 import json
-import os
 import random
-import subprocess
-import sys
 
 import pytest
-from support import odd_answers, servers
+from support import odd_answers, scripts, servers
 from support.odd_answers import Case, World
 
 import eqx_ckpt as ec
@@ -83,12 +80,7 @@ def test_a_damaged_step_is_moved_aside_whole(world):
 def test_every_odd_answer(kind, capsys):
     """At every request of each call, once and for ever."""
     seed = random.SystemRandom().randrange(2**32)
-    done = subprocess.run(
-        [sys.executable, "-m", "support.odd_answers", kind, str(seed), "0"],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-    )
+    done = scripts.run_module("support.odd_answers", kind, seed, 0)
     assert done.stdout, done.stderr[-2000:]
     report = json.loads(done.stdout)
     with capsys.disabled():

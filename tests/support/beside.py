@@ -9,7 +9,6 @@ import contextlib
 import functools as ft
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import jax
 import numpy as np
 
 import eqx_ckpt as ec
+from support import scripts
 from support.faulty import tree, value_at
 
 
@@ -192,38 +192,23 @@ def threads(*actors: tuple[Any, ...]) -> Iterator[Callable[..., list[Done]]]:
 def running(*actors: tuple[Any, ...]) -> Iterator[Callable[..., list[Done]]]:
     """Starts actors, each as a process, and yields a function that waits for one of
     them, by its place, or tells it to end (`wait=False`)."""
-    command = [sys.executable, "-m", "support.beside"]
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
-    processes = [
-        subprocess.Popen(
-            [*command, *map(str, actor)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for actor in actors
-    ]
+    with contextlib.ExitStack() as stack:
+        start = ft.partial(scripts.server, XLA_FLAGS="", JAX_PLATFORMS="cpu")
+        processes = [
+            stack.enter_context(start("support.beside", *actor)) for actor in actors
+        ]
 
-    def result(place: int, wait: bool = True) -> list[Done]:
-        process = processes[place]
-        assert process.stdin and process.stdout
-        lines = process.stdout.read() if wait else ""
-        process.stdin.close()
-        lines += process.stdout.read()
-        assert process.wait() == 0
-        return [Done(*row) for row in json.loads(lines.splitlines()[-1])]
+        def result(place: int, wait: bool = True) -> list[Done]:
+            process = processes[place]
+            lines = process.stdout.read() if wait else ""
+            process.stdin.close()
+            lines += process.stdout.read()
+            assert process.wait() == 0
+            return [Done(*row) for row in json.loads(lines.splitlines()[-1])]
 
-    try:
         for process in processes:
-            assert process.stdout and process.stdout.readline() == "ready\n"
+            assert process.stdout.readline() == "ready\n"
         yield result
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            for file in (process.stdin, process.stdout):
-                file and file.close()
 
 
 def false_errors(of: list[Done], others: list[list[Done]]) -> list[str]:

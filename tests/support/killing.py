@@ -14,12 +14,13 @@ import os
 import pathlib
 import platform
 import signal
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from support import scripts
 
 
 # The calls that change a file system, or keep what was changed.
@@ -186,17 +187,12 @@ class Server:
     """A process that saves `trees(number)` in children, and kills them."""
 
     def __enter__(self):
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.killing"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        )
+        self._process = scripts.server("support.killing", JAX_PLATFORMS="cpu")
         return self
 
     def __exit__(self, *_):
-        self._process.communicate()
+        with self._process:
+            self._process.communicate()
 
     def save(
         self,
@@ -215,7 +211,6 @@ class Server:
 
         Without both it is traced to its end, or only waited for. Returns its stops.
         """
-        assert self._process.stdin and self._process.stdout
         job = [os.fspath(path), tree, layout, rename, functions and str(functions)]
         request = [job, at, seconds, trace, pid_file]
         print(json.dumps(request), file=self._process.stdin, flush=True)

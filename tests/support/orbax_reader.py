@@ -521,6 +521,7 @@ def _unlisted(path, tree):
 
 
 def main(root, *checks):
+    jax.config.update("jax_enable_x64", True)
     report = {}
     for check in checks:
         for case, wrong in globals()[check](pathlib.Path(root)):

@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,7 @@ def _settings() -> tuple[Any, ...]:
 
 if __name__ == "__main__":
     directory, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    warnings.simplefilter("ignore")
     ec.register_leaf(Slow, Slow.wait, lambda x: x)
     for number in range(seed, seed + count):
         print(number, flush=True)

@@ -7,9 +7,7 @@ This runs as that other process. `CALLS` are made on a run with the steps 1, 2 a
 import contextlib
 import inspect
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import threading
 import warnings
@@ -23,6 +21,7 @@ from eqx_ckpt._kernel._run._manager import CheckpointManager
 from eqx_ckpt._kernel._storage._backend import Backend
 from eqx_ckpt._kernel._storage._local import LocalDirectory
 from eqx_ckpt._stores._buckets import BucketBackend
+from support import scripts
 from support.killing import without_rename
 
 
@@ -128,26 +127,21 @@ class Other:
 
     def __init__(self, as_store: bool):
         self.as_store = as_store
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.pauses", str(int(as_store))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        self._process = scripts.server(
+            "support.pauses", int(as_store), JAX_PLATFORMS="cpu"
         )
 
     def __enter__(self) -> "Other":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._process.communicate()
+        with self._process:
+            self._process.communicate()
 
     def say(self, *words: Any) -> None:
-        assert self._process.stdin is not None
         print(json.dumps(words), file=self._process.stdin, flush=True)
 
     def hear(self) -> Any:
-        assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
 
     def finish(self, said: Any) -> Any:

@@ -6,16 +6,13 @@ what it prints is given back.
 
 import atexit
 import contextlib
-import multiprocessing
 import os
 import pathlib
 import socket
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from multiprocessing import connection
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -33,12 +30,6 @@ class Done(NamedTuple):
     err: str
 
 
-# Processes are forks of one that has imported what all of them need: that takes longer
-# than most of what they do. Nothing in it has begun to compute.
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["jax.numpy", "equinox", "support.whole"])
-
-
 class _Last:
     """JAX's service in process 0, which ends after the other processes have: JAX aborts
     one that hears of its end while it ends itself."""
@@ -54,34 +45,20 @@ class _Last:
         self._service.shutdown()
 
 
-def _run(
-    program: str, arguments: list[str], environment: dict[str, str], output: list[str]
-) -> None:
-    """Runs a program as `python -c` does, with its output in two files."""
-    for number, name in enumerate(output, 1):
-        with open(name, "w") as file:
-            os.dup2(file.fileno(), number)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = ["-c", *arguments]
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", closefd=False, buffering=1)
-    try:
-        exec(program, {"__name__": "__main__"})
-    finally:
-        # `multiprocessing` would end the process without these.
-        threading._shutdown()
+def end_last(directory: str, size: int) -> None:
+    """Has process 0 end after the others: there is a file of each that is over."""
+
+    def put_off() -> None:
         state = distributed.global_state
         if state.service is not None:
-            directory = os.path.dirname(output[0])
-            others = range(1, int(arguments[1]))
-            ends = [f"{directory}/{rank}.over" for rank in others]
+            ends = [f"{directory}/{rank}.over" for rank in range(1, size)]
             state.service = _Last(state.service, ends)
-        atexit._run_exitfuncs()
-        # A fork of Python 3.13 lacks the exit functions of what was imported before it.
-        with contextlib.suppress(Exception):
-            state.shutdown()
-        sys.stdout.flush()
+
+    # It comes before what JAX does at the end: JAX was imported before it.
+    atexit.register(put_off)
+
+
+_END_LAST = "from support import processes; processes.end_last({!r}, {})\n"
 
 
 @contextlib.contextmanager
@@ -104,40 +81,34 @@ def run_team_program(
     """Runs a program of tests/programs in each of `size` processes, with what is given
     after the path as further arguments."""
     program = scripts.program(name)
-    environment = os.environ | {
+    environment = {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }
-    with free_port() as port, tempfile.TemporaryDirectory() as directory:
-        files = [[f"{directory}/{rank}.{n}" for n in (1, 2)] for rank in range(size)]
-        processes = []
-        for rank in range(size):
-            arguments = list(map(str, [rank, size, port, path, *given]))
-            process = _forks.Process(
-                target=_run,
-                args=(program, arguments, dict(environment), files[rank]),
-                daemon=True,
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(free_port())
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        pool = stack.enter_context(futures.ThreadPoolExecutor(size))
+        first = _END_LAST.format(directory, size) + program
+        team = [
+            stack.enter_context(
+                scripts.start(
+                    program if rank else first,
+                    *(rank, size, port, path, *given),
+                    **environment,
+                )
             )
-            process.start()
-            processes.append(process)
-        end = time.monotonic() + timeout
-        running = {process.sentinel: rank for rank, process in enumerate(processes)}
-        try:
-            while running:
-                over = connection.wait(running, max(0, end - time.monotonic()))
-                assert over, f"not over in {timeout} seconds"
-                for sentinel in over:
-                    rank = running.pop(sentinel)
-                    processes[rank].join()
-                    pathlib.Path(f"{directory}/{rank}.over").touch()
-        finally:
-            for process in processes:
-                process.kill()
-        texts = [[pathlib.Path(file).read_text() for file in two] for two in files]
-    return [
-        Done(rank, process.exitcode, *texts[rank])
-        for rank, process in enumerate(processes)
-    ]
+            for rank in range(size)
+        ]
+
+        def wait(rank: int) -> Done:
+            begin = time.monotonic()
+            done = team[rank].communicate(timeout)
+            assert time.monotonic() - begin < timeout, f"not over in {timeout} seconds"
+            pathlib.Path(directory, f"{rank}.over").touch()
+            return Done(rank, *done)
+
+        return list(pool.map(wait, range(size)))
 
 
 def good(team: list[Done]) -> list[str]:

@@ -12,7 +12,6 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -22,7 +21,7 @@ import numpy as np
 
 import eqx_ckpt as ec
 from eqx_ckpt._kernel._format import _rows
-from support import inside, killing, pauses
+from support import inside, killing, pauses, scripts
 
 
 KEEP = 3
@@ -117,17 +116,14 @@ class Server:
         self.as_store = as_store
 
     def __enter__(self) -> "Server":
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.run_kills", str(int(self.as_store))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        self._process = scripts.server(
+            "support.run_kills", int(self.as_store), JAX_PLATFORMS="cpu"
         )
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._process.communicate()
+        with self._process:
+            self._process.communicate()
 
     def play(
         self,
@@ -139,7 +135,6 @@ class Server:
         """Plays a job, and kills it at a point; or copies the run after each call, to
         `run<number>`. Returns how many points it came to, and how many calls it told
         of."""
-        assert self._process.stdin and self._process.stdout
         request = [job, str(directory), at, copies]
         print(json.dumps(request), file=self._process.stdin, flush=True)
         points = json.loads(self._process.stdout.readline())
