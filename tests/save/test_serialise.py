@@ -1,8 +1,13 @@
 import array
+import collections
+import dataclasses
+import functools as ft
 import itertools
 import json
 import random
+import types
 import warnings
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -328,6 +333,73 @@ def test_data_of_other_types_is_not_left_out_in_silence(tmp_path, other):
     with pytest.raises((TypeError, ValueError, RuntimeError), match=r"\br\b"):
         ec.graft({"m": tree}, tmp_path / "c", [(lambda m: m["m"], lambda c: c)])
     assert ec.tree_deserialise_leaves(tmp_path / "c", tree, spec)["r"] is other
+
+
+class _Holds:
+    """An object of which JAX knows no more than that it is a leaf."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def __call__(self):
+        return self.held
+
+
+class _HoldsInSlots:
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+
+@dataclasses.dataclass
+class _HoldsAsField:
+    held: Any
+
+
+_HOLDERS = {
+    "object": (_Holds, "held"),
+    "slots": (_HoldsInSlots, "held"),
+    "dataclass": (_HoldsAsField, "held"),
+    "namespace": (lambda x: types.SimpleNamespace(a=x), "a"),
+    "deque": (lambda x: collections.deque([1, x]), r"\[1\]"),
+    "mapping": (lambda x: types.MappingProxyType({"a": x}), r"\['a'\]"),
+    "deep": (lambda x: _Holds({"a": [_HoldsInSlots((1, x))]}), r"held\['a'\]\[0\]"),
+}
+
+
+def _mlp(size):
+    return eqx.nn.MLP(size, size, size, 1, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("way", _HOLDERS)
+@pytest.mark.parametrize("of", [jnp.ones, _mlp])
+def test_arrays_in_what_jax_takes_for_leaves_are_not_left_out(tmp_path, way, of):
+    make, place = _HOLDERS[way]
+    tree, path = {"x": jnp.ones(2), "state": make(of(2))}, tmp_path / "c"
+    for spec in (ec.is_storable, {**dict.fromkeys(tree, ec.is_storable)}):
+        with pytest.raises(TypeError, match=rf"leaf `state` .* holds an .*`\.?{place}"):
+            ec.tree_serialise_leaves(path, tree, spec)
+    assert not path.exists()
+    with pytest.raises(TypeError, match="leaf `state` .*register_dataclass"):
+        ec.to_bytes(tree)
+    spec = lambda x: ec.is_storable(x)
+    ec.tree_serialise_leaves(path, tree, spec)
+    with pytest.raises(TypeError, match="Leaf `state`: .*register_dataclass"):
+        ec.tree_deserialise_leaves(path, tree)
+    assert ec.tree_deserialise_leaves(path, tree, spec)["state"] is tree["state"]
+
+
+def test_what_holds_no_array_of_jax_is_compared_as_ever(tmp_path):
+    knot = _Holds([])
+    knot.held.append(knot)
+    huge = types.SimpleNamespace(vocabulary=dict.fromkeys(range(10**6)))
+    others = [knot, huge, _Holds(np.ones(2)), _Holds(ft.partial(jnp.add, jnp.ones(2)))]
+    others += [jax.sharding.Mesh(np.array(jax.devices()[:1]), "x"), jax.nn.relu, "text"]
+    tree = {"x": jnp.ones(2), "others": others}
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    like = {"x": jnp.zeros(2), "others": others}
+    assert ec.tree_deserialise_leaves(tmp_path / "c", like)["x"].tolist() == [1, 1]
 
 
 @pytest.mark.skipif(_ref is None, reason="needs JAX 0.7.2")

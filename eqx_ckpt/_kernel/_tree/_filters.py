@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _leaf
+from . import _held, _leaf
 
 
 FilterSpec = Any  # A pytree prefix of bools and of `leaf -> bool`.
@@ -52,8 +52,9 @@ _OF_ARRAYS = ("__array__", "__array_interface__", "__dlpack__", "__jax_array__")
 
 
 def is_other_data(leaf: Any) -> bool:
-    """Whether a leaf that is not storable looks like an array, or is a generator of
-    random numbers, whose next ones depend on those that were drawn."""
+    """Whether a leaf that is not storable looks like an array, or holds one of JAX, as
+    an object whose class JAX does not know; or is a generator of random numbers, whose
+    next ones depend on those that were drawn."""
     # A class has descriptors of these names, and a NumPy scalar here is a string. A
     # bytearray is compared, as a string is.
     if isinstance(leaf, (type, np.generic, bytearray)):
@@ -71,7 +72,7 @@ def is_other_data(leaf: Any) -> bool:
     try:
         memoryview(leaf)  # As of an `array.array`, or of a file in memory.
     except TypeError:
-        return False
+        return _held.array_in(leaf) is not None
     return True
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from .._format import _digests
-from . import _host_copy, _opening
+from . import _held, _host_copy, _opening
 
 
 # Values that are looked at for a key.
@@ -169,15 +169,11 @@ def _is_data(x: object) -> bool:
     return isinstance(x, (*kinds, types.FunctionType, types.CellType))
 
 
-def is_of_jax(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in ("jax", "jaxlib")
-
-
 def _of_object(x: object, below: Callable[[Any], Any]) -> Any:
     cls = type(x)
     if isinstance(x, (type, types.ModuleType, enum.Enum)):
         return _Object(x)
-    if isinstance(x, np.dtype) or is_of_jax(cls):
+    if isinstance(x, np.dtype) or _held.is_of_jax(cls):
         # Such as shardings, which are compared by what they are.
         return (cls, x) if cls.__hash__ is not None else _Object(x)
     held = _opening.attributes(x)

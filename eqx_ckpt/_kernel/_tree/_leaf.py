@@ -16,7 +16,7 @@ import numpy as np
 
 from .._format import _grid, _template
 from .._format._template import Template
-from . import _register, _sharding
+from . import _held, _register, _sharding
 from ._folding import show as show, shown as shown
 
 
@@ -37,7 +37,8 @@ def is_storable(x: object) -> bool:
     beside the leaves, as are enums, dates, sets and the like: a load with another value
     is an error, as it is for a static field. A `filter_spec` that is true of a str
     stores it. Functions are left out. Where this is the `filter_spec`, other arrays,
-    such as a `jax.Ref`, are an error, and so are generators of random numbers.
+    such as a `jax.Ref`, are an error. So are generators of random numbers, and objects
+    that hold arrays of JAX, such as a dataclass that JAX does not know.
 
     !!! example
 
@@ -245,6 +246,12 @@ def recipe(leaf: object) -> str:
         return ": `ec.register_leaf(jax.Ref, lambda ref: ref[...], jax.new_ref)`"
     if isinstance(leaf, np.random.Generator):
         return ", or put its `bit_generator.state` in its place"
+    place = _held.array_in(leaf)
+    if place is not None:
+        return (
+            f": it holds an array of JAX, `{place}`, so make it a node, as "
+            "`jax.tree_util.register_dataclass` does, or a container that JAX knows"
+        )
     return " with `register_leaf`"
 
 
