@@ -82,6 +82,7 @@ def edit(
         filter_spec=True,
         dtype=cast,
         metadata=_with(ckpt.metadata, metadata),
+        base=ckpt.base,
         layout=layout,
         overwrite=overwrite or is_same,
         reuse=ckpt.path if is_ours else None,

@@ -48,6 +48,15 @@ def test_edit_in_place_writes_no_array(ckpt, run):
     assert len(inodes & _inodes(ckpt)) >= 1 and ec.verify(ckpt) == []
 
 
+def test_what_is_edited_keeps_its_base(ckpt, tmp_path, run):
+    adapter = tmp_path / "adapter"
+    ec.tree_serialise_leaves(adapter, {"a": jnp.ones((4, 1))}, base=ckpt)
+    before = ec.open(adapter).base
+    for target in (adapter, tmp_path / "other"):
+        assert run("edit", adapter, target, "--metadata", "note=x")[0] == 0
+        assert ec.open(target).base == before
+
+
 def test_edit_the_step_of_a_run(steps, run, asked):
     assert run("edit", steps / "20", steps / "20", "--metadata", "note=x")[0] == 0
     assert ec.open(steps / "20" / "default").metadata["note"] == "x"
