@@ -16,6 +16,6 @@ mine = path / str(rank)
 mine.mkdir()
 os.chdir(mine)
 make = lambda lines: lambda *args: lines(*args) | {"the path": "same"}
-inside.wrap(patch, "lines that processes agree on", make)
+inside.wrap(patch, "account of a save", make)
 inside.replace(patch, "URL of a place", str)
 caught(ec.tree_serialise_leaves, "c", tree, processes=ec.Together(timeout=60))

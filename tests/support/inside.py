@@ -75,7 +75,7 @@ CALLS = {
     "where a server is": "_stores._requests._server",
     "keys of a store in memory": "_kernel._storage._objects.ObjectStore.kv",
     "URL of a place": "_kernel._storage._root.place",
-    "lines that processes agree on": "_kernel._save._agree._lines",
+    "account of a save": "_kernel._save._agree._account",
     "end of a reshard": "_reshard._loads._arrived",
     "program of a reshard": "_reshard._moves.compiled",
     "read a leaf to draw": "_edit._sample.read_sample",

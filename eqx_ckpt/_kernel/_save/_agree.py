@@ -34,7 +34,7 @@ def mark(pytree: PyTree, metadata: object) -> str:
 
 def digest_of_plan(plan: Plan) -> bytes:
     """The digest of all that this process is about to save."""
-    return _index.digest(json.dumps(_lines(plan)).encode()).encode()
+    return _index.digest(json.dumps(_account(plan)).encode()).encode()
 
 
 def raise_disagreement(plan: Plan, processes: Processes) -> None:
@@ -42,19 +42,19 @@ def raise_disagreement(plan: Plan, processes: Processes) -> None:
 
     All processes call this when their accounts differ.
     """
-
-    own = zlib.compress(json.dumps(_lines(plan)).encode())
-    lines = [json.loads(zlib.decompress(word)) for word in processes.gather(own)]
-    for index, other in enumerate(lines):
-        if other != lines[0]:
-            raise RuntimeError(_difference(index, lines[0], other))
+    own = zlib.compress(json.dumps(_account(plan)).encode())
+    accounts = [json.loads(zlib.decompress(word)) for word in processes.gather(own)]
+    for index, other in enumerate(accounts):
+        if other != accounts[0]:
+            raise RuntimeError(_difference(index, accounts[0], other))
     if processes.leads:
         raise RuntimeError("the processes disagree about what they save.")
     processes.broadcast()
 
 
-def _lines(plan: Plan) -> dict[str, Any]:
-    seen = {
+def _account(plan: Plan) -> dict[str, Any]:
+    """All that has to be the same in each process, by what it is called in errors."""
+    account = {
         "the path": plan.root.url,
         "the layout": plan.options.layout,
         "the metadata": plan.options.metadata,
@@ -72,12 +72,12 @@ def _lines(plan: Plan) -> dict[str, Any]:
         is_shared = leaf.owners is not None
         shards = digests[id(leaf.owners)] if is_shared else _digest(leaf)
         count = None if leaf.owners is None else _count(leaf.value)
-        seen[f"the leaf `{leaf.name}`"] = [
+        account[f"the leaf `{leaf.name}`"] = [
             text[id(leaf.template)],
             leaf.alias,
             [shards, count],
         ]
-    return seen
+    return account
 
 
 def _count(value: object) -> int | None:
