@@ -65,7 +65,7 @@ CALLS = {
     "look what is there": "_kernel._storage._local.LocalDirectory.entry",
     "make a directory": "_kernel._storage._local.LocalDirectory._make_directory",
     "exchange": "_kernel._storage._local_files.exchange",
-    "lock": "_kernel._storage._descriptor.FileLock",
+    "lock": "_kernel._storage._directory_lock.DirectoryLock",
     "sync a directory": "_kernel._storage._local_files.sync_directory",
     "sync a file system": "_kernel._storage._local_files.syncfs",
     "sync together": "_kernel._storage._local.LocalDirectory.synced_together",

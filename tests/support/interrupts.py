@@ -352,6 +352,7 @@ _WINDOWS = {
     "save later": (
         "_cleanup.py",
         "_descriptor.py",
+        "_directory_lock.py",
         "_gc.py",
         "_background.py",
         "_threads.py",

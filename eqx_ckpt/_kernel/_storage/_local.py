@@ -17,7 +17,7 @@ import tensorstore as ts
 
 from .._errors import MissingError
 from .._format import _files
-from . import _context, _descriptor, _local_files
+from . import _context, _directory_lock, _local_files
 from ._backend import Backend, Usage, Value
 from ._descriptor import Descriptor, DIRECTORY
 
@@ -327,10 +327,10 @@ class LocalDirectory(Backend):
         self.below(aside).rename(self.below(key))
 
     def lock(self, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
-        return _descriptor.FileLock(self.path, wait)
+        return _directory_lock.DirectoryLock(self.path, wait)
 
     def is_locked(self) -> bool:
-        return _descriptor.is_locked(self.path)
+        return _directory_lock.is_locked(self.path)
 
     @contextlib.contextmanager
     def made(self, is_aside: bool = False) -> Iterator[os.stat_result]:
@@ -338,7 +338,7 @@ class LocalDirectory(Backend):
         by which `is_same` knows it. What `is_aside` nobody else may look into: its mode
         is then the one that it would have otherwise."""
         path = self.path
-        lock = _descriptor.FileLock(path, True, self._make_directory)
+        lock = _directory_lock.DirectoryLock(path, True, self._make_directory)
         with lock:
             fd = lock.descriptor.fileno()
             found = os.fstat(fd)
@@ -353,7 +353,7 @@ class LocalDirectory(Backend):
 
     def is_same(self, made: os.stat_result) -> bool:
         """Whether the directory that was `made` is still what is there."""
-        return _descriptor.is_same(self.path, made)
+        return _directory_lock.is_same(self.path, made)
 
     def _make_directory(self) -> Descriptor:
         """Makes the directory, unless it is there, and opens it."""
