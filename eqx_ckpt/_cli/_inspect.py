@@ -14,7 +14,7 @@ from .._edit import _diff, _stats
 from .._edit._difference import Diff
 from .._functions import _signature, _stored_function
 from .._functions._stored_function import Function
-from .._graft import _alike, _rules
+from .._graft import _alike, _leaf_kinds, _rules
 from .._kernel._format import _values
 from .._kernel._load import _checkpoint, _lazy, _wording
 from .._kernel._load._checkpoint import Checkpoint
@@ -160,7 +160,7 @@ _MOST = 40
 def suggest(a: str, b: str) -> CommandResult:
     sides = [source_at(x).index.leaves for x in (a, b)]
     shown = [{r.name: _wording.show(r) for r in x.records()} for x in sides]
-    kinds = [{r.name: _alike.kind(r.whole) for r in x.records()} for x in sides]
+    kinds = [{r.name: _leaf_kinds.kind(r.whole) for r in x.records()} for x in sides]
     alike = _alike.alike(*kinds)
     rules = _rules.rules(alike.names, *kinds)
     names = {x: y for x, y in alike.names.items() if x == y or rules}

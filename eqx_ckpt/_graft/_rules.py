@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from .._rename import _rename
-from . import _alike
 
 
 # A name that has to make way goes below `_ASIDE`. One between two rules begins with
@@ -116,13 +115,18 @@ def _few(
     return _ordered(chosen, moves)
 
 
+def _numbered(name: str) -> list[str]:
+    """A name, split at its numbers: texts and numbers by turns."""
+    return re.split(r"(?<![^._])([0-9]+)(?![^._])", name)
+
+
 def _samples(moves: Mapping[str, str], saved: Collection[str]) -> list[str]:
     """Names that the rules must be right for. One is enough of several that differ only
     in numbers which stay."""
     out: dict[object, str] = {}
     for name in saved:
         new = moves.get(name, "")
-        a, b = _alike.numbered(name), _alike.numbered(new)
+        a, b = _numbered(name), _numbered(new)
         same = not new or a[1::2] == b[1::2]
         out.setdefault((*a[::2], "", *b[::2]) if same else name, name)
     return [*it.islice(out.values(), _MAX_SAMPLES)]
@@ -144,7 +148,7 @@ def _rule(a: list[str], b: list[str], same: int, is_general: bool = False) -> Na
         return NameRule("^", f"{new}.")
     end = r"\." if same else "$"
     new += "." * bool(same and new)
-    pattern, replacement = _alike.numbered(head), _alike.numbered(new)
+    pattern, replacement = _numbered(head), _numbered(new)
     pattern[::2] = map(re.escape, pattern[::2])
     replacement[::2] = (x.replace("\\", r"\\") for x in replacement[::2])
     start = count = 0

@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 from .._kernel._format import _names, _template
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._tree import _folding, _leaf, _nearest, _target
-from . import _alike, _rules
+from . import _alike, _leaf_kinds, _rules
 from ._sides import Model, StoredSide, target_of
 
 
@@ -115,8 +115,10 @@ class _Twins:
         self._new, self._old = new, old
         self._numbers = {model.names[n]: n for n in sorted(new)}
         records = list(map(stored.saved.record, sorted(old)))
-        saved = {record.name: _alike.kind(record.whole) for record in records}
-        wanted = {x: _alike.kind(target_of(model, n)) for x, n in self._numbers.items()}
+        saved = {record.name: _leaf_kinds.kind(record.whole) for record in records}
+        wanted = {
+            x: _leaf_kinds.kind(target_of(model, n)) for x, n in self._numbers.items()
+        }
         self._alike = _alike.alike(saved, wanted)
         self._origins = {y: x for x, y in self._alike.names.items()}
         groups: dict[tuple[str, str], dict[int, LeafRecord]] = {}
@@ -353,9 +355,9 @@ def _alike_by_shape(
     some_new: set[int] = set()
     some_old: set[int] = set()
     rows = []
-    kinds = {model.names[n]: _alike.kind(target_of(model, n)) for n in sorted(new)}
+    kinds = {model.names[n]: _leaf_kinds.kind(target_of(model, n)) for n in sorted(new)}
     everything = map(stored.saved.record, range(len(stored.saved.names)))
-    saved = {x.name: _alike.kind(x.whole) for x in everything}
+    saved = {x.name: _leaf_kinds.kind(x.whole) for x in everything}
     for name, origin in _alike.tied(saved, kinds).items():
         leaf_index = stored.saved.leaf_indices[origin]
         if leaf_index not in old:
@@ -407,7 +409,7 @@ def _how(
     if saved == wanted:
         return []
     if sorted(x for x in saved if x != 1) == sorted(x for x in wanted if x != 1):
-        return [_alike.turn(tuple(saved), tuple(wanted))]
+        return [_leaf_kinds.turn(tuple(saved), tuple(wanted))]
     if len(wanted) - len(saved) == 1 and 1 < wanted[0] <= count:
         rest = _how(saved, count // wanted[0], wanted[1:], 0)
         return None if rest is None else [*rest, "stack()"]
