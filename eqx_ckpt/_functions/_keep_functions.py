@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .._kernel._format import _index
 from .._kernel._format._leaves import LeafRecord, Leaves
-from .._kernel._load import _lazy, _source
+from .._kernel._load import _extra_files, _lazy
 from .._kernel._load._source import Source
 from .._kernel._save import _payload
 from .._kernel._save._lazies import LazySource
@@ -108,7 +108,7 @@ def _kept(function: Function, new: _Leaves) -> PlannedFunction:
     leaf_indices = {name: leaf_index for leaf_index, name in enumerate(new.by_name)}
     own = [leaf_indices[name] for name in names]
     stored = stored._replace(leaves=own, baked=_baked(function, new))
-    return PlannedFunction(stored, _source.read_function(source, function.name))
+    return PlannedFunction(stored, _extra_files.read_function(source, function.name))
 
 
 def _at_name(

@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 from .._kernel._errors import DamagedError
 from .._kernel._format import _text
 from .._kernel._format._index import StoredFunction
-from .._kernel._load import _lazy, _open, _source
+from .._kernel._load import _extra_files, _lazy, _open, _source
 from .._kernel._load._lazy import LazyArray
 from .._kernel._load._source import Source
 from .._kernel._runtime import _arguments, _handlers
@@ -98,7 +98,7 @@ class Function:
     @ft.cached_property
     @_handlers.pass_through
     def exported(self) -> jax.export.Exported:
-        data = _source.read_function(self._source, self.name)
+        data = _extra_files.read_function(self._source, self.name)
         try:
             exported = jax.export.deserialize(bytearray(data))
         except ImportError:

@@ -13,7 +13,7 @@ import numpy as np
 from .._kernel._errors import DamagedError, ReplacedError
 from .._kernel._format import _digests, _files, _index, _text
 from .._kernel._format._leaves import LeafRecord
-from .._kernel._load import _checkpoint, _open, _source
+from .._kernel._load import _checkpoint, _extra_files, _open
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._reader import CHANGED, unreadable
 from .._kernel._load._source import Source, ZarrSource
@@ -211,11 +211,11 @@ def _check_extras(source: Source) -> list[Problem]:
     """The faults of the files of functions, and of the processes' own states."""
     reads: list[tuple[str, Callable[[], Any]]] = []
     for name, stored in source.index.functions.items():
-        read = ft.partial(_source.read_function, source, name)
-        reads.append((_source.function_key(source, stored), read))
+        read = ft.partial(_extra_files.read_function, source, name)
+        reads.append((_extra_files.function_key(source, stored), read))
     for process in range(len(source.index.own)):
-        read = ft.partial(_source.read_own, source, process)
-        reads.append((_source.own_key(source, process), read))
+        read = ft.partial(_extra_files.read_own, source, process)
+        reads.append((_extra_files.own_key(source, process), read))
 
     def check_extra(key: str, read: Callable[[], Any]) -> Problem | None:
         try:

@@ -20,7 +20,8 @@ from .._storage import _arrays, _backend, _store
 from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._from_host import Conversion
-from ._source import Digests, Source
+from ._digest_file import DigestFile
+from ._source import Source
 
 
 T = TypeVar("T")
@@ -99,7 +100,7 @@ class Reader:
     """
 
     source: Source
-    digests: Digests | None
+    digests: DigestFile | None
     budget: int
     problems: dict[str, str]
     # Of each thread, for what is read and then decoded.

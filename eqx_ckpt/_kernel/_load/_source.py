@@ -9,19 +9,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from .._errors import DamagedError, ReplacedError
-from .._format import _digests, _files, _grid, _index, _layouts, _template, _text
+from .._format import _files, _grid, _index, _layouts, _template, _text
 from .._format._grid import Grid
-from .._format._index import Index, StoredFunction
+from .._format._index import Index
 from .._format._leaves import LeafRecord
 from .._format._template import Template
-from .._limits import limits
-from .._runtime import _threads
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
 from . import _published, _wording
-
-
-_DAMAGED = "its file of digests is damaged"
+from ._digest_file import DigestFile
 
 
 class FirstChunks(NamedTuple):
@@ -242,12 +238,12 @@ class Source:
     # ---- Digests, and files beside the data.
 
     @ft.cached_property
-    def digests(self) -> "Digests":
+    def digests(self) -> DigestFile:
         """**Raises:** `DamagedError` for what cannot be."""
         try:
             # A cycle of references would keep files open for longer than anybody has
             # them.
-            return Digests(weakref.proxy(self))
+            return DigestFile(weakref.proxy(self))
         except ValueError as e:
             raise self.error_for(str(e)) from e
 
@@ -399,108 +395,6 @@ def _check_memory(record: LeafRecord) -> None:
         )
 
 
-class Digests:
-    """The file of digests of a save. It may be asked by several threads."""
-
-    def __init__(self, source: Source):
-        self._source = source
-        self._pages = pages = source.index.extents.pages
-        self._lock = _threads.Lock()
-        # The first page of each read, and the last one's end.
-        self._reads = [0]
-        for page in range(1, len(pages) - 1):
-            nbytes = _digests.SIZE * (pages[page + 1] - pages[self._reads[-1]])
-            if nbytes > limits.joint_digest_bytes:
-                self._reads.append(page)
-        self._reads.append(len(pages) - 1)
-        self._starts = [pages[page] for page in self._reads]
-        self._data: dict[int, bytes] = {}
-        self._coming: Any = None
-
-    def rows(self, first: int, stop: int) -> bytes:
-        """The digests of these numbers, which are in one page.
-
-        **Raises:** `DamagedError`, `ReplacedError`.
-        """
-        number = bisect.bisect_right(self._starts, first) - 1
-        data = self._data.get(number)
-        if data is None:
-            if first == stop:
-                return b""
-            data = self._load(number)
-        at = self._starts[number]
-        return data[_digests.SIZE * (first - at) : _digests.SIZE * (stop - at)]
-
-    def each(self, numbers: Sequence[int]) -> list[bytes]:
-        """The digest of each of these numbers. **Raises:** as `rows`."""
-        if len(self._reads) > 2:
-            return [self.rows(number, number + 1) for number in numbers]
-        data, size = self.rows(0, self._pages[-1]), _digests.SIZE
-        return [data[size * number : size * (number + 1)] for number in numbers]
-
-    @property
-    def are_loaded(self) -> bool:
-        return len(self._data) == len(self._reads) - 1
-
-    def load(self) -> None:
-        """Reads all of them. **Raises:** as `rows`."""
-        for number in range(len(self._reads) - 1):
-            self._load(number)
-
-    def prepare(self) -> None:
-        """Reads them, if that is one read; or asks a store for them, which answers
-        other requests meanwhile. **Raises:** as `rows`."""
-        if len(self._reads) != 2:
-            return
-        source = self._source
-        if not (source.is_ours and source.root.is_remote):
-            self._load(0)
-        elif not self._data:
-            # What a read before has asked for, and not waited for, may never come.
-            stop = _digests.SIZE * self._pages[-1]
-            self._coming = source.root.start_read(source.digests_key, 0, stop)
-
-    def _load(self, number: int) -> bytes:
-        return self._lock.run(ft.partial(self._read_once, number))
-
-    def _read_once(self, number: int) -> bytes:
-        source = self._source
-        if number in self._data:
-            return self._data[number]
-        try:
-            data = _store.look_twice(source.root, ft.partial(self._checked, number))
-        except FileNotFoundError as e:
-            raise source.error_for("its file of digests is missing") from e
-        except ValueError as e:
-            raise source.error_for(f"{_DAMAGED} ({e})" if str(e) else _DAMAGED) from e
-        self._data[number] = data
-        return data
-
-    def _checked(self, number: int) -> bytes:
-        """The bytes of some pages, each with the digest that the index has of it.
-
-        **Raises:** `FileNotFoundError` if there is no file, `ValueError` unless the
-        bytes are those that were written."""
-        source, size = self._source, _digests.SIZE
-        pages = self._pages[self._reads[number] : self._reads[number + 1] + 1]
-        coming, self._coming = self._coming, None
-        if coming is not None:
-            got = _store.read_answer(source.root, source.digests_key, coming)
-            data = got.value if got.state == "value" else None
-        else:
-            span = size * pages[0], size * pages[-1], size * self._pages[-1]
-            data = source.read_beside(source.digests_key, *span)
-        if data is None:
-            raise FileNotFoundError
-        at, memory = pages[0], memoryview(data)
-        for i, (start, stop) in enumerate(zip(pages, pages[1:]), self._reads[number]):
-            page = memory[size * (start - at) : size * (stop - at)]
-            good = source.index.digests[2 * size * i : 2 * size * (i + 1)]
-            if len(page) != size * (stop - start) or _index.digest(page) != good:
-                raise ValueError
-        return data
-
-
 def check_pickles(source: Source) -> None:
     """**Raises:** `TypeError` if it cannot be opened again by its path alone."""
     if source.index.layout == "eqx":
@@ -509,55 +403,6 @@ def check_pickles(source: Source) -> None:
             "`.eqx` file have no names, so it is opened with the `like` that they "
             "belong to. Open it where it is needed."
         )
-
-
-def function_key(source: Source, stored: StoredFunction) -> str:
-    return f"d/{source.index.save}/{_files.function(stored.file)}"
-
-
-def read_function(source: Source, name: str) -> bytes:
-    """The bytes of a stored function, verified.
-
-    **Raises:** `DamagedError`, `ReplacedError`.
-    """
-    stored = source.index.functions[name]
-    what = f"the file of its function `{name}`"
-    key, wanted = function_key(source, stored), (stored.nbytes, stored.digest)
-    return _read_extra(source, key, wanted, what)
-
-
-def own_key(source: Source, process: int) -> str:
-    return f"d/{source.index.save}/{_files.own(process)}"
-
-
-def read_own(source: Source, process: int) -> bytes:
-    """The own state of a process, verified.
-
-    **Raises:** `DamagedError`, `ReplacedError`.
-    """
-    what = f"the file of the own state of process {process}"
-    return _read_extra(
-        source, own_key(source, process), source.index.own[process], what
-    )
-
-
-def _read_extra(source: Source, key: str, stored: tuple[int, str], what: str) -> bytes:
-    """The bytes of a file, of which the index has the size and the digest."""
-    size, digest = stored
-
-    def is_good(data: bytes | None) -> bool:
-        return data is not None and _index.digest(data) == digest
-
-    try:
-        read = ft.partial(source.read_beside, key, 0, size, size)
-        data = _store.look_twice(source.root, read, is_good)
-    except ValueError as e:
-        raise source.error_for(f"{what} is damaged ({e})") from e
-    if data is None:
-        raise source.error_for(f"{what} is missing")
-    if not is_good(data):
-        raise source.error_for(f"{what} is damaged")
-    return data
 
 
 def grid_of(t: Template) -> Grid:

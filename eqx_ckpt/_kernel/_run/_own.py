@@ -9,7 +9,7 @@ from typing import Any
 from jax._src import distributed
 from jaxtyping import PyTree
 
-from .._load import _checkpoint, _deserialise, _source
+from .._load import _checkpoint, _deserialise, _extra_files
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
 from .._save import _serialise
@@ -44,9 +44,9 @@ def load(ckpt: Checkpoint, own: PyTree) -> Any:
     if not count:
         raise _without(ckpt)
     if is_all(own):
-        return [decode(_source.read_own(source, i), own) for i in range(count)]
+        return [decode(_extra_files.read_own(source, i), own) for i in range(count)]
     check_count(ckpt.path, count)
-    data = _source.read_own(source, distributed.global_state.process_id or 0)
+    data = _extra_files.read_own(source, distributed.global_state.process_id or 0)
     return decode(data, own)
 
 
@@ -64,7 +64,7 @@ def bytes_of(ckpt: Checkpoint, process: int) -> bytes:
     source = _checkpoint.source_of(ckpt)
     if not source.index.own:
         raise _without(ckpt)
-    return _source.read_own(source, process)
+    return _extra_files.read_own(source, process)
 
 
 def decode(data: bytes, own: PyTree) -> Any:

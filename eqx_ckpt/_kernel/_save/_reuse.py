@@ -26,7 +26,7 @@ import jax
 
 from .._format import _digests, _grid
 from .._format._template import Template
-from .._load import _open, _source
+from .._load import _extra_files, _open
 from .._load._source import Source
 from .._runtime import _log
 from .._runtime._processes import Processes
@@ -209,7 +209,7 @@ def function_files(reused: ReusedSave) -> dict[str, SavedFile]:
         return {}
     return {
         x.digest: SavedFile(
-            source.root, _source.function_key(source, x), x.nbytes, None
+            source.root, _extra_files.function_key(source, x), x.nbytes, None
         )
         for x in source.index.functions.values()
     }
