@@ -233,7 +233,7 @@ def _rows(matching: Matching, placed: list[Placed]) -> list[ReportRow]:
             nbytes = _nbytes(model.flat.leaves[number])
             rows[number] = ReportRow("fresh", model.names[number], (), node, nbytes)
     dropped = [
-        ReportRow("dropped", saved.names[p], (), node, sizes[saved.template[p]])
+        ReportRow("dropped", saved.names[p], (), node, sizes[saved.template_of[p]])
         for p, node in sorted(matching.dropped.items())
     ]
     return [*(rows[n] for n in sorted(rows)), *dropped]

@@ -263,7 +263,7 @@ class Parts:
 
 def _whole(leaves: Leaves) -> Leaves:
     """The leaves of a part, as if it had all of each."""
-    templates, numbers = list(leaves.templates), list(leaves.template)
+    templates, numbers = list(leaves.templates), list(leaves.template_of)
     known: dict[Any, int] = {}
     for leaf_index, part in leaves.parts.items():
         assert isinstance(part, LocalShards)
@@ -274,7 +274,9 @@ def _whole(leaves: Leaves) -> Leaves:
             known[whole] = len(templates)
             templates.append(whole)
         numbers[leaf_index] = known[whole]
-    return dataclasses.replace(leaves, templates=templates, template=numbers, parts={})
+    return dataclasses.replace(
+        leaves, templates=templates, template_of=numbers, parts={}
+    )
 
 
 def _record(source: Source, wanted: LeafRead) -> LeafRecord | None:

@@ -138,7 +138,10 @@ def _files_of(ckpt: Checkpoint) -> dict[str, bytes]:
         raise ValueError(f"`{source.root}` does not say of what tree it is.")
     # Whatever cannot be read cannot be told to others.
     names = tuple(x.name for x in leaves.records())
-    number, aliases = tuple(map(int, leaves.template)), sorted(leaves.aliases.items())
+    number, aliases = (
+        tuple(map(int, leaves.template_of)),
+        sorted(leaves.aliases.items()),
+    )
     spec = TreeSpec(names, number, tuple(leaves.templates), tuple(aliases))
     texts = [
         (leaf_index, ckpt[name].read())

@@ -219,7 +219,7 @@ class Builder:
     def _stored_keys(self, row: int, name: str, at: int) -> Iterator[str | int]:
         depth = name.count(".") + 1 if name else 0
         for _, part, first in self._children(row, name, at):
-            number = self._leaves.template[first]
+            number = self._leaves.template_of[first]
             kinds = self._leaves.templates[number].keys
             if type(kinds) is not str or kinds[depth : depth + 1] not in ("k", "i"):
                 raise _decode.Malformed("its keys are of another kind")

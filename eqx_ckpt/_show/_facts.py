@@ -285,7 +285,7 @@ def contents(source: Source) -> Contents:
     counts = leaves.counts()
     for leaf_index, part in leaves.parts.items():
         if isinstance(part, Unreadable) and leaf_index not in leaves.aliases:
-            counts[leaves.template[leaf_index]] -= 1
+            counts[leaves.template_of[leaf_index]] -= 1
             unread += 1
     for t, count in zip(templates, counts):
         if count and t.kind in _template.ARRAY_KINDS:
@@ -295,7 +295,7 @@ def contents(source: Source) -> Contents:
     # In the order of the leaves.
     tops: dict[str, tuple[int, int]] = {}
     sizes = [t.nbytes for t in templates]
-    for leaf_index, (name, number) in enumerate(zip(leaves.names, leaves.template)):
+    for leaf_index, (name, number) in enumerate(zip(leaves.names, leaves.template_of)):
         if leaf_index not in leaves.aliases:
             top = name.partition(".")[0]
             count, nbytes = tops.get(top, (0, 0))

@@ -121,7 +121,7 @@ def columns(draw):
         metadata=draw(json_values),
         names=names,
         templates=table,
-        template=number,
+        template_of=number,
         files=files,
         **places,
         aliases=aliases,
@@ -164,7 +164,7 @@ def test_decode_is_the_inverse_of_encode(columns):
 def test_the_places_of_digests(columns):
     index = make(columns)
     first, first_of = 0, {}
-    for place, number in enumerate(index.leaves.template):
+    for place, number in enumerate(index.leaves.template_of):
         template = index.leaves.templates[number]
         if place in index.leaves.aliases:
             origin = index.leaves.aliases[place]

@@ -237,5 +237,5 @@ def test_leaves_that_are_larger_than_any():
     placement = good()[0]._replace(pattern=np.asarray([1, 1], np.uint32))
     assert math.prod(big.shape) < 2**60
     with pytest.raises(ValueError, match="impossible size"):
-        leaves = dataclasses.replace(leaves, template=[0, 0, 0], names="abc")
+        leaves = dataclasses.replace(leaves, template_of=[0, 0, 0], names="abc")
         _placement.lay(placement, 2, leaves)

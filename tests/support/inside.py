@@ -61,7 +61,7 @@ CALLS = {
     "read digests": "_kernel._load._source.Source.read_beside",
     "read leaves": "_kernel._load._fetch.read_leaves",
     "make a lazy leaf": "_kernel._load._lazy.lazy_of",
-    "read the head of an index": "_kernel._format._journal.summarise",
+    "read the head of an index": "_kernel._format._index_summary.summarise",
     "look what is there": "_kernel._storage._local.LocalDirectory.entry",
     "make a directory": "_kernel._storage._local.LocalDirectory._make_directory",
     "exchange": "_kernel._storage._local_files.exchange",

@@ -75,7 +75,7 @@ def _stored(path: Any) -> tuple:
     labels = inside.labels_of(path)
     rows = {
         name: (leaves.templates[number], labels.get(name))
-        for name, number in zip(leaves.names, leaves.template)
+        for name, number in zip(leaves.names, leaves.template_of)
     }
     return rows, inside.fields_of(path)
 

@@ -156,7 +156,7 @@ class Extents:
         if not is_large.any():
             return count
         blocks = count.copy()
-        number = np.asarray(leaves.template, np.intp)[leaf]
+        number = np.asarray(leaves.template_of, np.intp)[leaf]
         for large in np.unique(number[is_large[leaf] & (count > 0)]).tolist():
             t = leaves.templates[large]
             rows = np.flatnonzero((number == large) & (count > 0))
@@ -190,7 +190,7 @@ def check_total(size: float) -> None:
 
 
 def sizes_of(leaves: Leaves) -> ChunkSizes:
-    number = np.asarray(leaves.template, np.intp)
+    number = np.asarray(leaves.template_of, np.intp)
     sizes = np.asarray(leaves.template_sizes, np.int64)
     chunks, full = sizes.take(number, axis=1, mode="clip")
     chunks[list(leaves.aliases)] = 0
@@ -200,7 +200,7 @@ def sizes_of(leaves: Leaves) -> ChunkSizes:
 def is_compressed(leaves: Leaves) -> np.ndarray:
     """Per-leaf whether it is compressed."""
     codecs = np.asarray([t.codec is not None for t in leaves.templates], bool)
-    return codecs[np.asarray(leaves.template, np.intp)]
+    return codecs[np.asarray(leaves.template_of, np.intp)]
 
 
 def stops_of(leaf: np.ndarray, first: np.ndarray, chunks: np.ndarray) -> np.ndarray:

@@ -245,7 +245,7 @@ def encode_columns(
         {
             "templates": leaves.templates,
             "names": leaves.names,
-            "template": leaves.template,
+            "template": leaves.template_of,
             "files": files,
             **_placement.encode(placement),
             "aliases": sorted(leaves.aliases.items()),

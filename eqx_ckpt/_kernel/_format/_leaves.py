@@ -79,10 +79,17 @@ class Origin(NamedTuple):
     nodes: Mapping[str, list[str]]
 
 
+class TemplateSizes(NamedTuple):
+    """Of each template, the number of a leaf's chunks, and the bytes of a chunk."""
+
+    chunk_counts: list[int]
+    chunk_bytes: list[int]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leaves:
-    """The leaves of a tree: `names[i]` has the template `templates[template[i]]`. The
-    number `i` is its leaf index.
+    """The leaves of a tree: `names[i]` has the template `templates[template_of[i]]`.
+    The number `i` is its leaf index.
 
     A leaf of `aliases` is the same array as the earlier one that it leads to. `parts`
     has the leaves that are not all there: those of which one process has saved its
@@ -94,7 +101,7 @@ class Leaves:
 
     names: Sequence[str]
     templates: list[Template]
-    template: list[int]
+    template_of: list[int]
     aliases: dict[int, int] = dataclasses.field(default_factory=dict)
     parts: Mapping[int, LocalShards | Unreadable] = dataclasses.field(
         default_factory=dict
@@ -194,21 +201,21 @@ class Leaves:
         return out
 
     @ft.cached_property
-    def template_sizes(self) -> tuple[list[int], list[int]]:
-        """Per-template number of chunks and bytes of a chunk. They are 0 of what cannot
-        be, which is refused when it is touched."""
-        chunks, full = [], []
+    def template_sizes(self) -> TemplateSizes:
+        """Those of the templates. They are 0 of one that cannot be, which is refused
+        when it is touched."""
+        counts, sizes = [], []
         for template in self.templates:
             count = size = 0
             with contextlib.suppress(ValueError):
                 count, size = _template.check_template(template)
-            chunks.append(count)
-            full.append(size)
-        return chunks, full
+            counts.append(count)
+            sizes.append(size)
+        return TemplateSizes(counts, sizes)
 
     def check_templates(self) -> None:
         """**Raises:** `ValueError` unless all templates can be."""
-        for template, size in zip(self.templates, self.template_sizes[1]):
+        for template, size in zip(self.templates, self.template_sizes.chunk_bytes):
             if not size:
                 _template.check_template(template)
 
@@ -219,10 +226,10 @@ class Leaves:
         **Raises:** `DamagedError` when what the index says of it cannot be.
         """
         names = self.names if self.origin is None else self.origin.names
-        name, number = names[leaf_index], self.template[leaf_index]
+        name, number = names[leaf_index], self.template_of[leaf_index]
         template = self.templates[number]
         try:
-            if not self.template_sizes[1][number]:
+            if not self.template_sizes.chunk_bytes[number]:
                 _template.check_template(template)
             if not known:
                 _names.keys_of(name, template.keys)
@@ -240,10 +247,12 @@ class Leaves:
         """The number of leaves of each template; a shared array counts once.
 
         **Raises:** `DamagedError` for a template that cannot be."""
-        number = np.asarray(self.template, np.intp)
+        number = np.asarray(self.template_of, np.intp)
         own = np.delete(number, list(self.aliases)) if self.aliases else number
         counts = np.bincount(own, minlength=len(self.templates)).tolist()
-        for template, (count, size) in enumerate(zip(counts, self.template_sizes[1])):
+        for template, (count, size) in enumerate(
+            zip(counts, self.template_sizes.chunk_bytes)
+        ):
             if count and not size:
                 self.record(int((number == template).argmax()))
         return counts

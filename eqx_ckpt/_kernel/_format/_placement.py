@@ -243,7 +243,7 @@ def _lay_plain(placement: Placement, files: int, leaves: Leaves) -> Extents:
     """As `lay`, for a plain placement, without the rows of its patterns."""
     count, begins = len(leaves.names), placement.begins
     sizes = aligned(np.multiply(*map(np.asarray, leaves.template_sizes)))
-    taken = sizes.take(leaves.template, mode="clip")
+    taken = sizes.take(leaves.template_of, mode="clip")
     taken[list(leaves.aliases)] = 0
     bounds = np.append(begins[:, 1], count)
     offset = _offsets(taken, bounds, begins)

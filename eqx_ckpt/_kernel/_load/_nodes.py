@@ -103,13 +103,13 @@ class StoredBody(Body):
         if len(leaf_indices) > 1:
             raise DamagedError(f"The index has a leaf and a node at {name!r}.")
         # Of the nodes above it each has looked at one component of the name.
-        keys = leaves.templates[leaves.template[leaf_indices[0]]].keys
+        keys = leaves.templates[leaves.template_of[leaf_indices[0]]].keys
         known = len(keys) == self._depth + 1 and len(name) <= _names.MAX_NAME
         return _lazy.lazy_of(self.source, leaves.record(leaf_indices[0], known))
 
     def _kinds(self, members: list[int | str]) -> set[str]:
         """The kinds of keys at which these lie below the node."""
-        number, kind_of = self.source.index.leaves.template, self._kind_of
+        number, kind_of = self.source.index.leaves.template_of, self._kind_of
         return {
             kind_of(number[leaf_index])
             for leaf_index in members

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, cast, TypeVar
 
-from .._format import _files, _journal, _json
-from .._format._journal import IndexSummary, StepRow
+from .._format import _files, _index_summary, _journal, _json
+from .._format._index_summary import IndexSummary
+from .._format._journal import StepRow
 from .._limits import limits
 from .._storage import _store
 from .._storage._backend import Backend, Value
@@ -48,7 +49,7 @@ class Journal:
         """StepRow of an index with a stamp.
 
         **Raises:** `FileNotFoundError` if it is gone; `ValueError` as
-        `_journal.summarise`, or for what is no file.
+        `_index_summary.summarise`, or for what is no file.
         """
         rows = self._read_rows()
         row = rows.get(step)
@@ -97,7 +98,7 @@ class Journal:
             got = self._root.read(index_of(step), limit=_json.MAX_INDEX)
             if got is None:
                 raise FileNotFoundError(f"There is no step {step} in `{self._root}`.")
-            return got, _journal.summarise(got.data, self._summaries)
+            return got, _index_summary.summarise(got.data, self._summaries)
 
         got, found = _store.look_twice(self._root, look)
         save, metadata, leaves, nbytes, files = found

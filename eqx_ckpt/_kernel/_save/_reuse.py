@@ -346,7 +346,7 @@ def _found(
     saved.check_templates()
     alike: dict[tuple[int, int], bool] = {}
     out: list[tuple[int, int | None]] = []
-    for at, (name, number) in enumerate(zip(saved.names, saved.template)):
+    for at, (name, number) in enumerate(zip(saved.names, saved.template_of)):
         if at in saved.aliases:
             continue
         # A name that is none of ours is nothing that we use.

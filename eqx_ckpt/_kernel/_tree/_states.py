@@ -77,7 +77,7 @@ def stored_entries(
         part, _, rest = _names.below(leaves.names[leaf_index], state).partition(".")
         if part.isdecimal():
             position = int(part)
-            t = leaves.templates[leaves.template[leaf_index]]
+            t = leaves.templates[leaves.template_of[leaf_index]]
             kind = t.kind if t.kind in ("key", "str", "bytes") else _number(t.dtype)
             labels[position] = leaves.labels.get(leaf_index, Label())
             looks.setdefault(position, set()).add((rest, t.logical_shape, kind))
