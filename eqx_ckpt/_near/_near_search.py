@@ -38,7 +38,7 @@ class Chosen(NamedTuple):
     notes: list[str] = []
 
     @property
-    def is_begun(self) -> bool:
+    def has_near(self) -> bool:
         """Whether the last attempt has near steps of its own."""
         return self.step is not None and self.step.is_own
 
@@ -109,7 +109,7 @@ class Search(NearSearch):
 
     def look(self, reports: Sequence[bytes]) -> None:
         self._chosen = choose(self._root, reports, self._bad.keys())
-        self.is_begun = self._chosen.is_begun
+        self.has_near = self._chosen.has_near
 
     def choose(self, at_root: int | None) -> Chosen:
         """Choice that process 0 sends to all: the near step, if it is not older than

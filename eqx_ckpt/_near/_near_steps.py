@@ -105,7 +105,7 @@ class Near(NearSteps):
     def _latest(self, reports: list[bytes]) -> bytes:
         steps = self._saves.steps
         chosen = _near_search.choose(steps.root, reports)
-        known = [steps.latest(chosen.is_begun), chosen.step and chosen.step.step]
+        known = [steps.latest(chosen.has_near), chosen.step and chosen.step.step]
         latest = max((s for s in known if s is not None), default=None)
         if latest is None:
             steps.orbax.check_readable()

@@ -41,7 +41,7 @@ def _summary(steps: Steps, step: int) -> Summary:
         if not isinstance(signature, Signature) or not signature.is_ours:
             return _without(steps, step, signature)
         try:
-            row = steps.history.over(steps.journal.row(step, signature.stamp))
+            row = steps.history.with_added(steps.journal.row(step, signature.stamp))
         except Newer:
             raise
         except ValueError as e:

@@ -48,7 +48,7 @@ def publish(
         with contextlib.ExitStack() as held:
             with errors_before_commit(root, nbytes):
                 txn.begin(held)
-                name = f"{txn.work.path}/{txn.last}"
+                name = f"{txn.work.path}/{txn.last_file}"
                 with open(name, "xb", opener=_descriptor.opener) as file:
                     write(file)
                     file.flush()
@@ -76,17 +76,17 @@ class OneFile(BesideTransaction):
     """Written in a directory beside its path. The file holds everything, so `publish`
     ignores the index."""
 
-    last = "file"
+    last_file = "file"
     overwrite: bool
 
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         self.check_there()
-        self._stamp = self.work.stamp(self.last)
-        written = self.work.below(self.last)
+        self._stamp = self.work.stamp(self.last_file)
+        written = self.work.below(self.last_file)
         self.commit(lambda: written.rename(self.root, overwrite=self.overwrite))
         with self.errors_after_commit():
             if sync:
-                self.root.sync_above(self.made)
+                self.root.sync_above(self.made_above)
 
     def is_saved(self, index: bytes) -> bool:
         directory, key = self.root.split()

@@ -392,7 +392,7 @@ def test_who_can_do_what(store):
 
 def test_locks(tmp_path):
     root = _root.resolve(tmp_path / "a" / "b")
-    with root.made():
+    with root.make_locked():
         assert root.is_locked()
         with root.lock() as held:
             assert not held

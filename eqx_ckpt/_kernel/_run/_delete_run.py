@@ -88,7 +88,7 @@ def _check_deletable(run: Steps, tops: dict[str, bool], steps: list[int]) -> Non
 
 
 def _check_step(run: Steps, step: int) -> None:
-    run.check_own(step)
+    run.check_not_linked(step)
     found = _step_state.look(run, step)
     if isinstance(found, Skip) and found.is_going:
         raise ValueError(

@@ -93,9 +93,9 @@ class History:
     def rows(self) -> list[HistoryRow]:
         """A row for each save that is known, with all its metrics."""
         saved = list(self._saved.values())
-        return list(map(self.over, saved))
+        return list(map(self.with_added, saved))
 
-    def over(self, row: R) -> R:
+    def with_added(self, row: R) -> R:
         """A row of a save, with the metrics that were added."""
         metrics = {**row.metrics, **self.added(row.step, row.save)}
         return row._replace(metrics=metrics)

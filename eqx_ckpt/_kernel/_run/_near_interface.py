@@ -48,7 +48,7 @@ class NearSearch:
     # Reasons why disks and files that should have near steps have none.
     notes: Sequence[str] = ()
     # Whether the last attempt of the run has near steps of its own, as process 0 knows.
-    is_begun: bool = False
+    has_near: bool = False
     # The schema of a choice.
     schema: Any = type(None)
 

@@ -55,7 +55,7 @@ def create_file(root: Backend, place: str, number: int, data: bytes) -> None:
             work = root.below(f"{place}/new-{secrets.token_hex(8)}")
             try:
                 # Its lock says that it is being written.
-                with work.made():
+                with work.make_locked():
                     work.write("file", [data], sync=True)
                     new = root.below(f"{place}/{number}")
                     work.below("file").rename(new, overwrite=False)

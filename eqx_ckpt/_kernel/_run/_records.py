@@ -160,7 +160,7 @@ def _look(run: Steps) -> _Records:
         found.append(Step(x.step, *facts))
     for (key, path), row in zip(paths.items(), rows):
         if key not in saved:
-            x = run.history.over(row)
+            x = run.history.with_added(row)
             facts = as_numbers(x.metrics), x.time, x.nbytes, lineage.number, path
             found.append(Step(x.step, *facts))
     return _Records(_dense(found), listing, lineage)

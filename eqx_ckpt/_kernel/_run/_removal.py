@@ -26,7 +26,7 @@ def delete(steps: Steps, step: SupportsIndex) -> None:
             f"A save that goes on reads lazy leaves of step {step}. Delete it once "
             "that is over (`result()`)."
         )
-    steps.check_own(step)
+    steps.check_not_linked(step)
     found = steps.signature(step)
     if found and not found.is_ours:
         raise ValueError(

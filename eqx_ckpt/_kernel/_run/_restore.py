@@ -49,7 +49,7 @@ def restore(
         else:
             step = _steps.check_step(step)
             _check_agreed(saves, step, request)
-            steps.check_own(step)
+            steps.check_not_linked(step)
             found = _of_step(saves, step, request)
             saves.attempt_start.note_restored(step)
             near.note_restored()
@@ -125,7 +125,7 @@ def _newest(saves: Saves, near: NearSteps, request: LoadRequest) -> Restored:
     while found is None:
         found = _try(search)
     step = found.step
-    saves.attempt_start.note_restored(step, search.near.near_save, search.near.is_begun)
+    saves.attempt_start.note_restored(step, search.near.near_save, search.near.has_near)
     near.note_restored()
     # What was not completed may be under way.
     skipped = search.skipped
@@ -315,7 +315,7 @@ def _newest_at_root(search: _Search) -> tuple[int | None, dict[int, Skip]]:
     found = dict(skipped)
     for listing in steps.listings():
         found = dict(skipped)
-        lineage = steps.lineage(listing, search.near.is_begun)
+        lineage = steps.lineage(listing, search.near.has_near)
         for step in _steps.in_restore_order(listing, lineage):
             if step in skipped:
                 continue

@@ -240,7 +240,7 @@ class Saves:
             return b""
         self.wait()
         self.check_begin()
-        self.steps.check_own(step)
+        self.steps.check_not_linked(step)
         self._check_metrics(state)
         found = None
         if step in self.damaged:

@@ -33,16 +33,16 @@ class AttemptStart:
         # the last attempt had near steps of its own when that was restored.
         self._restored: int | None = None
         self._near_save = ""
-        self._is_begun = False
+        self._had_near = False
 
     @property
     def has_restored(self) -> bool:
         return self._restored is not None
 
     def note_restored(
-        self, step: int, near_save: str = "", is_begun: bool = False
+        self, step: int, near_save: str = "", has_near: bool = False
     ) -> None:
-        self._restored, self._near_save, self._is_begun = step, near_save, is_begun
+        self._restored, self._near_save, self._had_near = step, near_save, has_near
         self._is_open = True
 
     def begin_if_due(
@@ -62,7 +62,7 @@ class AttemptStart:
 
     def _begin(self, step: int, damaged: Set[int], is_near: bool) -> None:
         listing = self._steps.listing()
-        lineage = self._steps.lineage(listing, self._is_begun)
+        lineage = self._steps.lineage(listing, self._had_near)
         newest = self._steps.newest(listing, lineage, damaged)
         now, self.number = lineage.attempt, lineage.number
         # An attempt that has begun and saved nothing does not count.

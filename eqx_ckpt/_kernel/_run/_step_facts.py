@@ -36,7 +36,7 @@ def survey(
         # A list shows that it is still what the journal has.
         row = None if save is None else steps.journal.row_of(step, save)
         if row is not None:
-            found = steps.history.over(row).metrics if metrics else None
+            found = steps.history.with_added(row).metrics if metrics else None
             known[step] = StepFacts(Signature(row.stamp), found)
     rest = sorted(step for step in listed if step not in known)
     know = lambda step: _facts_of(steps, step, listed[step] is not None, metrics)
@@ -61,10 +61,10 @@ def read_metrics(steps: Steps, step: int, signature: Signature) -> dict[str, Any
     """The metrics of a step, with those that were added later."""
     saved = steps.saved.get(step)
     if saved is not None and saved.signature == signature:
-        return steps.history.over(saved.row).metrics
+        return steps.history.with_added(saved.row).metrics
     if signature.is_ours:
         row = steps.journal.row(step, signature.stamp)
-        return steps.history.over(row).metrics
+        return steps.history.with_added(row).metrics
     of_orbax = ft.partial(steps.orbax.metrics, step)
     own = steps.journal.known(step, signature, of_orbax)
     return {**own, **steps.history.added(step, "")}

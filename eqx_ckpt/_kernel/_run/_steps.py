@@ -168,12 +168,12 @@ class Steps:
     # ---- Which of them count.
 
     def latest(
-        self, is_begun: bool = False, first: Listing | None = None
+        self, has_near: bool = False, first: Listing | None = None
     ) -> int | None:
         """The newest complete step that counts; older ones are not looked at.
-        `is_begun`: as of `lineage`; `first`: as of `listings`."""
+        `has_near`: as of `lineage`; `first`: as of `listings`."""
         for listing in self.listings(first):
-            lineage = self.lineage(listing, is_begun)
+            lineage = self.lineage(listing, has_near)
             if (step := self.newest(listing, lineage)) is not None:
                 return step
         return None
@@ -187,9 +187,9 @@ class Steps:
                 return step
         return None
 
-    def lineage(self, listing: Listing, is_begun: bool = False) -> Lineage:
-        """The attempt that counts: the last that has a complete step of its own, or
-        `is_begun`, as it has near steps."""
+    def lineage(self, listing: Listing, has_near: bool = False) -> Lineage:
+        """The attempt that counts: the last that has a complete step of its own; or the
+        last one, if that `has_near` steps."""
         is_save = lambda step, save: self._is_save(step, save, listing)
         for number in self.attempts(listing):
             attempt = self._attempt(number)
@@ -197,7 +197,7 @@ class Steps:
                 lineage = Lineage(attempt, is_save)
                 newest_first = sorted(listing.steps, reverse=True)
                 own = filter(lineage.is_own, newest_first)
-                if is_begun or any(self.is_complete(step, listing) for step in own):
+                if has_near or any(self.is_complete(step, listing) for step in own):
                     return lineage
         return Lineage(None, is_save)
 
@@ -243,7 +243,7 @@ class Steps:
         at = self.orbax.name_of(step)
         return self.root.is_link(f"{at}/{ITEM}") or self.root.is_link(at)
 
-    def check_own(self, step: int) -> None:
+    def check_not_linked(self, step: int) -> None:
         """**Raises:** `ValueError` for a step that leads through a link."""
         if self.is_linked(step):
             raise ValueError(

@@ -29,9 +29,9 @@ class InPlace(DirectoryTransaction):
             self.stamp = root.stamp(staged)  # Which a rename does not change.
             if sync:
                 # The name of `d` is durable where a checkpoint has one.
-                is_new = self.found.index is None or bool(self.made)
+                is_new = self.found.index is None or bool(self.made_above)
                 root.sync_directories([self.data_key, "d", *[""] * is_new])
-                root.sync_above(self.made)
+                root.sync_above(self.made_above)
         # Whoever replaces what is at the path holds the lock of what is there.
         with contextlib.ExitStack() as held:
             self.lock(held)

@@ -99,7 +99,7 @@ def await_location(root: Backend, location: bytes, processes: Processes) -> Loca
 def publish(txn: Transaction, root_files: RootFiles, sync: bool) -> None:
     """Makes what a save has written the checkpoint at its path."""
     index = root_files.index
-    txn.last = _layouts.digests(index.layout, txn.save_id)
+    txn.last_file = _layouts.digests(index.layout, txn.save_id)
     txn.publish(encoded(index), root_files.side, sync)
 
 

@@ -71,7 +71,7 @@ class Swapped(BesideTransaction):
                 raise refused from e
             with self.errors_after_commit():
                 if sync:
-                    root.sync_above(self.made)
+                    root.sync_above(self.made_above)
                 if replaces:
                     # What came in since it was listed is not ours to delete.
                     ours = own_entries(self.found.leaf_entries)

@@ -21,15 +21,15 @@ class Transaction(abc.ABC):
     """A save that is written in `work`, and whose commit puts it at `root`: a `Backend`
     each. There is a class for each way to publish.
 
-    `data_key` is the directory of the save in `work`. `last` is a file of it: if
-    that is not there at the commit, another writer has deleted the save. `undo` deletes
-    what is written, until the save gets to its commit.
+    `data_key` is the directory of the save in `work`. If its `last_file` is not there
+    at the commit, another writer has deleted the save. `undo` deletes what is written,
+    until the save gets to its commit.
     """
 
     # Whether an error has come with the commit or after it, so that the save may be
     # there.
     has_failed_late = False
-    last = ""
+    last_file = ""
     # The stamp of the index, once that is committed.
     stamp = ""
 
@@ -121,19 +121,20 @@ class Transaction(abc.ABC):
 
 class DirectoryTransaction(Transaction):
     """A transaction that is written in a directory, whose lock tells others that its
-    writer lives. `made` are the directories that were not there before."""
+    writer lives. `made_above` are the directories on the way to it that were not there
+    before."""
 
     def make(self, directory: LocalDirectory, held: contextlib.ExitStack) -> None:
         """Makes the directory to write in, and holds its lock until `held` ends."""
         for leftover in _leftovers.beside(self.root):
             _leftovers.delete_abandoned(leftover)
-        self.made = directory.missing()
-        for missing in reversed(self.made):
+        self.made_above = directory.missing()
+        for missing in reversed(self.made_above):
             self.undo.callback(missing.drop_directory)
         self.undo.callback(discard, directory)
         self.directory = directory
-        made = directory.made(is_aside=self.work != self.root)
-        self.stat = held.enter_context(made)
+        locked = directory.make_locked(is_aside=self.work != self.root)
+        self.stat = held.enter_context(locked)
 
         # If another writer deletes the directory, each write in it fails so.
         def explain(_: object, error: BaseException | None, *traceback: Any) -> None:
@@ -156,7 +157,7 @@ class DirectoryTransaction(Transaction):
     def check_there(self) -> None:
         """**Raises:** `RuntimeError` unless what was written is there: before the
         commit, and under the lock of writers where there is one."""
-        if not self.directory.is_same(self.stat) or not self.work.has(self.last):
+        if not self.directory.is_same(self.stat) or not self.work.has(self.last_file):
             raise replaced_error(self.root, self.found)
 
 

@@ -333,7 +333,7 @@ class LocalDirectory(Backend):
         return _directory_lock.is_locked(self.path)
 
     @contextlib.contextmanager
-    def made(self, is_aside: bool = False) -> Iterator[os.stat_result]:
+    def make_locked(self, is_aside: bool = False) -> Iterator[os.stat_result]:
         """Makes the directory and those above it, and holds its lock. Yields its state,
         by which `is_same` knows it. What `is_aside` nobody else may look into: its mode
         is then the one that it would have otherwise."""
