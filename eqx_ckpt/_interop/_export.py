@@ -35,7 +35,7 @@ from .._kernel._tree import (
 )
 from .._kernel._tree._filters import FilterSpec
 from .._rename import _rename
-from .._zips import _onefile, _probe
+from .._zips import _probe, _publish_file
 from . import _shards
 from ._shards import TensorFile, WriteFiles
 
@@ -163,9 +163,9 @@ def export_safetensors(
     head = _header(tensors, metadata)
     with _writer(tensors, max_bytes, progress) as write:
         files = [TensorFile("", head, len(tensors))]
-        into = lambda file: Destination(_onefile.FileSink(file), "", False)
+        into = lambda file: Destination(_publish_file.FileSink(file), "", False)
         pack = lambda file: write(into(file), files)
-        _onefile.publish(root, pack, overwrite, durable)
+        _publish_file.publish(root, pack, overwrite, durable)
 
 
 def _run_of(root: Backend, processes: Who) -> Processes:

@@ -26,7 +26,7 @@ from .._kernel._storage import _local_files
 from .._kernel._storage._backend import Backend
 from .._kernel._storage._local import LocalDirectory
 from .._kernel._tree import _host_copy, _sharding
-from .._zips import _onefile
+from .._zips import _publish_file
 
 
 INDEX = "model.safetensors.index.json"
@@ -147,7 +147,7 @@ def _put_in_place(
             root.delete(name)
     data = _index_of(files)
     write = lambda file: file.write(data)
-    _onefile.publish(root.below(INDEX), write, True, durable)
+    _publish_file.publish(root.below(INDEX), write, True, durable)
 
 
 def _drop(root: Backend, parts: Iterator[str]) -> None:

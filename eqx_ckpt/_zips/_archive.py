@@ -19,7 +19,7 @@ from .._kernel._save import _publish, _write_leaves
 from .._kernel._save._plan import Plan
 from .._kernel._save._writing import Destination
 from .._kernel._storage._backend import Backend
-from . import _onefile, _probe
+from . import _probe, _publish_file
 
 
 _ALIGN = 64
@@ -138,7 +138,9 @@ def save(plan: Plan, advance: Advance) -> None:
         pack(root)
         return
     check_target(root, options.overwrite)
-    _onefile.publish(root, pack, options.overwrite, options.durable, plan.spec.nbytes)
+    _publish_file.publish(
+        root, pack, options.overwrite, options.durable, plan.spec.nbytes
+    )
 
 
 def _pack(plan: Plan, advance: Advance, file: object) -> None:

@@ -136,7 +136,7 @@ def sync_as_a_whole(patch: pytest.MonkeyPatch) -> None:
 
 def open_files_by(patch: pytest.MonkeyPatch, room: str, new: Any) -> None:
     """Python's `open`, as the `store` or the `near disk` calls it."""
-    module = {"store": "_zips._onefile", "near disk": "_near._disk"}[room]
+    module = {"store": "_zips._publish_file", "near disk": "_near._disk"}[room]
     patch.setattr(f"eqx_ckpt.{module}.open", new, raising=False)
 
 

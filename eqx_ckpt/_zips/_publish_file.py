@@ -37,12 +37,12 @@ def publish(
         if overwrite:
             directory.write(key, [buffer.getbuffer()])
         elif not directory.replace(key, buffer.getvalue(), None):
-            raise _came(root)
+            raise _came_meanwhile(root)
         return
     path = root.real()
     with contextlib.ExitStack() as stack:
         undo = stack.enter_context(contextlib.ExitStack())
-        txn = OneFile(path, _path_state.NOTHING, undo)
+        txn = FileTransaction(path, _path_state.NOTHING, undo)
         txn.overwrite = overwrite
         stack.callback(discard, txn.work)
         with contextlib.ExitStack() as held:
@@ -57,11 +57,11 @@ def publish(
             try:
                 txn.publish(b"", {}, sync)
             except FileExistsError:
-                raise _came(root) from None
+                raise _came_meanwhile(root) from None
 
 
 class FileSink:
-    """Takes the one file that a file object gets."""
+    """The `Sink` of a save of one file: a file object, which gets its bytes."""
 
     is_remote = True
 
@@ -72,9 +72,9 @@ class FileSink:
         self._file.writelines(buffers)
 
 
-class OneFile(BesideTransaction):
-    """Written in a directory beside its path. The file holds everything, so `publish`
-    ignores the index."""
+class FileTransaction(BesideTransaction):
+    """One file that is written in a directory beside its path. It holds everything, so
+    `publish` ignores the index."""
 
     last_file = "file"
     overwrite: bool
@@ -93,7 +93,7 @@ class OneFile(BesideTransaction):
         return directory.stamp(key) == self._stamp
 
 
-def _came(root: Backend) -> FileExistsError:
+def _came_meanwhile(root: Backend) -> FileExistsError:
     return FileExistsError(
         f"There is a file at `{root}`, which was not there when this save began, and "
         "`overwrite=False`."
