@@ -56,22 +56,22 @@ def _build(
     spec = Spec((), "", ())
     if was is not None:
         spec = _node.body_of(_nodes.node_at(ckpt.tree, was)).spec()
-    known = dict(zip(_node.components(spec), spec.keys))
-    place = {part: number for number, part in enumerate(known)}
+    # The keys that its children had.
+    old_keys = dict(zip(_node.components(spec), spec.keys))
     bare = [
         part
-        for part in known
+        for part in old_keys
         if part not in new and _is_bare(ckpt, full, _below(was, part))
     ]
     parts = [*new, *bare]
-    kind = "k" if known or not all(map(_number.fullmatch, new)) else "s"
-    key = {part: known.get(part) or _key(kind, part, name) for part in parts}
-    if all(kind in "sf" for kind, _ in key.values()):
+    kind = "k" if old_keys or not all(map(_number.fullmatch, new)) else "s"
+    keys = {part: old_keys.get(part) or _key(kind, part, name) for part in parts}
+    if all(key.kind in "sf" for key in keys.values()):
         parts.sort(key=int)
-    keys = tuple(key[part] for part in parts)
     labels = ()
-    if spec.labels and all(part in known for part in parts):
-        labels = tuple(spec.labels[place[part]] for part in parts)
+    if spec.labels and all(part in old_keys for part in parts):
+        label_of = dict(zip(old_keys, spec.labels))
+        labels = tuple(label_of[part] for part in parts)
     children = [
         _build(ckpt, full, new[part], _below(name, part))
         if part in new
@@ -80,9 +80,10 @@ def _build(
     ]
     attributes = ()
     if spec.attributes:
-        of = {part: spec.attributes[number] for part, number in place.items()}
-        attributes = tuple(map(of.get, parts))
-    return Node(Body(Spec(keys, spec.fields, labels, attributes), children))
+        attribute_of = dict(zip(old_keys, spec.attributes))
+        attributes = tuple(map(attribute_of.get, parts))
+    in_order = tuple(keys[part] for part in parts)
+    return Node(Body(Spec(in_order, spec.fields, labels, attributes), children))
 
 
 _number = re.compile(r"0|[1-9][0-9]*")

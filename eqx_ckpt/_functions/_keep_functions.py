@@ -21,10 +21,10 @@ from .._kernel._tree import _leaf
 from ._stored_function import Function
 
 
-class _Leaves(NamedTuple):
-    """The leaves of a save: `by_name` has all. The others go by names in the
-    checkpoint: `unchanged` has the leaves that are an array of it, and `derived` the
-    leaves that are computed of one array alone."""
+class _NewLeaves(NamedTuple):
+    """The leaves that are saved: `by_name` has all. The others go by names in the
+    checkpoint of a function: `unchanged` has those that are an array of it, and
+    `derived` those that are computed of one array alone."""
 
     by_name: dict[str, PlannedLeaf]
     unchanged: dict[str, list[PlannedLeaf]]
@@ -36,15 +36,15 @@ def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
 
     **Raises:** `ValueError` for one that cannot be kept.
     """
-    found: dict[str, list[tuple[Function, _Leaves]]] = {}
+    found: dict[str, list[tuple[Function, _NewLeaves]]] = {}
     for source in _sources(leaves):
-        new = _new(leaves, source)
+        new = _sort_leaves(leaves, source)
         for name in source.index.functions:
             found.setdefault(name, []).append((Function(source, name), new))
     return {name: _one_of(functions) for name, functions in found.items()}
 
 
-def _one_of(found: Sequence[tuple[Function, _Leaves]]) -> PlannedFunction:
+def _one_of(found: Sequence[tuple[Function, _NewLeaves]]) -> PlannedFunction:
     """The function that checkpoints have under one name. Those say which are its leaves
     now that have given some."""
     found = [pair for pair in found if _has_some(*pair)] or found
@@ -62,7 +62,7 @@ def _one_of(found: Sequence[tuple[Function, _Leaves]]) -> PlannedFunction:
     return kept[0]
 
 
-def _has_some(function: Function, new: _Leaves) -> bool:
+def _has_some(function: Function, new: _NewLeaves) -> bool:
     """Whether some leaves of a function are saved, or what is computed of them."""
     old = function._source.index.leaves
     origins = {_origin(old, leaf_index) for leaf_index in function._stored.leaves}
@@ -75,6 +75,21 @@ def _sources(leaves: Iterable[PlannedLeaf]) -> list[Source]:
     return [source for source in found.values() if source.index.functions]
 
 
+def _sort_leaves(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
+    """Sorts the leaves that are saved by what they are of a checkpoint."""
+    new = _NewLeaves({leaf.name: leaf for leaf in leaves}, {}, {})
+    for leaf in leaves:
+        if not isinstance(leaf.value, LazySource):
+            continue
+        name = leaf.value.name_in(source)
+        if name is not None:
+            new.unchanged.setdefault(name, []).append(leaf)
+        of = leaf.value.parts_in(source)
+        for name in of if len(of) == 1 else ():
+            new.derived.setdefault(name, []).append(leaf)
+    return new
+
+
 def _origin(old: Leaves, leaf_index: int) -> str:
     """The name of the first leaf of a checkpoint that is the array of this index."""
     return old.names[old.aliases.get(leaf_index, leaf_index)]
@@ -85,34 +100,35 @@ def keep(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
 
     **Raises:** `ValueError` if it is not one of these.
     """
-    return _kept(function, _new(leaves, function._source))
+    return _kept(function, _sort_leaves(leaves, function._source))
 
 
-def _kept(function: Function, new: _Leaves) -> PlannedFunction:
+def _kept(function: Function, new: _NewLeaves) -> PlannedFunction:
     source, stored = function._source, function._stored
     old = source.index.leaves
     records = list(map(old.record, stored.leaves))
-    own = [_at_name(function, new, record) for record in records]
-    taken = {leaf.name for leaf in own if leaf is not None}
-    for i, record in enumerate(records):
-        own[i] = leaf = own[i] or _elsewhere(function, new, record, taken)
+    found = [_leaf_of_name(function, new, record) for record in records]
+    taken = {leaf.name for leaf in found if leaf is not None}
+    names: list[str] = []
+    for leaf, record in zip(found, records):
+        leaf = leaf or _moved_leaf(function, new, record, taken)
         taken.add(leaf.name)
+        names.append(leaf.name)
         if not _fits(leaf, record):
-            raise _lost(
+            raise _lost_error(
                 function,
                 f"the leaf `{record.name}` as {_leaf.show(record.template)}, which is "
                 f"saved as {_leaf.show(leaf.template)}",
             )
-    names = [leaf.name for leaf in own if leaf is not None]
     _check_nodes(function, new, dict(zip(function.leaves, names)))
     leaf_indices = {name: leaf_index for leaf_index, name in enumerate(new.by_name)}
-    own = [leaf_indices[name] for name in names]
+    own = list(map(leaf_indices.__getitem__, names))
     stored = stored._replace(leaves=own, baked=_baked(function, new))
     return PlannedFunction(stored, _extra_files.read_function(source, function.name))
 
 
-def _at_name(
-    function: Function, new: _Leaves, record: LeafRecord
+def _leaf_of_name(
+    function: Function, new: _NewLeaves, record: LeafRecord
 ) -> PlannedLeaf | None:
     """The leaf that is saved under the name of `record`; None if none is.
 
@@ -130,7 +146,7 @@ def _at_name(
     }
     for name in moved:
         if name not in leaf_indices or _origin(old, leaf_indices[name]) != origin:
-            raise _lost(
+            raise _lost_error(
                 function,
                 f"the leaf `{record.name}`, which is another one now, and what it was "
                 f"is saved as `{name}`: one of these is meant",
@@ -138,10 +154,11 @@ def _at_name(
     return leaf
 
 
-def _elsewhere(
-    function: Function, new: _Leaves, record: LeafRecord, taken: set[str]
+def _moved_leaf(
+    function: Function, new: _NewLeaves, record: LeafRecord, taken: set[str]
 ) -> PlannedLeaf:
-    """The leaf that one which a function uses has become, but those that are `taken`.
+    """The leaf that a leaf of a function has become under another name, if that is none
+    of those `taken`.
 
     **Raises:** `ValueError` if there is none.
     """
@@ -151,18 +168,20 @@ def _elsewhere(
     some = moved or [x for x in made if x.name.rpartition(".")[2] == last]
     free = [x for x in some if x.name not in taken]
     if not free and some:
-        raise _lost(
+        raise _lost_error(
             function,
             f"the leaf `{record.name}` besides `{some[0].name}`, which stands for "
             "another of its leaves: save it under two names",
         )
     if not free or (not moved and len(free) > 1):
         several = ", and several leaves are computed of it" if free else ""
-        raise _lost(function, f"the leaf `{record.name}`, which is not saved{several}")
+        raise _lost_error(
+            function, f"the leaf `{record.name}`, which is not saved{several}"
+        )
     return free[0]
 
 
-def _check_nodes(function: Function, new: _Leaves, became: dict[str, str]) -> None:
+def _check_nodes(function: Function, new: _NewLeaves, became: dict[str, str]) -> None:
     """**Raises:** `ValueError` for a leaf of another name that is computed of one which
     a function uses. All that the function uses of that node may have moved with it."""
     made = {x.name for some in new.derived.values() for x in some}
@@ -176,14 +195,14 @@ def _check_nodes(function: Function, new: _Leaves, became: dict[str, str]) -> No
             parts = other.split(".")
             if parts[: len(before)] == before:
                 if now.split(".") != [*after, *parts[len(before) :]]:
-                    raise _lost(
+                    raise _lost_error(
                         function,
                         f"the leaf `{old}`, which is not saved; `{name}` is computed "
                         f"of it, and `{now}` is elsewhere",
                     )
 
 
-def _baked(function: Function, new: _Leaves) -> dict[str, str]:
+def _baked(function: Function, new: _NewLeaves) -> dict[str, str]:
     """The digests of leaves that are a part of a function, by their names now.
 
     **Raises:** `ValueError` for one that has changed.
@@ -200,7 +219,7 @@ def _baked(function: Function, new: _Leaves) -> dict[str, str]:
         if not any(leaf is x for x in moved):
             same = _fits(leaf, old.record(leaf_index))
             if not same or _index.digest(_payload.whole(leaf)) != digest:
-                raise _lost(
+                raise _lost_error(
                     function,
                     f"the leaf `{name}` with the value that it had, which is a part of "
                     "the function",
@@ -209,27 +228,13 @@ def _baked(function: Function, new: _Leaves) -> dict[str, str]:
     return out
 
 
-def _new(leaves: Sequence[PlannedLeaf], source: Source) -> _Leaves:
-    new = _Leaves({leaf.name: leaf for leaf in leaves}, {}, {})
-    for leaf in leaves:
-        if not isinstance(leaf.value, LazySource):
-            continue
-        name = leaf.value.name_in(source)
-        if name is not None:
-            new.unchanged.setdefault(name, []).append(leaf)
-        of = leaf.value.parts_in(source)
-        for name in of if len(of) == 1 else ():
-            new.derived.setdefault(name, []).append(leaf)
-    return new
-
-
 def _fits(leaf: PlannedLeaf, record: LeafRecord) -> bool:
     a, b = leaf.template, record.template
     same = (a.kind, a.dtype, a.logical_shape, a.impl)
     return same == (b.kind, b.dtype, b.logical_shape, b.impl)
 
 
-def _lost(function: Function, what: str) -> ValueError:
+def _lost_error(function: Function, what: str) -> ValueError:
     return ValueError(
         f"The function `{function.name}` of the checkpoint at `{function.path}` cannot "
         f"be kept: it needs {what}. Nothing was saved. Leave functions out with "

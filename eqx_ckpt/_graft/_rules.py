@@ -58,7 +58,7 @@ def rules(
     taken = set(moves.values())
     aside = (x for x in saved if x in taken and x not in moves)
     moves = {**moves, **{x: f"{_ASIDE}.{x}" for x in aside}}
-    for some in (_few(moves, saved, wanted), _one_by_one(moves)):
+    for some in (_find_few(moves, saved, wanted), _one_by_one(moves)):
         are_few = len(some) * len(saved) <= _MAX_TRIALS
         if are_few and _is_right(some, moves, saved, wanted):
             return some
@@ -83,14 +83,17 @@ def _is_right(
 
 
 def _one_by_one(moves: Mapping[str, str]) -> list[NameRule]:
+    """A rule for each name. None takes what another has made, which is marked."""
     changed = {x: y for x, y in moves.items() if x != y}
     out = [_rule([x], [_BETWEEN + y], 0) for x, y in changed.items()]
     return [*out, NameRule("^" + _BETWEEN, "")] if out else []
 
 
-def _few(
+def _find_few(
     moves: Mapping[str, str], saved: Collection[str], wanted: Collection[str]
 ) -> list[NameRule]:
+    """The rules that rename the most names each, until all are renamed; general ones
+    first. Empty if there are too many to try."""
     samples = _samples(moves, saved)
     left = {x for x in samples if moves.get(x, x) != x}
     some: dict[NameRule, Effect] = {}
@@ -151,6 +154,7 @@ def _rule(a: list[str], b: list[str], same: int, is_general: bool = False) -> Na
     pattern, replacement = _numbered(head), _numbered(new)
     pattern[::2] = map(re.escape, pattern[::2])
     replacement[::2] = (x.replace("\\", r"\\") for x in replacement[::2])
+    # A number of the new name that the old one has too becomes a group of the regex.
     start = count = 0
     for i in range(1, len(replacement), 2) if is_general else ():
         try:

@@ -1,5 +1,9 @@
-"""The parts of a near step as one tree: which of them a process needs, whatever the
-count of processes that have saved them, and their load."""
+"""The parts of a near step as one tree. A part is the checkpoint of one file that one
+process has saved: each has the names of all leaves, and its own shards.
+
+Here is which parts a process needs, however many processes have saved them, and how it
+loads its leaves from these.
+"""
 
 import contextlib
 import dataclasses
@@ -35,7 +39,7 @@ from .._kernel._tree._target import Target
 class PartReport(NamedTuple):
     """A report of a part: its bytes; digests of the regions that it has, and of the
     names of the leaves of which it has all; and the processes that need one of the
-    regions. Of one that cannot be read it is nothing."""
+    regions. That of a part that cannot be read has none of these."""
 
     nbytes: int = 0
     regions: str = ""
@@ -43,11 +47,11 @@ class PartReport(NamedTuple):
     readers: list[int] = []
 
 
-def needed(
+def choose_parts(
     sources: Sequence[Sequence[int]], count: int, reports: Mapping[int, PartReport]
 ) -> list[list[int]]:
-    """The parts that each of `count` processes reads, if part `i` is on the disks of
-    the processes `sources[i]`: as few as have all that it needs. Where as many
+    """Chooses the parts that each of `count` processes reads, if part `i` is on the
+    disks of the processes `sources[i]`: as few as have all that it needs. Where as many
     processes have saved, its own is one of them."""
     # A leaf that is whole in some parts only may be nowhere else.
     is_alike = len({report.whole for report in reports.values()}) == 1
@@ -55,8 +59,12 @@ def needed(
     for to in range(count):
         own = [to] if len(reports) == count else []
         # What needs not be moved is preferred; else not all take the same.
-        near = lambda i: (i not in own, to not in sources[i], (i - to) % len(reports))
-        order = sorted(reports, key=near)
+        preference = lambda i: (
+            i not in own,
+            to not in sources[i],
+            (i - to) % len(reports),
+        )
+        order = sorted(reports, key=preference)
         seen: set[str] = set()
         parts = []
         for i in order:
@@ -78,7 +86,7 @@ class PartPiece(NamedTuple):
     to: Region
 
 
-def _boxes(record: LeafRecord) -> list[tuple[Region, int]]:
+def _held_regions(record: LeafRecord) -> list[tuple[Region, int]]:
     """The regions of a leaf that a part has, each with its first row in what is stored.
     What was saved whole is one."""
     shape = record.template.shape
@@ -99,10 +107,10 @@ def pieces(
     those of the first; None if they do not have it all."""
     there: dict[Any, tuple[Region, int, int]] = {}
     for number, record in parts.items():
-        for box, row in _boxes(record):
+        for box, row in _held_regions(record):
             there.setdefault(tuple((s.start, s.stop) for s in box), (box, row, number))
         if record.part is None:
-            box, row = _boxes(record)[0]
+            box, row = _held_regions(record)[0]
             there = {(): (box, row, number)}
             break
     boxes = [box for box, _, _ in there.values()]
@@ -295,16 +303,16 @@ def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedL
     **Raises:** `Apart` for a leaf of which this process needs more than is there."""
     shape = wanted.record.template.shape
     regions = _from_host.regions(wanted.target)
-    needed = [_padded(r, shape) for r in ([()] if regions is None else regions)]
+    wanted_regions = [_padded(r, shape) for r in ([()] if regions is None else regions)]
     held = ((number, _record(source, wanted)) for number, source in sources.items())
     records = {number: record for number, record in held if record is not None}
-    cut = pieces(needed, records)
+    cut = pieces(wanted_regions, records)
     if cut is None:
         raise Apart(
             f"parts {', '.join(map(str, sources))} do not have all of the leaf "
             f"`{wanted.record.name}` that the devices of this process need"
         )
-    read = _read_of(i, wanted.record, needed)
+    read = _read_of(i, wanted.record, wanted_regions)
     parts = {
         number: _read_of(i, records[number], [stored for _, stored, _ in some])
         for number, some in cut.items()
@@ -333,7 +341,7 @@ def _readers(leaves: Leaves, wanted: Sequence[LeafRead], count: int) -> set[int]
         if leaf_index is None or part is None or key in seen:
             continue
         seen.add(key)
-        boxes = [box for box, _ in _boxes(leaves.record(leaf_index, True))]
+        boxes = [box for box, _ in _held_regions(leaves.record(leaf_index, True))]
         for region, processes in _holders(one.target, count):
             if not found.issuperset(processes) and any(
                 all(a.start < b.stop and b.start < a.stop for a, b in zip(region, box))

@@ -138,7 +138,7 @@ class Search(NearSearch):
         reports = [(i, parts.report(i, file(i), count)) for i in own]
         said = share_records(processes, reports, _OF_PART, _REPORTS)
         found = {i: PartReport(*report) for some in said for i, report in some}
-        needed = _near_parts.needed(step.sources, count, found)
+        needed = _near_parts.choose_parts(step.sources, count, found)
         self._wanted, self._from = needed[here], dict.fromkeys(own, here)
         moves: list[Move] = []
         for to, some in enumerate(needed):

@@ -1,4 +1,5 @@
-"""Arrays that move over devices, along their routes, as unsigned integers.
+"""Arrays that move over devices, along their routes, as unsigned integers. What the
+*digits* of a route are is said in `_routes`.
 
 XLA's collectives do not keep the bits of small floats that are NaN, and end the process
 for some numbers of less than a byte.

@@ -62,7 +62,8 @@ class Problem(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """A chunk, at `[start, stop)` of a file. No other has the bytes from `before` on.
+    """A chunk, at `[start, stop)` of a file. The bytes from `before` to its start are
+    in no chunk.
 
     If a compressed chunk is a whole file, nobody knows how long it was, and `stop` is
     None.

@@ -21,12 +21,14 @@ from ._source import Source
 # Leaves of one block up to this many bytes are read together into one piece of memory,
 # and whole even where a part of them is wanted.
 _SMALL_BYTES = 1 << 16
-# Leaves that lie together are read as one run: so many bytes, between them at most so
-# many that nobody wants, and, where each is a file of its own, so many.
-_REMOTE_RUN_BYTES, _GAP_BYTES, _LOCAL_RUNS = 8 * 2**20, 4096, 128
-# On a disk shorter runs, and few at a time, use memory that the processor still has at
-# hand. A store is slow to begin.
-_LOCAL_RUN_BYTES, _NEAR_JOBS = 2**20, 4
+# Leaves that lie together are read as one run, with at most so many bytes between two
+# that nobody wants.
+_GAP_BYTES = 4096
+# The bytes of a run: a store is slow to begin. On a disk shorter runs, and so few jobs
+# at a time, use memory that the processor still has at hand.
+_REMOTE_RUN_BYTES, _LOCAL_RUN_BYTES, _LOCAL_JOBS = 8 * 2**20, 2**20, 4
+# Runs that one job reads on a disk, where each leaf may be a file of its own.
+_LOCAL_RUNS = 128
 # Runs of so many leaves, on average, are read by one thread.
 _LEAVES_PER_RUN = 8
 
@@ -109,7 +111,7 @@ def read_small(reader: Reader, reads: list[StoredRead]) -> Results:
             yield from _start_job(reader, job)()
         return
     starts = ((size, ft.partial(_start_job, reader, job)) for size, job in jobs)
-    count = len(jobs) if is_remote else _NEAR_JOBS
+    count = len(jobs) if is_remote else _LOCAL_JOBS
     for some in _reader.in_order(starts, reader.budget, count):
         yield from some
 

@@ -42,9 +42,9 @@ def stands_for(path: str | os.PathLike[str]) -> Callable[[bool], Any]:
     function that gives the path of that: the newest complete step of a run, or what is
     in the directory of a step. It gives None if it is neither.
 
-    It is told whether there is nothing at the path that is known. It **raises**
-    `FileNotFoundError` if so, for a run without complete steps, and for a step that is
-    not there, with those that are.
+    Its argument says whether nothing that is known was found at the path. If so, it
+    **raises** `FileNotFoundError` for a run without complete steps, and for a step that
+    is not there, with those that are.
     """
     steps, asked = _unless_it_fails(lambda: Steps(path)), None
     if steps and isinstance(steps.root, ObjectStore) and steps.root.can_list():

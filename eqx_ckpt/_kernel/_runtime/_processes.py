@@ -241,7 +241,7 @@ class Processes:
 
     def _tell(self, channel: Channel, error: BaseException) -> None:
         """Says that this process has failed, or that it waits no longer."""
-        text = _text(self.index, error)
+        text = _error_text(self.index, error)
         if self._is_over:
             return
         if channel.number is None:
@@ -315,7 +315,7 @@ class Processes:
             if channel.round > 0:
                 self._check_alive(channel, missing)
             elif channel.now() - start > channel.timeout:
-                raise self._nobody(channel, missing, ignored)
+                raise self._absent_error(channel, missing, ignored)
         return [words[index] for index in range(self.count)]
 
     def _words(
@@ -343,7 +343,7 @@ class Processes:
                 return None
         return words
 
-    def _nobody(
+    def _absent_error(
         self, channel: Channel, missing: list[int], ignored: dict[int, str]
     ) -> PeerError:
         hints = [f" In another call {ignored[i]}" for i in missing if i in ignored]
@@ -361,8 +361,8 @@ class Processes:
         return list(dict.fromkeys([self._sign, *self._heard.values()]))
 
     def _behind(self, line: CallLine) -> list[CallSign]:
-        """Signs, of calls that differ, of those whose like another process has
-        already made, in numbers where calls differed."""
+        """The signs heard here, if they differ, that were heard in an earlier number
+        whose calls differed: other processes have made such a call already."""
         signs = self._signs()
         if len(signs) == 1:
             line.apart = []
@@ -406,7 +406,7 @@ class Processes:
         return self._since if seen is None else max(seen[1], self._since)
 
 
-def _text(index: int, error: BaseException) -> str:
+def _error_text(index: int, error: BaseException) -> str:
     if isinstance(error, PeerError):
         return str(error)
     text = f"process {index} has failed: {type(error).__name__}: {error}"

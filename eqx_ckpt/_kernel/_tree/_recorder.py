@@ -20,29 +20,30 @@ from ._walk import columns, Group, Walk
 def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRecord:
     """The record of a tree of which the `chosen` leaves are stored. That of a walk that
     is kept is made once for all trees like it."""
-    odd, rest = _odd(leaves, chosen), _rest(walk, leaves, chosen)
-    make = lambda: _Recorder(walk, leaves, odd, rest).record
+    own_types, left_out = _own_types(leaves, chosen), _left_out(walk, leaves, chosen)
+    make = lambda: _Recorder(walk, leaves, own_types, left_out).record
     if not walk.is_kept:
         return make()
     # A skeleton has the record of what it is one of.
-    others = tuple((text, type(leaves[number])) for number, (text, _) in rest.items())
-    return walk.once(("record", bytes(chosen), (*odd.items(),), others), None, make)
+    others = tuple((text, type(leaves[i])) for i, (text, _) in left_out.items())
+    key = "record", bytes(chosen), tuple(own_types.items()), others
+    return walk.once(key, None, make)
 
 
-def _odd(leaves: Sequence[Any], chosen: Sequence[bool]) -> dict[int, type]:
+def _own_types(leaves: Sequence[Any], chosen: Sequence[bool]) -> dict[int, type]:
     """The types of those of the `chosen` leaves that do not come back by themselves, by
     their numbers."""
     types = list(map(type, leaves))
-    odd = {cls for cls in {*types} if not _comes_back(cls) or _register.codec_of(cls)}
-    numbers = it.compress(range(len(types)), chosen) if odd else ()
-    return {number: types[number] for number in numbers if types[number] in odd}
+    own = {cls for cls in {*types} if not _comes_back(cls) or _register.codec_of(cls)}
+    numbers = it.compress(range(len(types)), chosen) if own else ()
+    return {number: types[number] for number in numbers if types[number] in own}
 
 
-def _rest(
+def _left_out(
     walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]
 ) -> dict[int, tuple[str, Any]]:
-    """The value of each leaf that is not stored, by its number: its JSON, and what that
-    is of."""
+    """The values of the leaves that are not stored, by their numbers: of each its JSON,
+    and what that is of."""
     known: dict[Any, tuple[str, Any]] = {}
     out = {}
     for number in it.compress(range(len(leaves)), map(operator.not_, chosen)):
@@ -64,8 +65,8 @@ class _Recorder:
         self,
         walk: Walk,
         leaves: Sequence[Any],
-        odd: dict[int, type],
-        rest: dict[int, tuple[str, Any]],
+        own_types: dict[int, type],
+        left_out: dict[int, tuple[str, Any]],
     ):
         self._values = Values(walk.values)
         self._kinds: dict[Kind, int] = {Kind("leaf"): 0}
@@ -74,7 +75,7 @@ class _Recorder:
         self._made = [Row(0, (), ())]
         # How many leaves are stored at and below each row.
         self._counts = [1]
-        of_leaves = iter(self._rows_of_leaves(leaves, odd, rest))
+        of_leaves = iter(self._rows_of_leaves(leaves, own_types, left_out))
         # In the order of the layers, and from below.
         own_of = {place: row for place, row in zip(walk.order, of_leaves)}
         at = len(walk.order)
@@ -111,7 +112,7 @@ class _Recorder:
         kind, own = group.kind, columns(group, below)
         if not _are_parts_good(kind):
             rows = zip(*own, *group.numbers, strict=True)
-            return [self._row_of_odd(kind, row) for row in rows]
+            return [self._row_of_named_children(kind, row) for row in rows]
         number, width = self._kind(kind), len(own)
         if not (own or group.numbers):
             return [self._row(number, (), ())] * len(group.places)
@@ -119,7 +120,7 @@ class _Recorder:
         rows = {k: self._row(number, k[:width], k[width:]) for k in dict.fromkeys(keys)}
         return list(map(rows.__getitem__, keys))
 
-    def _row_of_odd(self, kind: Kind, row: Sequence[int]) -> int:
+    def _row_of_named_children(self, kind: Kind, row: Sequence[int]) -> int:
         """The row of a node without the children that have no name of their own. Of
         several of one name that one is kept in which leaves are stored."""
         width = len(kind.parts)
@@ -136,15 +137,15 @@ class _Recorder:
     def _rows_of_leaves(
         self,
         leaves: Sequence[Any],
-        odd: dict[int, type],
-        rest: dict[int, tuple[str, Any]],
+        own_types: dict[int, type],
+        left_out: dict[int, tuple[str, Any]],
     ) -> list[int]:
         out = [LEAF] * len(leaves)
-        for number, cls in odd.items():
+        for number, cls in own_types.items():
             kind = self._kind(Kind("leaf", _named.class_name(cls)))
             self._leaf_kinds.add(kind)
             out[number] = self._row(kind, (), ())
-        for number, made in rest.items():
+        for number, made in left_out.items():
             x = leaves[number]
             # One that a save stores by default was left out on purpose.
             is_left = not callable(x) and _filters.by_default(x)
