@@ -322,7 +322,7 @@ def names_of_paths(
                 known[id(node)] = is_sequence
             keys += "s" if is_sequence else "k"
             node = node[component]
-        out.append((_names.join(map(_names.quote, path)), keys))
+        out.append((_names.name_of_texts(path), keys))
     return out
 
 

@@ -235,7 +235,7 @@ def _rows(
     ]
     known = {row.path for row in rows}
     rest = [path for path in aggregated if path not in known]
-    names = [_names.join(map(_names.quote, path)) for path in rest]
+    names = [_names.name_of_texts(path) for path in rest]
     return rows + [
         _Row(path, name, "k" * len(path), "jax.Array", None)
         for path, name in zip(rest, names)
@@ -291,7 +291,7 @@ def _entry(name: str, entry: Any) -> _Row:
     if not skip and _database.leads_out(key):
         raise ValueError(f"`{_METADATA}` has a leaf of the impossible name {key!r:.60}")
     kinds = "".join("s" if t == 1 else "k" for _, t in keys)
-    ours = _names.join(map(_names.quote, path))
+    ours = _names.name_of_texts(path)
     if not skip or was not in _EMPTY:
         _names.keys_of(ours, kinds)
     return _Row(path, ours, kinds, was, None if skip else key)

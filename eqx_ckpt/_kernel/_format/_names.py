@@ -131,9 +131,9 @@ def child(name: str, part: str) -> str:
     return f"%{ord(part[0]):02X}{part[1:]}" if part in _files.RESERVED else part
 
 
-def join(components: Iterable[str]) -> str:
-    """The dotted name of the leaf that these components lead to."""
-    first, *rest = [*components] or [ROOT]
+def name_of_texts(path: Iterable[str]) -> str:
+    """The dotted name of the leaf at a path of keys that are texts."""
+    first, *rest = [*map(quote, path)] or [ROOT]
     return ".".join([child("", first), *rest])
 
 

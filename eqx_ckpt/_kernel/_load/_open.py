@@ -30,8 +30,6 @@ from ._source import Source
 
 
 P = ParamSpec("P")
-
-
 T = TypeVar("T")
 
 
@@ -42,30 +40,35 @@ def open_path(
 ) -> Source:
     """The source at a path, or in an open file; or that of what the path stands for,
     such as the newest step of a run. See `open`."""
-    if not _open_files.is_file(path):
-        source, error = None, None
-        root = _root.resolve(path, follow_symlinks)
-        find, meant = ft.partial(_find, root, like), None
-        try:
-            if root.is_remote and (source := _source.ours_at(root)) is None:
-                find = ft.partial(_other_at, root, like)
-                if not _store.is_likely_file(root):
-                    # The list of a run comes while other formats are looked for.
-                    meant = _rooms.stands_for(path)
-            source = source or find()
-        except (DamagedError, _index.Newer):
-            raise
-        except (FileNotFoundError, ValueError) as e:
-            error = e
-        if source is None:
-            is_empty = not isinstance(error, ValueError)
-            meant = meant or _rooms.stands_for(path)
-            source = _open_stand_in(path, meant, is_empty, like, follow_symlinks)
-        if source is None:
-            raise error or _missing_error(root)
-        # The list goes on as long as this is there, which an error may refer to.
-        del meant
-        return source
+    if _open_files.is_file(path):
+        return _open_file(path, like)
+    root = _root.resolve(path, follow_symlinks)
+    source, error, meant = None, None, None
+    try:
+        if not root.is_remote:
+            source = _find(root, like)
+        elif (source := _source.ours_at(root)) is None:
+            if not _store.is_likely_file(root):
+                # The list of a run comes while other formats are looked for.
+                meant = _rooms.stands_for(path)
+            source = _other_at(root, like)
+    except (DamagedError, _index.Newer):
+        raise
+    except (FileNotFoundError, ValueError) as e:
+        error = e
+    if source is None:
+        is_empty = not isinstance(error, ValueError)
+        meant = meant or _rooms.stands_for(path)
+        source = _open_stand_in(path, meant, is_empty, like, follow_symlinks)
+    if source is None:
+        raise error or _missing_error(root)
+    # The list goes on as long as this is there, which an error may refer to.
+    del meant
+    return source
+
+
+def _open_file(path: Any, like: PyTree) -> Source:
+    """The source in an open file, which it keeps."""
     root = _open_files.root_of(path)
     try:
         source = open_source(root, like)
