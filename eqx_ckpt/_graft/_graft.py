@@ -23,7 +23,7 @@ from .._kernel._load import (
 )
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._lazy import LazyArray
-from .._kernel._load._leaf_body import LeafRead
+from .._kernel._load._leaf_read import LeafRead
 from .._kernel._load._load_options import LoadOptions, TogetherKeywords
 from .._kernel._runtime import _arguments, _gc
 from .._kernel._storage import _store

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ._load._checkpoint import Checkpoint
     from ._load._fetch import ReadPlan
     from ._load._lazy import LazyArray
-    from ._load._leaf_body import LeafRead
+    from ._load._leaf_read import LeafRead
     from ._load._load_options import LoadOptions
     from ._load._source import Source
     from ._run._manager import CheckpointManager

@@ -22,7 +22,7 @@ from .._kernel._format._leaves import LeafRecord, Leaves, LocalShards, Region
 from .._kernel._load import _checkpoint, _load_options, _read
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._fetch import LeafBuilder
-from .._kernel._load._leaf_body import LeafRead
+from .._kernel._load._leaf_read import LeafRead
 from .._kernel._load._load_options import LoadOptions
 from .._kernel._load._match import Match
 from .._kernel._load._partial import Apart

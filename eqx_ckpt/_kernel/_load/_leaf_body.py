@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._format import _template
 from .._format._leaves import LeafRecord, Unreadable
@@ -14,17 +14,8 @@ from .._storage import _arrays
 from .._storage._backend import Backend
 from .._tree._target import Target
 from . import _open, _source, _wording
+from ._leaf_read import LeafRead
 from ._source import Source
-
-
-class LeafRead(NamedTuple):
-    """One leaf to read. `move` is a `Move` of the room `_reshard`, or None. The leaf is
-    then read in the regions `move.regions()`, and `move.begin(parts)` sends them on."""
-
-    record: LeafRecord
-    view: View | None
-    target: Target
-    move: Any = None
 
 
 class LeafBody(abc.ABC):

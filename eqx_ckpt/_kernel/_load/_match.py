@@ -31,7 +31,7 @@ from .._tree._flatten import Flat
 from .._tree._folding import Problems
 from .._tree._target import Target
 from . import _partial, _wording
-from ._leaf_body import LeafRead
+from ._leaf_read import LeafRead
 from ._load_options import LoadOptions
 
 
