@@ -289,3 +289,32 @@ def test_a_lock_that_is_not_let_go_of(tmp_path, monkeypatch, caplog):
     assert value_at(path) == 1
     ec.tree_serialise_leaves(path, tree(2))
     assert value_at(path) == 2 and len(os.listdir(path / "d")) == 1
+
+
+_METRICS = lambda manager: manager.add_metrics(1, {"loss": 1.0})
+
+
+@pytest.mark.parametrize(
+    "name, act",
+    [
+        ("scandir", lambda manager: manager.steps()),
+        ("open", _METRICS),
+        ("fsync", _METRICS),
+        ("unlink", lambda manager: manager.unpin(1)),
+    ],
+)
+def test_errors_of_the_system_name_a_path(tmp_path, monkeypatch, name, act):
+    """The system names what it was given: a descriptor, a name in one, or nothing."""
+    with ec.CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": 1})
+        manager.pin(1)
+    call = getattr(os, name)
+
+    def fails(at, flags=os.O_EXCL, *rest, **options):
+        if name == "open" and not flags & os.O_EXCL:
+            return call(at, flags, *rest, **options)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), *([at] * (name != "fsync")))
+
+    monkeypatch.setattr(os, name, fails)
+    with pytest.raises(OSError, match=re.escape(f"Input/output error: '{tmp_path}")):
+        act(manager)

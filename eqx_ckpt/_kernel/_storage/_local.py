@@ -35,6 +35,18 @@ _lasting: dict[str, tuple[int, int, int]] = {}
 _MOST_LASTING = 4096
 
 
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Errors of the system in the block are of a path. They would have the number of
+    the directory that is open, a name in it, or nothing."""
+    try:
+        yield
+    except OSError as e:
+        if not (isinstance(e.filename, str) and os.path.isabs(e.filename)):
+            e.filename = path
+        raise
+
+
 class SavedFile(NamedTuple):
     """A file that another save has written, of `size` bytes. `held`: its descriptor,
     which outlives its name."""
@@ -204,7 +216,7 @@ class LocalDirectory(Backend):
         self, key: str, stop: int | None = None, limit: int | None = None
     ) -> Value | None:
         try:
-            with self._open(key) as fd:
+            with _named(f"{self.url}/{key}"), self._open(key) as fd:
                 # Another file may have come in the place of the one that was looked at.
                 found = os.fstat(fd)
                 if limit is not None and found.st_size > limit:
@@ -233,7 +245,7 @@ class LocalDirectory(Backend):
 
     def list_top(self) -> dict[str, bool] | None:
         try:
-            with self._open_directory(DIRECTORY) as fd:
+            with _named(self.url), self._open_directory(DIRECTORY) as fd:
                 names = _local_files.names_in(fd)
         except FileNotFoundError:
             return None
@@ -305,7 +317,8 @@ class LocalDirectory(Backend):
         above, _, name = f"{self.path}/{key}".rpartition("/")
         locked = _locked.get(above)
         directory = locked or self.below(key).parent()._open_directory()
-        with Descriptor(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, directory) as fd:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with _named(f"{self.url}/{key}"), Descriptor(name, flags, directory) as fd:
             if directory is not locked:
                 directory.close()
             _local_files.write_buffers(fd, buffers, sync)
@@ -453,7 +466,7 @@ class LocalDirectory(Backend):
     def delete_files(self, keys: Iterable[str]) -> None:
         for key in keys:
             at = self.below(key)
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError), _named(at.url):
                 with at.parent()._open_directory() as fd:
                     os.unlink(at.name, dir_fd=fd)
 
@@ -465,7 +478,7 @@ class LocalDirectory(Backend):
     def delete(self, key: str) -> None:
         at = self.below(key)
         # Others may be deleting the same leftovers.
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _named(at.url):
             os.lstat(at.path)  # Mostly there is nothing.
             with at.parent()._open_directory() as fd:
                 _local_files.remove(fd, at.name)
