@@ -4,6 +4,7 @@ What only one of the two families can do is asked of a `LocalDirectory` or of an
 `ObjectStore`.
 """
 
+import errno
 import itertools
 import os
 import pathlib
@@ -284,6 +285,22 @@ def test_what_stands_at_a_place(tmp_path):
         _root.resolve(tmp_path / "file" / "below").check_writable()
     assert _stores.is_file(_root.resolve(tmp_path / "file"))
     assert not _stores.is_file(_root.resolve(tmp_path))
+
+
+def test_a_directory_that_cannot_be_looked_at_is_no_file(tmp_path, monkeypatch):
+    root = _root.resolve(tmp_path / "new")
+    look, refused = os.stat, []
+
+    def refuse(path, **options):
+        if str(path) == str(tmp_path) and not refused:
+            refused.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        root.check_writable()
+    assert refused
 
 
 def test_a_web_server_takes_nothing(request):

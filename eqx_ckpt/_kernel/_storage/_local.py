@@ -303,10 +303,12 @@ class LocalDirectory(Backend):
     # ---- Writes.
 
     def check_writable(self) -> None:
-        for parent in pathlib.Path(self.path).parents:
-            if parent.is_dir():
+        for parent in map(str, pathlib.Path(self.path).parents):
+            # What the system refuses is raised. `pathlib` of Python 3.14 hides it.
+            found = LocalDirectory(parent, parent).entry()
+            if found == "directory":
                 break
-            if parent.exists():
+            if found != "nothing":
                 raise NotADirectoryError(
                     errno.ENOTDIR,
                     f"`{parent}` is a file, so that nothing can be saved at `{self}`. "
