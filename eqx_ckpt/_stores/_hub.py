@@ -8,7 +8,6 @@ wanted whole goes through that library's cache, and what is in the cache is read
 
 import dataclasses
 import os
-import pathlib
 import re
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from .._kernel._errors import MissingError
 from .._kernel._format import _files, _index, _text
 from .._kernel._runtime import _threads
 from .._kernel._runtime._threads import Outcome
+from .._kernel._storage._local import LocalDirectory
 from .._version import __version__
 from . import _http, _requests
 from ._http import HttpBackend
@@ -322,14 +322,13 @@ class HubBackend(HttpBackend):
 
 def _files_of(path: str, inside: str) -> Iterator[tuple[str, str]]:
     """The files of a checkpoint, each with its key in the repository."""
-    top = pathlib.Path(path)
-    if top.is_file():
+    top = LocalDirectory(path, path)
+    if top.entry() == "file":
         yield inside, path
         return
-    for file in sorted(top.rglob("*")):
-        if file.is_file():
-            key = file.relative_to(top).as_posix()
-            yield f"{inside}/{key}" if inside else key, str(file)
+    # What the system refuses is raised. `pathlib` leaves it out.
+    for key in sorted(top.list_all()):
+        yield f"{inside}/{key}" if inside else key, f"{path}/{key}"
 
 
 def _is_part(key: str, inside: str) -> bool:

@@ -1,5 +1,7 @@
 """The Hugging Face Hub, by a server of `support.hub`."""
 
+import errno
+import os
 import re
 import time
 import traceback
@@ -196,6 +198,21 @@ def test_an_upload_that_breaks_off_publishes_nothing(hub, tmp_path, monkeypatch)
         ec.convert(tmp_path / "a", "hf://org/new")
     assert dropped and hub.repos["org/new"] == before
     assert ec.open("hf://org/new")["b"].read()[0] == 1
+
+
+def test_a_directory_that_cannot_be_listed_is_not_left_out(hub, tmp_path, monkeypatch):
+    ec.tree_serialise_leaves(tmp_path / "a", _tree())
+    listed = os.scandir
+
+    def refuse(path="."):
+        if "/checkpoint/d/" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError, match="/checkpoint/d/"):
+        ec.convert(tmp_path / "a", "hf://org/new")
+    assert not hub.repos.get("org/new")
 
 
 def test_another_commit_in_between_is_an_error(hub, tmp_path):
