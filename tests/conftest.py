@@ -22,6 +22,7 @@ import hypothesis
 import jax
 import jax.random as jr
 import pytest
+from hypothesis import strategies as st
 from support import scripts, servers
 
 
@@ -102,6 +103,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
+    # Hypothesis makes its random numbers now. On Python 3.14 it warns of them if the
+    # garbage collector no longer looks at what holds them.
+    hypothesis.find(st.none(), lambda _: True)
     gc.collect()
     gc.freeze()
     gc.enable()
