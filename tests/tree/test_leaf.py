@@ -664,6 +664,64 @@ class _Metres(np.ndarray):
     """As arrays with a unit are, such as those of astropy."""
 
 
+class _Next(int):
+    def __new__(cls, number):
+        return super().__new__(cls, number + 1)
+
+
+class _Twice(float):
+    def __new__(cls, number):
+        return super().__new__(cls, number * 2)
+
+
+class _Louder(str):
+    def __new__(cls, text):
+        return super().__new__(cls, text.upper())
+
+
+class _Known(int):
+    def __new__(cls, number):
+        return {1: super().__new__(cls, 1)}[number]
+
+
+class _Flag(enum.IntFlag, boundary=enum.CONFORM):
+    a = 1
+
+
+class _Odd(float):
+    """One whose methods say nothing of what it is."""
+
+    def __repr__(self):
+        return "odd"
+
+    def __eq__(self, other):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("saved", "like", "why"),
+    [
+        (_Next(2), _Next(0), "`_Next\\(3\\)` is 4"),
+        (np.float32(1.5), _Twice(0), "`_Twice\\(1.5\\)` is 3.0"),
+        ("a", _Louder("b"), "`_Louder\\('a'\\)` is 'A'"),
+        (4, _Flag.a, "`_Flag\\(4\\)` is <_Flag: 0>"),
+        (2, _Known(1), "`_Known` cannot be made of it: 2"),
+    ],
+)
+def test_classes_that_make_other_values_of_what_was_saved(tmp_path, saved, like, why):
+    ec.tree_serialise_leaves(tmp_path / "c", {"x": saved}, True)
+    with pytest.raises(RuntimeError, match=f"(?m)^  x: {why}"):
+        ec.tree_deserialise_leaves(tmp_path / "c", {"x": like}, True)
+    for good in (_Louder("A"), _Flag.a, _Known(1), _Odd(-0.0), _Odd("nan")):
+        ec.tree_serialise_leaves(tmp_path / "c", {"x": good}, True)
+        loaded = ec.tree_deserialise_leaves(tmp_path / "c", {"x": good}, True)["x"]
+        assert type(loaded) is type(good)
+        if isinstance(good, float):
+            assert float.__repr__(loaded) == float.__repr__(good)
+        else:
+            assert loaded == good
+
+
 def test_subclasses_of_arrays(tmp_path):
     tree = {"x": np.arange(3.0)}
     ec.tree_serialise_leaves(tmp_path / "a", tree)

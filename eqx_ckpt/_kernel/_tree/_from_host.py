@@ -145,7 +145,7 @@ def _from_host(
     if target.kind in ("str", "bytes"):
         data = array.tobytes()
         out = data if target.kind == "bytes" else data.decode("utf-8", "surrogatepass")
-        return out if target.python in (None, str, bytes) else target.python(out)
+        return _of_class(out, target.python or type(out))
     if target.kind == "key":
         key = _to_key(array, target)
         return key if target.sharding is None else jax.device_put(key, target.sharding)
@@ -170,9 +170,41 @@ def _from_host(
         return array
     if target.kind == "generic":
         return array.astype(target.dtype)[()]
-    value = array.item()
     python = target.python or _leaf.PYTHON[target.kind]
-    return value if type(value) is python else python(value)
+    return _of_class(array.item(), python)
+
+
+def _of_class(value: Any, python: type) -> Any:
+    """A number or a text as one of a class, which may be a subclass such as an enum.
+
+    **Raises:** `ValueError` unless the class makes of it what it is.
+    """
+    if type(value) is python:
+        return value
+    try:
+        made = python(value)
+    except Exception as e:
+        raise ValueError(f"`{python.__name__}` cannot be made of it: {e}") from e
+    plain = next(base for base in _leaf.PLAIN.values() if issubclass(python, base))
+    # The `repr` of a float tells its bits, as `==` does not.
+    same = isinstance(made, python) and repr(_PLAIN[plain](made)) == repr(plain(value))
+    if not same:
+        raise ValueError(
+            f"`{python.__name__}({value!r:.60})` is {made!r:.60}, and not that value. "
+            "Give the class to `register_leaf`"
+        )
+    return made
+
+
+# The value of an instance of a subclass, whatever methods that has.
+_PLAIN: dict[type, Callable[[Any], Any]] = {
+    bool: bool,
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+}
 
 
 def viewed(arrays: list[np.ndarray], template: Template) -> list[np.ndarray]:
