@@ -164,25 +164,14 @@ def _make_spec(
     may differ."""
     number_of = flat.by_name(numbers)
     names = list(number_of)
-    key_kinds = list(map(flat.walk.letters.__getitem__, numbers))
-    # Of some leaves only some shards may be stored.
-    has_parts = options.processes == "own" and any(map(_local_shards.is_spread, given))
-    is_each = callable(options.chunks) or has_parts
-    # Leaves of a kind have one template. Of lazy leaves it is how they are stored, and
-    # what nothing is known of is alone.
-    kinds: list[Any] = [-1] * len(names) if is_each else list(leaf_kinds.numbers)
-    odd = list(it.compress(it.count(), map(operator.eq, kinds, it.repeat(-1))))
-    for leaf_index in odd:
-        is_alone = is_each or options.dtype is not None
-        likeness = None if is_alone else _lazies.likeness(given[leaf_index])
-        kinds[leaf_index] = likeness or (leaf_index,)
+    kinds, loose = _stored_kinds(given, leaf_kinds, options)
     firsts = dict(zip(reversed(kinds), reversed(range(len(kinds)))))
     stored = {
         kind: _as_stored(names[leaf_index], given[leaf_index], options)
         for kind, leaf_index in sorted(firsts.items(), key=operator.itemgetter(1))
     }
     values, whole, parts = [*given], [*given], dict[int, LocalShards]()
-    for leaf_index in odd:
+    for leaf_index in loose:
         value, _, part = stored[kinds[leaf_index]]
         if leaf_index != firsts[kinds[leaf_index]]:
             value = value.like(given[leaf_index])
@@ -195,6 +184,37 @@ def _make_spec(
     aliases = _aliases(whole)
     for leaf_index, origin in aliases.items():
         own[leaf_index] = own[leaf_index]._replace(chunk=own[origin].chunk)
+    key_kinds = list(map(flat.walk.letters.__getitem__, numbers))
+    templates, template_of = _number_templates(own, key_kinds)
+    if not flat.walk.are_names_apart:
+        _check_nodes(key_kinds, number_of, flat)
+    spec = TreeSpec(tuple(names), template_of, templates, tuple(aliases.items()))
+    return _Specified(values, spec, parts)
+
+
+def _stored_kinds(
+    given: Sequence[Any], leaf_kinds: LeafKinds, options: SaveOptions
+) -> tuple[list[Any], list[int]]:
+    """The kind of each leaf: leaves of one kind have one template. And the leaves that
+    are `loose`, by their indices: those without a kind of their own. Lazy ones go by
+    how they are stored, and each of which nothing is known is a kind alone."""
+    # Of some leaves only some shards may be stored.
+    has_parts = options.processes == "own" and any(map(_local_shards.is_spread, given))
+    is_each = callable(options.chunks) or has_parts
+    kinds: list[Any] = [-1] * len(given) if is_each else list(leaf_kinds.numbers)
+    loose = list(it.compress(it.count(), map(operator.eq, kinds, it.repeat(-1))))
+    is_alone = is_each or options.dtype is not None
+    for leaf_index in loose:
+        likeness = None if is_alone else _lazies.likeness(given[leaf_index])
+        kinds[leaf_index] = likeness or (leaf_index,)
+    return kinds, loose
+
+
+def _number_templates(
+    own: Sequence[Template], key_kinds: Sequence[str]
+) -> tuple[tuple[Template, ...], tuple[int, ...]]:
+    """The templates of leaves with these kinds of keys, each once; and for each leaf
+    the number of its own."""
     rows = list(zip(map(id, own), key_kinds))
     # Where templates are equal, so are their numbers.
     templates: dict[Template, int] = {}
@@ -202,11 +222,7 @@ def _make_spec(
         row: templates.setdefault(t._replace(keys=row[1]), len(templates))
         for row, t in dict(zip(rows, own)).items()
     }
-    if not flat.walk.are_names_apart:
-        _check_nodes(key_kinds, number_of, flat)
-    of, some = tuple(map(number.__getitem__, rows)), tuple(aliases.items())
-    spec = TreeSpec(tuple(names), of, tuple(templates), some)
-    return _Specified(values, spec, parts)
+    return tuple(templates), tuple(map(number.__getitem__, rows))
 
 
 def _as_stored(name: str, value: object, options: SaveOptions) -> _Stored:
