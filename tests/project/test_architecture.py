@@ -62,7 +62,7 @@ def test_no_two_classes_have_one_name():
 
 
 # Of handles of saves, which a manager follows; and methods of NamedTuples.
-_OPEN = {"_written", "_reaches", "_state", "_root", "_replace", "_asdict", "_fields"}
+_OPEN = {"_written", "_wait_for", "_state", "_root", "_replace", "_asdict", "_fields"}
 
 
 def test_no_room_reads_what_is_private_to_another():

@@ -361,7 +361,7 @@ _WINDOWS = {
     # Where locks would stay that the next save waits for.
     "save zarr": ("contextlib.py",),
     # What follows a save, and is waited for.
-    "thread of a manager": ("_saves.py",),
+    "thread of a manager": ("_follow_up.py", "_saves.py"),
 }
 
 # What a call then raises. A thread may end without having said why.

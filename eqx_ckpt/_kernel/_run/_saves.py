@@ -4,25 +4,23 @@ import contextlib
 import dataclasses
 import json
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from .._format import _layouts, _schema
-from .._format._history import HistoryRow
 from .._runtime import _log, _processes, _threads
 from .._runtime._processes import Processes
 from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
-from .._storage import _context, _root, _store
+from .._storage import _context, _root
 from . import _best, _marks, _own, _policy, _removal, _step_facts
+from ._follow_up import FollowUp, RunningSave
 from ._pending import KeptState, PendingState
 from ._policy import Policy
-from ._retention import Retention, SeenStep
 from ._start import AttemptStart
-from ._steps import SavedStep, Signature, Steps
+from ._steps import Steps
 
 
 T = TypeVar("T")
@@ -45,15 +43,6 @@ class Decision(NamedTuple):
     wrong: str
 
 
-class RunningSave(NamedTuple):
-    """A save that goes on. `over` is set once it is followed up too."""
-
-    step: int
-    handle: SaveHandle
-    metrics: dict[str, Any]
-    over: _threads.Event
-
-
 class Saves:
     """The saves of a manager, and the state that it was given last."""
 
@@ -61,14 +50,12 @@ class Saves:
         self.steps, self.policy, self.options = steps, policy, options
         self.together = _processes.together(options.processes)
         self.attempt_start = AttemptStart(steps)
-        self._retention = Retention(steps, policy)
+        self._after = FollowUp(steps, policy, self.attempt_start)
         # When the last save began, in seconds of `time.monotonic`.
         self.last_begin = time.monotonic()
         self.running: list[RunningSave] = []
         # The step of a save that is being started, until it is in `running`.
         self._begun: int | None = None
-        # Why older steps were not deleted, until `wait` warns of it.
-        self._undeleted: list[str] = []
         # The last step that was saved here, or that `_restore` has loaded: it is known
         # to be whole.
         self.last_whole: SaveHandle | str | os.PathLike[str] | None = None
@@ -84,10 +71,8 @@ class Saves:
         # Whether the last call of `save` has raised: the caller knows that its state is
         # not saved.
         self._has_raised = False
-        # Threads give their states one after the other. The thread that deletes older
-        # steps (`_follower`) may not wait for the save: it would wait for itself.
+        # Threads give their states one after the other.
         self._turn = _threads.Lock()
-        self._follower: int | None = None
 
     def processes(self, kind: str, what: str, tag: object = None) -> Processes:
         """The processes of the run, for one call that all of them make."""
@@ -111,7 +96,7 @@ class Saves:
 
     def _in_turn(self, act: Callable[[], T]) -> T:
         _context.check_fork()  # Whoever had the turn may not be in a child.
-        self._check_thread()
+        self._after.check_thread()
         return self._turn.run(act)
 
     def _save_if_due(self, state: PendingState) -> bool:
@@ -296,84 +281,31 @@ class Saves:
             )
 
     def _follow_up(self, saving: RunningSave, retain: bool, leads: bool) -> None:
-        """Once a save is over, process 0 marks the step, adds it to the history,
-        deletes steps that need not stay, and tells the journal."""
-        step, handle = saving.step, saving.handle
+        """Once a save is over, process 0 does what follows it."""
         try:
-            is_saved = handle._saved.exception() is None
-            marked: _threads.Outcome[None] = _threads.Outcome()
-            jobs: list[Callable[[], Any]] = []
+            if saving.handle._saved.exception() is None:
+                self.damaged.discard(saving.step)
+                self.last_whole = saving.handle
             if leads:
-                jobs.append(lambda: self._mark(step, is_saved, marked))
-            if is_saved:
-                self.damaged.discard(step)
-                self.last_whole = handle
-            if is_saved and leads and (written := handle._written):
-                # As it was written, without a look at it.
-                new = SeenStep(Signature(written.stamp), saving.metrics)
-                jobs.append(lambda: self._add_to_history(saving, written.save, new))
-                if retain:
-                    jobs.append(lambda: self._retain(step, new, marked.result))
-            # In a directory each needs what the one before it has written.
-            for job in _store.ahead(self.steps.root, jobs):
-                job()
-        except Exception as e:
-            self._undeleted.append(f"{type(e).__name__}: {e}")
+                self._after.run(saving, retain, self.damaged)
         finally:
             saving.over.set()
 
-    def _mark(self, step: int, is_saved: bool, marked: _threads.Outcome[None]) -> None:
-        """Marks a step as complete. `marked` is done as soon as the mark is there."""
-        try:
-            _marks.mark_complete(self.steps, step, is_saved, marked.set_result)
-        except BaseException as e:
-            marked.set_exception(e)
-            raise
-        finally:
-            marked.set_result(None)  # Unless it has a result or an error already.
-
-    def _add_to_history(self, saving: RunningSave, save: str, new: SeenStep) -> None:
-        number, when = self.attempt_start.number, round(time.time(), 3)
-        nbytes = saving.handle.progress.total
-        row = HistoryRow(saving.step, save, number, when, nbytes, new.metrics)
-        self.steps.history.append([row])
-        self.steps.saved[saving.step] = SavedStep(new.signature, row)
-
-    def _retain(self, step: int, new: SeenStep, await_mark: Callable[[], Any]) -> None:
-        # Orbax finds no step without its mark: older ones stay until that is there.
-        attempt, retain = self.attempt_start.attempt, self._retention.retain
-        self._follower = threading.get_ident()
-        try:
-            undeleted = retain(step, self.damaged, attempt, new, await_mark)
-        finally:
-            self._follower = None
-        self._undeleted.extend(undeleted)
-        self.steps.journal.note_saved(step)
-
-    def _check_thread(self) -> None:
-        """**Raises:** `RuntimeError` in `keep_if`, which is a part of a save."""
-        if self._follower == threading.get_ident():
-            raise RuntimeError(
-                "`keep_if` is called as a part of a save, and a manager's `save`, "
-                "`wait`, `restore`, `pin` and `delete` would wait for that save for "
-                "ever. Read the step by its `path`, and return whether to keep it."
-            )
-
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted."""
-        self._check_thread()
+        self._after.check_thread()
         for saving in self.running.copy():
             try:
                 saving.handle.result()
-                if not saving.handle._reaches(saving.over):
-                    self._undeleted.append("The thread of the save has ended.")
+                if not saving.handle._wait_for(saving.over):
+                    self._after.failures.append("The thread of the save has ended.")
             except Exception:
                 self._forget(saving)
                 raise
             self._forget(saving)  # But not after Ctrl-C: it goes on.
-        if self._undeleted:
-            undeleted, self._undeleted = self._undeleted, []
-            text = "\n  ".join(undeleted)
+        if self._after.failures:
+            failures, self._after.failures = self._after.failures, []
+            text = "\n  ".join(failures)
             _log.say(_log.WARNING, f"Older steps were not deleted:\n  {text}")
             _log.warn(f"Older steps were not deleted:\n  {text}")
 

@@ -84,11 +84,11 @@ class SaveHandle:
         **Raises:** what went wrong, if something has.
         """
         _context.check_fork()
-        self._reaches(self._staged)
+        self._wait_for(self._staged)
         if self._saved.done():
             self.result()
 
-    def _reaches(self, event: _threads.Event) -> bool:
+    def _wait_for(self, event: _threads.Event) -> bool:
         """Waits until the thread of the save sets an event. Returns False if that has
         ended without it."""
         while not event.wait(_LOOK):

@@ -1,0 +1,103 @@
+"""What follows the save of a step: its mark, its row of the history, and the deletion
+of steps that need not stay."""
+
+import threading
+import time
+from collections.abc import Callable, Set
+from typing import Any, NamedTuple
+
+from .._format._history import HistoryRow
+from .._runtime import _threads
+from .._save._background import SaveHandle
+from .._storage import _store
+from . import _marks
+from ._policy import Policy
+from ._retention import Retention, SeenStep
+from ._start import AttemptStart
+from ._steps import SavedStep, Signature, Steps
+
+
+class RunningSave(NamedTuple):
+    """A save that goes on. `over` is set once it is followed up too."""
+
+    step: int
+    handle: SaveHandle
+    metrics: dict[str, Any]
+    over: _threads.Event
+
+
+class FollowUp:
+    """What process 0 does after each save of a run, in the thread of the save. The
+    `failures` are those that nobody was warned of yet."""
+
+    def __init__(self, steps: Steps, policy: Policy, attempt_start: AttemptStart):
+        self._steps, self._attempt_start = steps, attempt_start
+        self._retention = Retention(steps, policy)
+        self.failures: list[str] = []
+        # The thread that deletes older steps now.
+        self._thread: int | None = None
+
+    def run(self, saving: RunningSave, retain: bool, damaged: Set[int]) -> None:
+        """Marks the step and adds it to the history. With `retain`, older steps are
+        deleted, those that are `damaged` not among them."""
+        step, handle = saving.step, saving.handle
+        try:
+            is_saved = handle._saved.exception() is None
+            marked: _threads.Outcome[None] = _threads.Outcome()
+            jobs: list[Callable[[], Any]] = []
+            jobs.append(lambda: self._mark(step, is_saved, marked))
+            if is_saved and (written := handle._written):
+                # As it was written, without a look at it.
+                new = SeenStep(Signature(written.stamp), saving.metrics)
+                jobs.append(lambda: self._add_to_history(saving, written.save, new))
+                if retain:
+                    jobs.append(lambda: self._retain(step, damaged, new, marked.result))
+            # In a directory each needs what the one before it has written.
+            for job in _store.ahead(self._steps.root, jobs):
+                job()
+        except Exception as e:
+            self.failures.append(f"{type(e).__name__}: {e}")
+
+    def _mark(self, step: int, is_saved: bool, marked: _threads.Outcome[None]) -> None:
+        """Marks a step as complete. `marked` is done as soon as the mark is there."""
+        try:
+            _marks.mark_complete(self._steps, step, is_saved, marked.set_result)
+        except BaseException as e:
+            marked.set_exception(e)
+            raise
+        finally:
+            marked.set_result(None)  # Unless it has a result or an error already.
+
+    def _add_to_history(self, saving: RunningSave, save: str, new: SeenStep) -> None:
+        number, when = self._attempt_start.number, round(time.time(), 3)
+        nbytes = saving.handle.progress.total
+        row = HistoryRow(saving.step, save, number, when, nbytes, new.metrics)
+        self._steps.history.append([row])
+        self._steps.saved[saving.step] = SavedStep(new.signature, row)
+
+    def _retain(
+        self,
+        step: int,
+        damaged: Set[int],
+        new: SeenStep,
+        await_mark: Callable[[], Any],
+    ) -> None:
+        # Orbax finds no step without its mark: older ones stay until that is there.
+        attempt, retain = self._attempt_start.attempt, self._retention.retain
+        self._thread = threading.get_ident()
+        try:
+            failures = retain(step, damaged, attempt, new, await_mark)
+        finally:
+            self._thread = None
+        self.failures.extend(failures)
+        self._steps.journal.note_saved(step)
+
+    def check_thread(self) -> None:
+        """**Raises:** `RuntimeError` in `keep_if`, which is a part of a save: it would
+        wait for itself."""
+        if self._thread == threading.get_ident():
+            raise RuntimeError(
+                "`keep_if` is called as a part of a save, and a manager's `save`, "
+                "`wait`, `restore`, `pin` and `delete` would wait for that save for "
+                "ever. Read the step by its `path`, and return whether to keep it."
+            )
