@@ -680,6 +680,9 @@ def test_a_wrong_lambda_lists_what_exists(trained, source, error, has):
         lambda c: "model",
         lambda c: c.keys,
         lambda c: c.model.pair[0][1:],
+        lambda c: c.model.pair[0].T,
+        lambda c: c.model.pair[0].astype(np.float16),
+        lambda c: ec.lazy(lambda x: 2 * x)(c.model.pair[0]),
         lambda c: c.step.read(),
     ],
 )

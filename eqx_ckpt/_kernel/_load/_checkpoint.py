@@ -407,11 +407,12 @@ def resolve_source(
         )
     node = source(ckpt.tree)
     found = _nodes.origin(node)
-    is_view = isinstance(node, LazyArray) and _lazy.body_of(node).view is not None
+    is_view = isinstance(node, LazyArray) and not _lazy.is_as_stored(node)
     if found is None or found[0] is not ckpt._source or is_view:
+        what = "view of a leaf" if is_view else f"`{type(node).__name__}`"
         raise TypeError(
             "`source` must return one node of the checkpoint's tree, as "
-            f"`lambda c: c.model` does, not a `{type(node).__name__}`."
+            f"`lambda c: c.model` does, not a {what}."
         )
     name = found[1]
     nodes = moved(name) if name else [""]

@@ -308,6 +308,14 @@ def known_leaf(lazy: LazyArray) -> StoredLeaf:
     return body
 
 
+def is_as_stored(lazy: LazyArray) -> bool:
+    """Whether a lazy array is a leaf as its checkpoint has it: no slice, and no cast."""
+    leaf = stored_leaf(lazy)
+    if leaf is None or leaf.view is not None:
+        return False
+    return leaf.target == _target.own_target(leaf.record.whole)
+
+
 def stored_in(lazies: Iterable[LazyArray]) -> Iterator[StoredLeaf]:
     """The leaves of checkpoints that lazy arrays are, or are computed of."""
     return it.chain.from_iterable(x._body.stored for x in lazies)
