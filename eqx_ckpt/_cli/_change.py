@@ -15,10 +15,11 @@ from .. import merging
 from .._edit import _edited, _merge
 from .._interop import _convert, _export
 from .._kernel._format import _layouts, _names, _text
-from .._kernel._load import _checkpoint
+from .._kernel._load import _checkpoint, _extra_files
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._run._steps import Steps
 from .._kernel._save import _serialise
+from .._kernel._save._options import SaveOptions
 from .._kernel._storage import _root
 from .._kernel._tree import _compare
 from .._orbax import _write
@@ -75,19 +76,20 @@ def edit(
     names = _chosen(list(ckpt), keep, drop)
     new = _renamed(names, rename)
     layout: Any = ckpt.layout if ckpt.layout in _layouts.LAYOUTS else "ocdbt"
-    is_ours = _checkpoint.source_of(ckpt).is_ours and layout in _layouts.PACKED
-    _serialise.tree_serialise_leaves(
-        target,
-        _edited.edited(ckpt, dict(zip(names, new))),
+    source_of_leaves = _checkpoint.source_of(ckpt)
+    is_ours = source_of_leaves.is_ours and layout in _layouts.PACKED
+    given = SaveOptions(
         filter_spec=True,
         dtype=cast,
         metadata=_with(ckpt.metadata, metadata),
         base=ckpt.base,
+        own=_extra_files.own_states(source_of_leaves),
         layout=layout,
         overwrite=overwrite or is_same,
         reuse=ckpt.path if is_ours else None,
         **options,
     )
+    _serialise.save(target, _edited.edited(ckpt, dict(zip(names, new))), given)
     return _written(target)
 
 

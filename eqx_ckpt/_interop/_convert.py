@@ -11,7 +11,7 @@ import jax
 from jaxtyping import PyTree
 
 from .._formats import _safetensors
-from .._kernel._load import _checkpoint, _open
+from .._kernel._load import _checkpoint, _extra_files, _open
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._runtime import _arguments
 from .._kernel._runtime._processes import Processes
@@ -90,6 +90,7 @@ def convert(
         overwrite=overwrite,
         functions=functions,
         base=ckpt.base if base is None else base,
+        own=_extra_files.own_states(_checkpoint.source_of(ckpt)),
         **options,
     )
     root = _root.resolve(target)

@@ -57,6 +57,16 @@ def test_what_is_edited_keeps_its_base(ckpt, tmp_path, run):
         assert ec.open(target).base == before
 
 
+def test_a_step_that_is_edited_keeps_own_states(tmp_path, run):
+    like = {"w": jnp.ones(3)}
+    with ec.CheckpointManager(tmp_path) as manager:
+        manager.save(1, like, own={"at": 5, "file": "a"})
+    assert run("edit", tmp_path / "1", tmp_path / "1", "--metadata", "note=x")[0] == 0
+    again = ec.CheckpointManager(tmp_path)
+    assert again.restore(like, own={"at": 0, "file": ""})[1] == {"at": 5, "file": "a"}
+    assert ec.verify(tmp_path) == []
+
+
 def test_edit_the_step_of_a_run(steps, run, asked):
     assert run("edit", steps / "20", steps / "20", "--metadata", "note=x")[0] == 0
     assert ec.open(steps / "20" / "default").metadata["note"] == "x"

@@ -62,6 +62,14 @@ def _weights():
     return {**out, "big": rng.normal(size=(2000, 1000)).astype("f4")}
 
 
+def test_own_states_come_along(tmp_path):
+    tree, own = {"w": jnp.ones(3)}, {"at": 5}
+    with ec.CheckpointManager(tmp_path / "a") as manager:
+        manager.save(1, tree, own=own)
+    ec.convert(manager.path(1), tmp_path / "b/1/default", layout="zarr")
+    assert ec.CheckpointManager(tmp_path / "b").restore(tree, own={"at": 0})[1] == own
+
+
 def test_safetensors_there_and_back(tmp_path):
     source, back = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     safetensors.numpy.save_file(_weights(), source, {"format": "pt"})

@@ -40,6 +40,11 @@ def read_own(source: Source, process: int) -> bytes:
     )
 
 
+def own_states(source: Source) -> list[bytes]:
+    """The own states of all processes. **Raises:** as `read_own`."""
+    return [read_own(source, process) for process in range(len(source.index.own))]
+
+
 def _read_extra(source: Source, key: str, stored: tuple[int, str], what: str) -> bytes:
     """The bytes of a file, of which the index has the size and the digest."""
     size, digest = stored

@@ -21,17 +21,17 @@ def _is_stored(leaf: object) -> bool:
     return _leaf.is_storable(leaf) or isinstance(leaf, (str, bytes))
 
 
-def encode(own: PyTree) -> bytes | None:
-    """An own state as it is stored."""
+def encode(own: PyTree) -> list[bytes]:
+    """An own state as a save takes it: in a list, which is empty if there is none."""
     if own is None:
-        return None
+        return []
     file = io.BytesIO()
     try:
         _serialise.tree_serialise_leaves(file, own, _is_stored, processes="own")
     except (TypeError, ValueError) as e:
         e.add_note("It is in `own`, the own state of this process.")
         raise
-    return file.getvalue()
+    return [file.getvalue()]
 
 
 def load(ckpt: Checkpoint, own: PyTree) -> Any:
@@ -44,7 +44,7 @@ def load(ckpt: Checkpoint, own: PyTree) -> Any:
     if not count:
         raise _without(ckpt)
     if is_all(own):
-        return [decode(_extra_files.read_own(source, i), own) for i in range(count)]
+        return [decode(data, own) for data in _extra_files.own_states(source)]
     check_count(ckpt.path, count)
     data = _extra_files.read_own(source, distributed.global_state.process_id or 0)
     return decode(data, own)

@@ -61,7 +61,7 @@ def _account(plan: Plan) -> dict[str, Any]:
         "the base": plan.options.base,
         "static fields": plan.facts.record.values,
         "the nodes of the tree": plan.facts.record.encoded,
-        "whether it has a state of its own (`own`)": plan.options.own is not None,
+        "whether it has a state of its own (`own`)": len(plan.options.own) > 0,
         "the leaves": [leaf.name for leaf in plan.leaves],
     }
     # Many leaves have the same ones.

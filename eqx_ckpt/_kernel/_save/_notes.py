@@ -30,10 +30,10 @@ def leave_note(task: WriteTask, files: Files, into: Destination) -> str:
     return _index.digest(note)
 
 
-def write_own_state(own: bytes, task: WriteTask, into: Destination[Sink]) -> OwnState:
-    """Writes the own state of this process."""
+def write_own_state(own: bytes, process: int, into: Destination[Sink]) -> OwnState:
+    """Writes the own state of a process."""
     into.make_directory()
-    key = f"{into.data_key}/{_files.own(task.index)}"
+    key = f"{into.data_key}/{_files.own(process)}"
     into.work.write(key, [own], into.syncs)
     return OwnState(len(own), _index.digest(own))
 

@@ -1,7 +1,7 @@
 """The arguments of saves: their keywords, and the record that a call hands on."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
@@ -75,8 +75,9 @@ class RunKeywords(PlaceKeywords, total=False):
 
 
 class SaveOptions(NamedTuple):
-    """All arguments of `tree_serialise_leaves` but its path and tree; and `own`, the
-    state of this process alone, as a checkpoint of one file."""
+    """All arguments of `tree_serialise_leaves` but its path and tree; and `own`, states
+    of processes alone, each as a checkpoint of one file. A process has one or none,
+    unless the save is made anew of another one: then it has those of all."""
 
     filter_spec: FilterSpec = _leaf.is_storable
     is_leaf: IsLeaf = None
@@ -93,7 +94,7 @@ class SaveOptions(NamedTuple):
     reuse: str | os.PathLike[str] | SaveHandle | None = None
     functions: Functions = None
     processes: Who = "all"
-    own: bytes | None = None
+    own: Sequence[bytes] = ()
     base: Base = None
     orbax: bool = False
 

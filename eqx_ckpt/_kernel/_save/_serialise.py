@@ -151,16 +151,22 @@ def tree_serialise_leaves(
 
         ```
     """
-    given = SaveOptions(filter_spec, is_leaf, **options)
-    processes = processes_of(path, pytree, given)
+    save(path, pytree, SaveOptions(filter_spec, is_leaf, **options))
+
+
+def save(path: Any, pytree: PyTree, options: SaveOptions) -> None:
+    """As `tree_serialise_leaves`, with options that are checked."""
+    processes = processes_of(path, pytree, options)
     with processes.share_errors():
         root: Any = path
         if not _open_files.is_file(path):
             root = _root.resolve(path)
             _background.wait_for(root)
         _background.raise_unreported()
-        planned = _plan.plan(root, pytree, given)
-        reused = None if given.reuse is None else _reuse.find_reused(planned, processes)
+        planned = _plan.plan(root, pytree, options)
+        reused = None
+        if options.reuse is not None:
+            reused = _reuse.find_reused(planned, processes)
     write(planned, processes, reused)
 
 
@@ -271,8 +277,9 @@ def _save_together(
         into.settle()
         note = "" if processes.leads else _notes.leave_note(task, files, into)
         state = None
-        if options.own is not None:
-            state = _notes.write_own_state(options.own, task, into)
+        if options.own:
+            (own,) = options.own
+            state = _notes.write_own_state(own, processes.index, into)
         reports = processes.gather(json.dumps([note, state]).encode())
         if txn is not None:
             files, states = _notes.collect_notes(task, writer, files, reports, into)

@@ -54,8 +54,10 @@ def write_leaves(
     which nothing has changed are linked instead."""
     task = prepare_task(plan, into, advance, reused=reused)
     files = _plan.WRITERS[plan.options.layout].write(task, into)
-    own = plan.options.own
-    states = [] if own is None else [_notes.write_own_state(own, task, into)]
+    states = [
+        _notes.write_own_state(own, process, into)
+        for process, own in enumerate(plan.options.own)
+    ]
     return finish(plan, task, files, states, into, reused)
 
 
