@@ -138,7 +138,7 @@ class ForeignSource(Source):
             for x in opened
         ]
 
-    def cut(self, record: LeafRecord) -> Template:
+    def template_as_read(self, record: LeafRecord) -> Template:
         t, strides = record.template, self.strides.get(record.leaf_index)
         if self.is_stored(record):
             return t

@@ -89,7 +89,7 @@ def _move(source: Source, want: LeafRead) -> ArrayMove | str:
         return f"it goes into `{sharding.memory_kind}` memory"
     if target.dtype is not None and _template.bits(target.dtype) < 4:
         return f"devices cannot be relied on to move {target.dtype}"
-    found = _moves.move(sharding, t.shape, source.cut(record).chunk)
+    found = _moves.move(sharding, t.shape, source.template_as_read(record).chunk)
     if found is None:
         return "it cannot be cut into a part for each process"
     route = found.route

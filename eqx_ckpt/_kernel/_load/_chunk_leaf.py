@@ -56,7 +56,7 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         """**Raises:** `ValueError` unless the files hold what is read."""
         super().__init__(reader, read)
         source, record = reader.source, read.record
-        self.template = t = source.cut(record)
+        self.template = t = source.template_as_read(record)
         # What is compressed may be as long, and TensorStore decodes it into memory of
         # its own.
         self.copies = 1 if t.codec is None else 3

@@ -48,7 +48,7 @@ def touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
 def span(source: Source, read: StoredRead) -> tuple[int, int]:
     """The first and the last number of the chunks of a read; (-1, -1) if it has
     none."""
-    chunks = touched(source.cut(read.record), read.views)
+    chunks = touched(source.template_as_read(read.record), read.views)
     return (chunks[0], chunks[-1]) if chunks else (-1, -1)
 
 
@@ -107,7 +107,7 @@ def _find(reader: Reader, read: StoredRead) -> KeptChunks | None:
     )
     if kept is None or read.views is None or record.part is not None:
         return None
-    t = source.cut(record)
+    t = source.template_as_read(record)
     is_shared = is_by_chunks(source, record, reader.digests is not None)
     count = len(touched(t, read.views)) if is_shared else 0
     most = max(2 * t.full, min(_BYTES, reader.budget))
@@ -152,7 +152,11 @@ def _read_shared(
 ) -> Results:
     """Gives a read with its arrays, of chunks that are kept and of those that are read
     now, unless these have problems."""
-    source, record, t = reader.source, read.record, reader.source.cut(read.record)
+    source, record, t = (
+        reader.source,
+        read.record,
+        reader.source.template_as_read(read.record),
+    )
     leaf_index, numbers = source.array_index(record), touched(t, read.views)
 
     def read_missing() -> dict[int, np.ndarray]:

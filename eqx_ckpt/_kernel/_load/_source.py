@@ -181,7 +181,7 @@ class Source:
             places.append((record.template, chunks))
         return _arrays.open_arrays(unpinned or self.directory, self.files, places)
 
-    def cut(self, record: LeafRecord) -> Template:
+    def template_as_read(self, record: LeafRecord) -> Template:
         """The template of a leaf, with the chunks that it is read in."""
         return record.template
 
