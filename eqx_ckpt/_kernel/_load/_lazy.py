@@ -309,7 +309,7 @@ def known_leaf(lazy: LazyArray) -> StoredLeaf:
 
 
 def is_as_stored(lazy: LazyArray) -> bool:
-    """Whether a lazy array is a leaf as its checkpoint has it: no slice, and no cast."""
+    """Whether a lazy array is a leaf as its checkpoint has it: no slice, no cast."""
     leaf = stored_leaf(lazy)
     if leaf is None or leaf.view is not None:
         return False
