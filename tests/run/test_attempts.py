@@ -121,6 +121,27 @@ def test_the_best_step_of_an_attempt(root):
     assert manager.best() == 1 and manager.steps() == [1]
 
 
+@pytest.mark.filterwarnings("ignore:Step .* begins an attempt", "ignore:Restored step")
+def test_another_run_that_comes_in_the_place_of_one(root):
+    """Whoever has a manager from before reads nothing of the run that is gone."""
+
+    def run(first, back, new):
+        with ec.CheckpointManager(root) as manager:
+            _save(manager, first, 1)
+        manager = ec.CheckpointManager(root)
+        manager.restore(_tree(0, 0), step=back)
+        _save(manager, new, 2)
+
+    run([10, 20, 30], 10, [15])
+    before = ec.CheckpointManager(root)
+    assert before.latest() == 15 and len(before.history()) == 4
+    ec.delete(root)
+    run([11, 12, 30, 40], 12, [25])
+    assert before.latest() == 25 and before.restore(_tree(0, 0))[1] == 25
+    assert before.history() == ec.CheckpointManager(root).history()
+    assert [x.number for x in before.history()] == [11, 12, 30, 40, 25]
+
+
 def test_what_is_restored_for_a_look_begins_nothing(root):
     with ec.CheckpointManager(root, keep=2) as manager:
         _save(manager, [10, 20, 30], 1)

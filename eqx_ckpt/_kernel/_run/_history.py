@@ -109,8 +109,14 @@ class History:
         if names is None:
             _numbered.check_not_linked(self._root, PLACE)
             names = self._root.below(PLACE).list_top() or {}
-        self._names = set(filter(_history.parse_name, names))
-        self._is_listed = True
+        there = set(filter(_history.parse_name, names))
+        if self._names and self._names.isdisjoint(there):
+            # All were joined since, or another run has come in the place of this one.
+            # Either way what is there says all.
+            self._taken, self._is_read = set(), False
+            self._saved.clear()
+            self._added.clear()
+        self._names, self._is_listed = there, True
 
     def _take(self, name: str, rows: Iterable[HistoryRow]) -> None:
         for row in rows:

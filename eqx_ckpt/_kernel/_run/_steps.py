@@ -63,8 +63,11 @@ class Steps:
         self.orbax = OrbaxSteps(self.root)
         self.journal = Journal(self.root, lambda: self.listing().steps)
         self.history = History(self.root)
-        # The attempts that were read: an attempt never changes.
-        self._attempts: dict[int, Attempt] = {}
+        # The attempts that were read, by their numbers, and on a disk by the stamps of
+        # their files: an attempt never changes, but another run may come in the place
+        # of this one. In an object store no file of the history is then that of before.
+        self._attempts: dict[tuple[int, str], Attempt] = {}
+        self._history_names: set[str] = set()
         # In an object store, the steps of the last list, with those saved here since,
         # and without those deleted here. None: it was not listed yet.
         self.there: set[int] | None = None
@@ -110,6 +113,10 @@ class Steps:
             listing = _listing.list_run(self.root, self.journal.steps, asked)
             self.orbax.listed_trees = listing.trees
             self.there = set(listing.steps)
+            names = {*(listing.history or ())}
+            if names.isdisjoint(self._history_names):
+                self._attempts.clear()
+            self._history_names = names
             return listing
         names = self.root.list_top() or {}
         # Others may have called a file by a number.
@@ -209,12 +216,14 @@ class Steps:
         return sorted(numbers, reverse=True)
 
     def _attempt(self, number: int) -> Attempt | None:
-        if number not in self._attempts:
+        stamp = self.root.stamp(f"{_attempts.PLACE}/{number}") if self.is_local else ""
+        key = number, stamp
+        if key not in self._attempts:
             found = _attempts.read_attempt(self.root, number)
             if found is None:
                 return None
-            self._attempts[number] = found
-        return self._attempts[number]
+            self._attempts[key] = found
+        return self._attempts[key]
 
     def _is_save(self, step: int, save: str, listing: Listing) -> bool:
         """Whether a step is still a save, or nothing or damaged by now."""
