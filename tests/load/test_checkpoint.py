@@ -545,11 +545,13 @@ def test_a_sequence_with_gaps(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "c", tree, where=keep)
     layers = ec.open(tmp_path / "c").tree.layers
     value = lambda x: None if x is None else float(x.read()[0])
-    want = [None, 1, 2, None, 4]
-    assert len(layers) == 5 and list(map(value, layers)) == want
+    want = [None, 1, 2, None, 4, None]
+    assert len(layers) == 6 and list(map(value, layers)) == want
     assert list(map(value, reversed(layers))) == want[::-1]
     for key in (slice(2, 4), slice(-1, None), slice(None, None, -2), slice(9)):
         assert list(map(value, layers[key])) == want[key]
+    with pytest.raises(KeyError):
+        layers[-1]  # It was not stored, and the one before it is another.
     some = ec.materialise(layers[1:4])
     assert [None if x is None else float(x[0]) for x in some] == [1, 2, None]
     pair = (lambda m: m, lambda c: c.layers[2:4])

@@ -172,7 +172,7 @@ def test_static_fields_are_attributes(ckpt):
     names = jtu.tree_structure(model.pools.layers[0])
     assert names != jtu.tree_structure(model.pools.layers[2])
     plain = ec.materialise(model.pools)
-    assert [type(x) for x in plain["layers"]] == [type(None), dict]
+    assert [type(x) for x in plain["layers"]] == [type(None), dict, type(None)]
 
 
 def test_nodes_stay_nodes_and_only_materialise_makes_plain_containers(ckpt):
@@ -199,6 +199,29 @@ def test_nodes_stay_nodes_and_only_materialise_makes_plain_containers(ckpt):
 
 _NAMES = """keys _body _name _get _source _children _keys items values name shape dtype
 __len__ __class__ __iter__ __dict__ _body__ __array__""".split()
+
+
+_ENDS = [None, [], {}, jnp.tanh, "text", (None, jnp.tanh), eqx.nn.Identity()]
+
+
+@pytest.mark.parametrize("end", [*_ENDS, [*_ENDS]], ids=lambda x: str(x)[:20])
+def test_a_sequence_has_its_length_with_what_is_not_stored(tmp_path, end):
+    """An index from its end leads to what it leads to in the tree that was saved."""
+    x = jnp.ones(1)
+    values = [x, None, 2 * x, end, end]
+    tree = {"_METADATA": [*values], "b": {"c": (values, 3.0, end), "d": x}}
+    ec.tree_serialise_leaves(tmp_path / "0", tree)
+    for i in range(3):
+        top = ec.open(tmp_path / f"{i}").tree
+        for node, size in ((top["_METADATA"], 5), (top.b.c[0], 5), (top.b.c, 3)):
+            assert len(node) == len([*node]) == len(ec.materialise(node)) == size
+            assert len(node[:-1]) == size - 1 and node[-size] is node[0]
+        assert top.b.c[-2].read() == 3 and top["_METADATA"][-3].read() == 2
+        # What is saved of nodes has it as well.
+        again = jax.tree.map(lambda y: y, pickle.loads(pickle.dumps(top)))
+        ec.tree_serialise_leaves(tmp_path / f"{i + 1}", again)
+        loaded = ec.tree_deserialise_leaves(tmp_path / f"{i + 1}", tree)
+        assert loaded["b"]["c"][0][2] == 2
 
 
 def test_fields_that_are_called_as_attributes_of_nodes(tmp_path):

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from .._errors import DamagedError
 from .._format import _names, _record
 from .._format._names import NodeKey
-from .._format._record import Label
+from .._format._record import Kind, Label
 from .._runtime import _handlers
 from .._storage._backend import Backend
 from .._tree import _node
@@ -29,13 +29,19 @@ class StoredBody(Body):
 
     `members` are the indices of the leaves below it, and the names of the Modules there
     that have static fields. `gaps` is how many more gaps the tree may have: names are
-    data from a file.
+    data from a file. `above` is the node that it is in, and its component there.
     """
 
     def __init__(
-        self, source: Source, name: str, members: list[int | str], gaps: list[int]
+        self,
+        source: Source,
+        name: str,
+        members: list[int | str],
+        gaps: list[int],
+        above: "tuple[StoredBody, str] | None" = None,
     ):
         self.source = source
+        self._above = above
         self.name = name
         self.members = members
         self._gaps = gaps
@@ -99,7 +105,8 @@ class StoredBody(Body):
                 # What walks a tree calls itself, and JAX does not recover from that.
                 most = f"at most {_names.MAX_DEPTH} can be stored"
                 raise DamagedError(f"The index has more nodes in each other: {most}.")
-            return Node(StoredBody(self.source, name, members, self._gaps))
+            above = self, component
+            return Node(StoredBody(self.source, name, members, self._gaps, above))
         if len(leaf_indices) > 1:
             raise DamagedError(f"The index has a leaf and a node at {name!r}.")
         # Of the nodes above it each has looked at one component of the name.
@@ -168,7 +175,8 @@ class StoredBody(Body):
         if all(kind in "sf" for (kind, _), _ in rows):
             rows.sort(key=lambda row: row[0].key)
             if rows:
-                self._gaps[0] -= int(rows[-1][0].key) + 1 - len(rows)
+                size = max(self._length, int(rows[-1][0].key) + 1)
+                self._gaps[0] -= size - len(rows)
         if self._gaps[0] < 0:
             raise DamagedError("The index has sequences that are mostly gaps.")
         return rows
@@ -176,15 +184,46 @@ class StoredBody(Body):
     @ft.cached_property
     def _spec(self) -> Spec:
         keys = tuple(key for key, _ in self._rows)
-        return Spec(keys, self._fields, self._labels, self._attributes)
+        own = self._labels, self._attributes, self._length
+        return Spec(keys, self._fields, *own)
+
+    @ft.cached_property
+    def _row(self) -> int | None:
+        """The row of the node in the record of the tree, if there is one."""
+        record = self.source.index.leaves.tree
+        if record is None or self._above is None:
+            return None if record is None else len(record.rows) - 1
+        body, component = self._above
+        if body._row is None:
+            return None
+        place = record.place_of(body._row, component)
+        if place is None and not body.name:
+            place = record.place_of(body._row, _names.below(component, ""))
+        children = record.rows[body._row].children
+        if not record.kind(body._row).parts and len(children) == len(body._groups):
+            # A dict of which only the names of leaves tell the keys, in order.
+            place = body.components().index(component)
+        return None if place is None else children[place]
+
+    @property
+    def _kind(self) -> Kind:
+        """The kind of the node in the record of the tree, if there is one."""
+        record, row = self.source.index.leaves.tree, self._row
+        return Kind("node") if record is None or row is None else record.kind(row)
+
+    @ft.cached_property
+    def _length(self) -> int:
+        """The number of children of a sequence, with those that are not stored."""
+        names = *self._kind.parts, *self._kind.data
+        # Names are data from a file.
+        numbers = [int(x) for x in names if x.isdecimal() and len(x) < 11]
+        return 1 + max(numbers, default=-1)
 
     @property
     def _attributes(self) -> tuple[str | None, ...]:
         """The attribute that each child without a key is; else none."""
-        record = self.source.index.leaves.tree
-        row = None if record is None else record.row_at(self.name)
-        kind = None if record is None or row is None else record.kind(row)
-        if kind is None or not kind.labels:
+        kind = self._kind
+        if not kind.labels:
             return ()
         known = dict(zip(kind.parts, kind.labels))
         found = tuple(known.get(component) for _, component in self._rows)

@@ -27,10 +27,19 @@ class Spec:
     labels: tuple[str, ...]
     # The attribute that each child without a key is. Else none.
     attributes: tuple[str | None, ...] = ()
+    # Of a sequence, how many children it had, where the last ones are not stored.
+    length: int = 0
 
     @ft.cached_property
     def is_sequence(self) -> bool:
         return bool(self.keys) and all(kind in "sf" for kind, _ in self.keys)
+
+    @ft.cached_property
+    def size(self) -> int:
+        """The number of children, with those of a sequence that are not stored."""
+        if not self.is_sequence:
+            return len(self.keys)
+        return max(self.length, 1 + int(self.keys[-1].key))
 
 
 class Body:
@@ -147,7 +156,7 @@ class Node:
         if not body.spec().is_sequence:
             return iter([key for _, key in body.spec().keys])
         places = [int(key) for _, key in body.spec().keys]
-        return iter(_listed(dict(zip(places, body.children()))))
+        return iter(_listed(dict(zip(places, body.children())), len(self)))
 
     def __reversed__(self) -> Iterator[Any]:
         return reversed(list(self))
@@ -160,8 +169,7 @@ class Node:
         return True
 
     def __len__(self) -> int:
-        spec = body_of(self).spec()
-        return 1 + int(spec.keys[-1].key) if spec.is_sequence else len(spec.keys)
+        return body_of(self).spec().size
 
     def __dir__(self) -> list[str]:
         keys = [str(key) for _, key in body_of(self).spec().keys]
@@ -292,14 +300,14 @@ def _plain(top: Node) -> Any:
                 rows[key] = made[id(child)]
         # Modules of static fields alone leave nothing.
         if rows or node is top:
-            made[id(node)] = _listed(rows) if spec.is_sequence else rows
+            made[id(node)] = _listed(rows, spec.size) if spec.is_sequence else rows
     return made[id(top)]
 
 
-def _listed(rows: dict[Any, Any]) -> list[Any]:
+def _listed(rows: dict[Any, Any], size: int) -> list[Any]:
     # What was not stored, as a function in a tuple, leaves a gap: all else keeps its
     # place.
-    out: list[Any] = [None] * (1 + max(rows, default=-1))
+    out: list[Any] = [None] * size
     for key, child in rows.items():
         out[key] = child
     return out

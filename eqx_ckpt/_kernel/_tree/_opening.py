@@ -479,7 +479,9 @@ def _open_node(x: Node) -> _OpenedOne:
         kind = Kind("state", parts=parts, data=DATA["state"])
         labels = tuple(map(Encoded, spec.labels))
         return _OpenedOne(kind, letters, body.children(), [labels])
-    fields = _values.parsed(spec.fields)
+    fields = dict(_values.parsed(spec.fields))
+    if spec.is_sequence and spec.size > 1 + int(spec.keys[-1].key):
+        fields.setdefault(str(spec.size - 1), _values.ABSENT)
     data = list(map(Encoded, fields.values()))
     kind = Kind("node", parts=parts, data=tuple(fields), labels=spec.attributes)
     return _OpenedOne(kind, letters, body.children(), data)
