@@ -7,11 +7,12 @@ import dataclasses
 import functools as ft
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from .._format import _digests, _index, _ocdbt, _placement, _template
+from .._format._ocdbt import Entries
 from .._format._placement import Placement
 from .._runtime import _log, _threads
 from .._storage import _arrays
@@ -253,47 +254,83 @@ def placement_of(spec: TreeSpec, files: Files) -> Placement:
     return _placement.place(table, counts, len(spec.names), np.asarray(sizes, int))
 
 
-def _entries(spec: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
-    """The keys of the database, and the zarr.json files."""
+def _entries(spec: TreeSpec, files: Files) -> tuple[Entries, bytes]:
+    """The entries of the database, by their keys; and the zarr.json files, one of each
+    template, which lie in a file after the data files."""
     blobs = [_arrays.zarr_json(t._replace(keys="")) for t in spec.templates]
-    ends = list(itertools.accumulate(map(len, blobs), initial=0))
-    sizes = list(map(len, blobs))
-    kinds, grids = spec.template_of, spec.template_grids
     names = [name.encode() + b"/" for name in spec.names]
-    chunks = [[key.encode() for key in grid.keys] for grid in grids]
+    chunks = [[key.encode() for key in grid.keys] for grid in spec.template_grids]
     # Nearly all leaves are one chunk, stored as it is.
     is_one = [
         len(own) == 1 and t.codec is None for own, t in zip(chunks, spec.templates)
     ]
-    ones = [leaf_index for leaf_index, kind in enumerate(kinds) if is_one[kind]]
-    starts = _starts(spec, files)
-    keys = [name + b"zarr.json" for name in names]
-    keys += [names[leaf_index] + chunks[kinds[leaf_index]][0] for leaf_index in ones]
-    numbers = [len(files)] * len(names) + [starts[leaf_index][0] for leaf_index in ones]
-    offsets = [ends[kind] for kind in kinds] + [
-        starts[leaf_index][1] for leaf_index in ones
+    parts = [
+        _entries_of_metadata(spec, names, list(map(len, blobs)), len(files)),
+        _entries_of_single_chunks(spec, files, names, chunks, is_one),
+        _entries_of_other_chunks(spec, files, names, chunks, is_one),
     ]
-    lengths = [sizes[kind] for kind in kinds]
-    lengths += [grids[kinds[leaf_index]].full for leaf_index in ones]
-    leaf_indices: dict[int, list[int]] = {}
-    for leaf_index, origin in enumerate(spec.origins) if len(ones) < len(names) else ():
-        leaf_indices.setdefault(leaf_index if origin is None else origin, []).append(
-            leaf_index
-        )
-    for number, runs in enumerate(files) if leaf_indices else ():
-        for run in runs:
-            if is_one[kinds[run.leaf]]:
-                continue
-            for leaf_index, i in itertools.product(leaf_indices[run.leaf], run.chunks):
-                start, length = run.extent(i, grids[kinds[leaf_index]].full)
-                keys.append(names[leaf_index] + chunks[kinds[leaf_index]][i])
-                numbers.append(number)
-                offsets.append(start)
-                lengths.append(length)
+    columns = [list(itertools.chain.from_iterable(x)) for x in zip(*parts)]
+    keys: list[bytes] = columns[0]
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    columns: list[Any] = [keys, numbers, offsets, lengths]
-    entries = _ocdbt.Entries(*(list(map(x.__getitem__, order)) for x in columns))
+    entries = Entries(*(list(map(x.__getitem__, order)) for x in columns))
     return entries, b"".join(blobs)
+
+
+def _entries_of_metadata(
+    spec: TreeSpec, names: list[bytes], sizes: list[int], file: int
+) -> Entries:
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return Entries(
+        [name + b"zarr.json" for name in names],
+        [file] * len(names),
+        [ends[number] for number in spec.template_of],
+        [sizes[number] for number in spec.template_of],
+    )
+
+
+def _entries_of_single_chunks(
+    spec: TreeSpec,
+    files: Files,
+    names: list[bytes],
+    chunks: list[list[bytes]],
+    is_one: list[bool],
+) -> Entries:
+    """The entries of leaves whose template `is_one` chunk, stored as it is."""
+    of, starts = spec.template_of, _starts(spec, files)
+    leaves = [leaf for leaf, number in enumerate(of) if is_one[number]]
+    return Entries(
+        [names[leaf] + chunks[of[leaf]][0] for leaf in leaves],
+        [starts[leaf][0] for leaf in leaves],
+        [starts[leaf][1] for leaf in leaves],
+        [spec.template_grids[of[leaf]].full for leaf in leaves],
+    )
+
+
+def _entries_of_other_chunks(
+    spec: TreeSpec,
+    files: Files,
+    names: list[bytes],
+    chunks: list[list[bytes]],
+    is_one: list[bool],
+) -> Entries:
+    of, out = spec.template_of, Entries([], [], [], [])
+    if all(map(is_one.__getitem__, of)):
+        return out
+    # Of each leaf whose bytes are stored, those that share them, and itself.
+    sharing: dict[int, list[int]] = {}
+    for leaf, origin in enumerate(spec.origins):
+        sharing.setdefault(leaf if origin is None else origin, []).append(leaf)
+    for file, runs in enumerate(files):
+        for run in runs:
+            if is_one[of[run.leaf]]:
+                continue
+            for leaf, number in itertools.product(sharing[run.leaf], run.chunks):
+                start, length = run.extent(number, spec.template_grids[of[leaf]].full)
+                out.keys.append(names[leaf] + chunks[of[leaf]][number])
+                out.files.append(file)
+                out.offsets.append(start)
+                out.lengths.append(length)
+    return out
 
 
 def upper_bound(
