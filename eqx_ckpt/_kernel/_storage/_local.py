@@ -42,7 +42,9 @@ def _named(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        if not (isinstance(e.filename, str) and os.path.isabs(e.filename)):
+        has_path = isinstance(e.filename, str) and os.path.isabs(e.filename)
+        # One that has no number says in its own words what went wrong.
+        if e.errno is not None and not has_path:
             e.filename = path
         raise
 
