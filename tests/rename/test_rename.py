@@ -272,7 +272,8 @@ def test_errors_speak_of_both_names(layers):
             f"bert.layers.2.{own}  {shown}  (stored as `bert.encoder.layer.2.{stored}`)"
         )
         assert row in text
-    assert "bert.layers.{0..1}.c  f32[1]\n" in text
+    row = "bert.layers.{0..1}.c  f32[1]  (the nearest name there is `"
+    assert row + "bert.layers.{0..1}.b`)\n" in text
     # A name that is nearly one: the stored one is beside it too.
     rules = [(r"^bert\.encoder\.layer", "layers"), (r"\.w$", ".weigth")]
     with pytest.raises(RuntimeError) as caught:
