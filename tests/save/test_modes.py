@@ -4,9 +4,11 @@ the mode of what it replaces.
 
 import json
 import os
+import pathlib
 import stat
 import struct
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -192,24 +194,23 @@ def test_the_group_and_the_access_list_stay(tmp_path, name):
 
 @_needs_root
 @pytest.mark.parametrize("name", ["a.zip", "zarr"])
-def test_a_group_that_cannot_be_had_gets_nothing(tmp_path, name):
+def test_a_group_that_cannot_be_had_gets_nothing(name):
     """Else the group that the new one has could read it."""
-    path = tmp_path / "in" / name
-    path.parent.mkdir()
-    save(path, WAYS[name])
-    for place in (tmp_path, *tmp_path.rglob("*")):
-        os.chown(place, 65534, 65534)
-        os.chmod(place, 0o755)
-    above = tmp_path
-    while above != above.parent:
-        os.chmod(above, mode(above) | 0o055)
-        above = above.parent
-    os.chown(path, 65534, 12345)
-    os.chmod(path, 0o750)
-    run_program(
-        "save_as_nobody", path, json.dumps(WAYS[name]), PYTHONDONTWRITEBYTECODE="1"
-    )
-    assert os.stat(path).st_gid == 65534 and mode(path) == 0o700
+    # Above `tmp_path` each pytest that starts lets in its own user only.
+    with tempfile.TemporaryDirectory() as open_to_all:
+        path = pathlib.Path(open_to_all, "in", name)
+        path.parent.mkdir()
+        save(path, WAYS[name])
+        above = pathlib.Path(open_to_all)
+        for place in (above, *above.rglob("*")):
+            os.chown(place, 65534, 65534)
+            os.chmod(place, 0o755)
+        os.chown(path, 65534, 12345)
+        os.chmod(path, 0o750)
+        run_program(
+            "save_as_nobody", path, json.dumps(WAYS[name]), PYTHONDONTWRITEBYTECODE="1"
+        )
+        assert os.stat(path).st_gid == 65534 and mode(path) == 0o700
 
 
 def test_no_file_takes_the_place_of_a_standard_stream(tmp_path):
