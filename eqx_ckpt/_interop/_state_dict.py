@@ -1,6 +1,6 @@
 """`to_state_dict` and `from_state_dict`: a tree as nested dicts, by our names."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +24,7 @@ from .._kernel._tree import (
     _states,
 )
 from .._kernel._tree._filters import FilterSpec, IsLeaf
+from .._kernel._tree._flatten import Flat
 from .._kernel._tree._target import Target
 from .._rename import _renamed
 from . import _torch_tensors
@@ -40,7 +41,8 @@ def to_state_dict(
     Lists and Modules become dicts too, `layers.0.weight` being
     `out["layers"]["0"]["weight"]`. The leaves are those of the tree, and not copies.
     Entries of an `eqx.nn.State` have keys that say what they belong to, as positions do
-    not: [`from_state_dict`][] finds them by those.
+    not: [`from_state_dict`][] finds them by those. So have children of a node that was
+    registered without keys: the attributes that they are.
 
     **Arguments:**
 
@@ -65,14 +67,19 @@ def to_state_dict(
     chosen = _lazies.selected(filter_spec, pytree, flat.leaves, is_leaf)
     entries = _states.state_entries(flat)
     _states.check_order(flat, {i for i, good in enumerate(chosen) if good})
+    attributes = _attributes(flat)
     out: dict[str, Any] = {}
     for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
         if not chosen[number]:
             continue
-        name = _names.name_of(path).name
+        name = own = _names.name_of(path).name
         if number in entries and any(entries[number].label):
             name = _labelled(name, entries[number])
-        *parents, last = name.split(".")
+        parts = name.split(".")
+        if attributes:
+            parts = _with_attributes(own.split("."), parts, attributes)
+            name = ".".join(parts)
+        *parents, last = parts
         node = out
         for part in parents:
             node = node.setdefault(part, {})
@@ -88,6 +95,45 @@ def to_state_dict(
         except ValueError as e:
             raise ValueError(f"Leaf `{name}`: {e}") from e.__cause__
     return out
+
+
+def _attributes(flat: Flat) -> dict[str, dict[str, str]]:
+    """Of each node with children without keys the attributes that they are, by their
+    parts of names."""
+    walk = flat.walk
+    return {
+        names[place]: {
+            part: _names.quote(label)
+            for part, label in zip(group.kind.parts, group.kind.labels)
+            if label is not None
+        }
+        for layer, names in zip(walk.layers, walk.nodes.names)
+        for group in layer.groups
+        if group.kind.labels
+        for place in group.places
+    }
+
+
+def _with_attributes(
+    own: Sequence[str], parts: Sequence[str], attributes: dict[str, dict[str, str]]
+) -> list[str]:
+    """The parts of a name with attributes in the place of positions. `own` are those
+    that the leaf has in the tree."""
+    node, out = "", []
+    for one, part in zip(own, parts):
+        out.append(attributes.get(node, {}).get(one, part))
+        node = _names.child(node, one)
+    return out
+
+
+def _with_positions(name: str, attributes: dict[str, dict[str, str]]) -> str:
+    """The inverse of `_with_attributes`."""
+    node, out = "", []
+    for part in name.split("."):
+        known = {x: own for own, x in attributes.get(node, {}).items()}
+        out.append(known.get(part, part))
+        node = _names.child(node, out[-1])
+    return ".".join(out)
 
 
 def _labelled(name: str, entry: _states.Entry) -> str:
@@ -206,9 +252,13 @@ def _leaves(state_dict: Mapping, like: PyTree, is_leaf: IsLeaf) -> _Flat:
     templates: dict[Template, int] = {}
     numbers: list[int] = []
     rows = list(_walk(state_dict, ()))
-    entries = _states.state_entries(_flatten.flatten(like, is_leaf))
+    flat = _flatten.flatten(like, is_leaf)
+    entries, attributes = _states.state_entries(flat), _attributes(flat)
     states = {entry.state for entry in entries.values()}
-    positions, labels = _positions([name for name, _ in rows], states)
+    names = [name for name, _ in rows]
+    if attributes:
+        names = [_with_positions(name, attributes) for name in names]
+    positions, labels = _positions(names, states)
     for name, (_, value) in zip(positions, rows):
         name, keys = _own_name(name)
         if name in values:

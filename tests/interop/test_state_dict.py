@@ -283,3 +283,39 @@ def test_a_tensor_of_many_processes(tmp_path):
         assert got["w"].tolist() == [1, 1]
     finally:
         dist.destroy_process_group()
+
+
+def _pair(*order):
+    """A class without keys, whose children a release of it has in this order."""
+
+    class Pair:
+        def __init__(self, **fields):
+            vars(self).update(fields)
+
+    jax.tree_util.register_pytree_node(
+        Pair,
+        lambda pair: ([getattr(pair, name) for name in order], None),
+        lambda _, children: Pair(**dict(zip(order, children))),
+    )
+    return Pair
+
+
+def test_children_without_keys_go_by_the_attributes_that_they_are():
+    old, new = _pair("mean", "_METADATA"), _pair("_METADATA", "mean")
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "b", mode="batch")
+    tree = old(mean=[1.0, old(mean=2.0, _METADATA=3.0)], _METADATA=(norm, state))
+    like = new(mean=[0.0, new(mean=0.0, _METADATA=0.0)], _METADATA=(norm, state))
+    for top, into in ((tree, like), ({"a": [tree]}, {"a": [like]})):
+        made = ec.to_state_dict(top)
+        own = made["a"]["0"] if "a" in made else made
+        assert own["mean"] == {"0": 1.0, "1": {"mean": 2.0, "_METADATA": 3.0}}
+        assert set(own) == {"mean", "_METADATA"}
+        loaded = ec.from_state_dict(made, into)
+        loaded = loaded["a"][0] if "a" in made else loaded
+        assert loaded.mean[0] == 1 and vars(loaded.mean[1]) == vars(tree.mean[1])
+        assert eqx.tree_equal(loaded._METADATA, (norm, state))
+    # Positions are those of `like`, and no attribute has another name.
+    loaded = ec.from_state_dict({"0": 1.0, "1": 2.0}, new(mean=0.0, _METADATA=0.0))
+    assert vars(loaded) == {"_METADATA": 1.0, "mean": 2.0}
+    with pytest.raises(ValueError, match="two leaves of the name `1`"):
+        ec.from_state_dict({"mean": 1.0, "1": 2.0}, new(mean=0.0, _METADATA=0.0))
