@@ -15,6 +15,7 @@ from .. import merging
 from .._edit import _edited, _merge
 from .._interop import _convert, _export
 from .._kernel._format import _layouts, _names, _text
+from .._kernel._format._index import BaseFacts
 from .._kernel._load import _checkpoint, _extra_files
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._run._steps import Steps
@@ -221,7 +222,12 @@ def _write_merged(
     )
     common = _common([ckpt.metadata for ckpt in every])
     _serialise.tree_serialise_leaves(
-        target, merged, filter_spec=True, metadata=_with(common, metadata), **options
+        target,
+        merged,
+        filter_spec=True,
+        metadata=_with(common, metadata),
+        base=_common_base(every),
+        **options,
     )
     return _written(target)
 
@@ -234,6 +240,12 @@ def _common(every: list[Any]) -> Any:
         is_same = lambda key: all(other.get(key) == first[key] for other in others)
         return {key: first[key] for key in first if is_same(key)}
     return first if all(other == first for other in others) else None
+
+
+def _common_base(every: list[Checkpoint]) -> BaseFacts | None:
+    """The base of adapters that have one, wherever it was when each was saved."""
+    saves = {ckpt.base and ckpt.base[1:] for ckpt in every}
+    return every[0].base if len(saves) == 1 else None
 
 
 def _base(ckpt: Checkpoint, node: str) -> Any:

@@ -67,6 +67,17 @@ def test_a_step_that_is_edited_keeps_own_states(tmp_path, run):
     assert ec.verify(tmp_path) == []
 
 
+def test_adapters_that_are_merged_keep_their_base(ckpt, tmp_path, run):
+    for name, base in [("a", ckpt), ("b", ckpt), ("c", None)]:
+        ec.tree_serialise_leaves(tmp_path / name, {"a": jnp.ones((4, 1))}, base=base)
+    base, to = ec.open(tmp_path / "a").base, tmp_path / "to"
+    for others, found in ((["b"], base), (["b", "c"], None)):
+        paths = [tmp_path / "a", *map(tmp_path.joinpath, others)]
+        for command in (["average"], ["merge", "--method", "average"]):
+            assert run(*command, *paths, "--to", to, "--overwrite")[0] == 0
+            assert ec.open(to).base == found
+
+
 def test_edit_the_step_of_a_run(steps, run, asked):
     assert run("edit", steps / "20", steps / "20", "--metadata", "note=x")[0] == 0
     assert ec.open(steps / "20" / "default").metadata["note"] == "x"
