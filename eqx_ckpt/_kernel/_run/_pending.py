@@ -75,6 +75,12 @@ class KeptState(NamedTuple):
         leaves, structure = jtu.tree_flatten(state.tree, is_leaf=is_leaf)
         return cls(state.step, leaves, structure, state._replace(tree=None))
 
+    def looks(self) -> tuple[Any, ...]:
+        """Equal for states of which all are saved, or none: the structures of the tree
+        and of `own`, and the kinds of their leaves."""
+        own, own_structure = jtu.tree_flatten(self.state.own)
+        return self.structure, own_structure, _kinds(self.leaves), _kinds(own)
+
     def copied(self, before: Sequence[Any]) -> "KeptState":
         """A copy that the caller cannot change. It reuses the memory of the copy
         `before` for arrays of the same shape and dtype: new memory is slow to write."""
@@ -110,6 +116,14 @@ class KeptState(NamedTuple):
         leaves = {id(value): self.leaves[i] for i, value in self.values.items()}
         own = {id(value): leaf for value, leaf in self.own_leaves}
         return _register.taken({**leaves, **own})
+
+
+def _kinds(leaves: Sequence[Any]) -> tuple[set[type], set[np.dtype]]:
+    """The types of leaves, and the dtypes of NumPy's arrays among them."""
+    types = {*map(type, leaves)}
+    has_arrays = any(issubclass(cls, np.ndarray) for cls in types)
+    arrays = [x for x in leaves if isinstance(x, np.ndarray)] if has_arrays else []
+    return types, {x.dtype for x in arrays}
 
 
 def _made_leaves(leaves: Sequence[Any]) -> dict[int, Any]:

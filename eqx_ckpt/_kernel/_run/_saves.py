@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from .._format import _layouts, _schema
+from .._format import _json, _layouts, _schema
 from .._runtime import _log, _processes, _threads
 from .._runtime._processes import Processes
-from .._save import _async, _background, _options, _serialise
+from .._save import _async, _background, _options, _plan, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
 from .._storage import _context, _root
@@ -43,6 +43,14 @@ class Decision(NamedTuple):
     wrong: str
 
 
+def _are_equal(a: object, b: object) -> bool:
+    # Static fields of the caller's may raise whatever they like.
+    try:
+        return bool(a == b)
+    except Exception:
+        return False
+
+
 class Saves:
     """The saves of a manager, and the state that it was given last."""
 
@@ -67,6 +75,8 @@ class Saves:
         self.kept: KeptState | None = None
         # The leaves of the last kept state: the next ones are copied into their memory.
         self._copies: list[Any] = []
+        # The looks of the last state that was checked before it was kept.
+        self._checked: tuple[Any, ...] = ()
         self._pid = os.getpid()
         # Whether the last call of `save` has raised: the caller knows that its state is
         # not saved.
@@ -112,21 +122,42 @@ class Saves:
                     saving.step == state.step for saving in self.running.copy()
                 )
                 if not (is_refused or goes_on) and _processes.count() == 1:
-                    self._keep(state)
+                    self._keep(self._as_kept(state))
                 self._has_raised = True
                 raise
-        self._has_raised = False
         if is_begun:
             self.kept = None
         else:
             self.steps.say(_log.DEBUG, "Skipped", state.step, "it is not due")
-            self._keep(state)
+            self._has_raised = True
+            kept = self._as_kept(state)
+            self._check(state, kept)
+            self._keep(kept)
+        self._has_raised = False
         return is_begun
 
-    def _keep(self, state: PendingState) -> None:
+    def _as_kept(self, state: PendingState) -> KeptState:
+        return KeptState.of(state, self.options.is_leaf)
+
+    def _check(self, state: PendingState, kept: KeptState) -> None:
+        """Before a state is kept. **Raises:** what its save would raise at once: so the
+        state before it stays the last one. Of states that are alike one is looked at.
+        """
+        _json.check_json(state.checked_metadata())
+        # Of many processes, the others would not hear of it.
+        if _processes.count() > 1:
+            return
+        looks = kept.looks()
+        if not _are_equal(looks, self._checked):
+            options = self.options._replace(functions="drop")
+            _plan.plan(self.steps.at(state.step), state.tree, options)
+            _own.encode(state.own)
+            self._checked = looks
+
+    def _keep(self, kept: KeptState) -> None:
         # First: the copy is made in the memory of the state before, and spoils that one
         # also if it is interrupted.
-        kept = self.kept = KeptState.of(state, self.options.is_leaf)
+        self.kept = kept
         self.kept = kept.copied(self._copies)
         self._copies = self.kept.leaves
 
