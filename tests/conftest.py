@@ -23,7 +23,7 @@ import jax
 import jax.random as jr
 import pytest
 from hypothesis import strategies as st
-from support import scripts, servers
+from support import browsers, scripts, servers
 
 
 # Thousands of tests are collected, and stay: no collection of garbage looks at them.
@@ -156,3 +156,18 @@ def az():
             for name, value in servers.azure_settings(proxy.url).items():
                 patch.setenv(name, value)
             yield proxy
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory):
+    with browsers.started(tmp_path_factory) as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chromium):
+    """Chromium, which has nothing to complain of when the test is over."""
+    chromium.expected = None
+    yield chromium
+    problems = chromium.problems()
+    assert not problems, problems

@@ -8,7 +8,6 @@ import threading
 import urllib.parse
 
 import pytest
-from view.conftest import chromium as chromium
 
 
 FOUND = {

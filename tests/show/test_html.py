@@ -1,13 +1,11 @@
 """What notebooks show: HTML that stands by itself. What was stored is no markup."""
 
-import contextlib
 import functools as ft
 import html.parser
 import itertools
 import json
 import re
 import shutil
-import subprocess
 
 import equinox as eqx
 import jax
@@ -221,11 +219,8 @@ def test_treescope(ckpt):
 
 # ---- In a browser.
 
-_chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_browser = pytest.mark.skipif(_chromium is None, reason="there is no Chromium")
 
-
-def _run(tmp_path, body, script, dark=False):
+def _run(browser, tmp_path, body, script, dark=False):
     """What a script finds in a page, as JSON."""
     head = "<!doctype html><meta charset=utf-8>"
     head += '<meta name=color-scheme content="light dark">'
@@ -233,30 +228,8 @@ def _run(tmp_path, body, script, dark=False):
     page = f"{head}<script>var pwned=0</script>{body}"
     page += f"<script>(async()=>{{{script};{done}}})()</script>"
     (tmp_path / "page.html").write_text(page)
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=4000",
-    ]
-    options += [
-        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-        "--dump-dom",
-    ]
-    # On a busy machine a start may hang, or end before the script has.
-    said = ""
-    for attempt in range(5):
-        profile = f"--user-data-dir={tmp_path / f'profile{attempt}'}"
-        command = [_chromium, *options, profile, f"file://{tmp_path / 'page.html'}"]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            result = subprocess.run(
-                command, capture_output=True, text=True, timeout=200
-            )
-            found = re.search(r"<title>(.*?)</title>", result.stdout, re.S)
-            if found:
-                return json.loads(html.unescape(found[1]))
-            said = result.stdout[:500] + result.stderr[-500:]
-    raise AssertionError(said)
+    browser.open((tmp_path / "page.html").as_uri(), dark=dark)
+    return json.loads(browser.until("return document.title"))
 
 
 _LOOK = """
@@ -287,23 +260,21 @@ _LOOK = """
 """
 
 
-@needs_browser
-def test_it_opens_folds_copies_and_is_light_and_dark(ckpt, tmp_path):
-    light = _run(tmp_path, ckpt._repr_html_(), _LOOK)
+def test_it_opens_folds_copies_and_is_light_and_dark(ckpt, browser, tmp_path):
+    light = _run(browser, tmp_path, ckpt._repr_html_(), _LOOK)
     assert light["folds"] and light["unfolds"] and light["stays"]
     assert light["copied"] == "layers.0.weight" and light["told"] == "ok"
     assert light["node"] == "layers" and light["color"] == "rgb(0, 0, 0)"
     node = ckpt.tree.layers[7]._repr_html_()
     script = "let out = {};" + _LOOK[_LOOK.index("let texts") : _LOOK.index("out.told")]
-    assert _run(tmp_path, node, script)["copied"] == "layers.7.weight"
-    dark = _run(tmp_path, ckpt._repr_html_(), _LOOK, dark=True)
+    assert _run(browser, tmp_path, node, script)["copied"] == "layers.7.weight"
+    dark = _run(browser, tmp_path, ckpt._repr_html_(), _LOOK, dark=True)
     assert dark["color"] == "rgb(255, 255, 255)" and dark["accent"] != light["accent"]
     themed = f"<body data-jp-theme-light=false>{ckpt._repr_html_()}"
-    assert _run(tmp_path, themed, _LOOK)["accent"] == dark["accent"]
+    assert _run(browser, tmp_path, themed, _LOOK)["accent"] == dark["accent"]
 
 
-@needs_browser
-def test_nothing_stored_is_run_in_a_browser(tmp_path):
+def test_nothing_stored_is_run_in_a_browser(browser, tmp_path):
     ec.tree_serialise_leaves(
         "memory://hostile2",
         {HOSTILE: {HOSTILE: 1.0}, "w": jnp.ones(2)},
@@ -322,5 +293,5 @@ def test_nothing_stored_is_run_in_a_browser(tmp_path):
         out.cards = document.querySelectorAll('.eqxckpt').length;
         out.resources = performance.getEntriesByType('resource').length;
     """
-    found = _run(tmp_path, body, script)
+    found = _run(browser, tmp_path, body, script)
     assert found == {"pwned": 0, "images": 0, "cards": 2, "resources": 0}
