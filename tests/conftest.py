@@ -2,6 +2,7 @@ import gc
 import os
 import pathlib
 import re
+import subprocess
 import sys
 import tempfile
 
@@ -16,7 +17,18 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Each program is small, and is run a few times: to compile it takes the longest.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+if "XLA_FLAGS" not in os.environ:
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    # XLA's older emitters compile a small program in two thirds of the time. Not every
+    # version has them, and each ends at a flag that it does not know.
+    _older = f"{os.environ['XLA_FLAGS']} --xla_cpu_use_fusion_emitters=false"
+    _ask = "from jaxlib import xla_client; xla_client.CompileOptions()"
+    if not subprocess.run(
+        [sys.executable, "-c", _ask],
+        env={**os.environ, "XLA_FLAGS": _older},
+        capture_output=True,
+    ).returncode:
+        os.environ["XLA_FLAGS"] = _older
 
 import hypothesis
 import jax
@@ -29,7 +41,7 @@ from support import browsers, scripts, servers
 # Thousands of tests are collected, and stay: no collection of garbage looks at them.
 gc.disable()
 
-# For this process alone: JAX does not write to it atomically.
+# For this run alone. What one worker has compiled, another need not.
 _compiled = tempfile.TemporaryDirectory()
 
 # Machines that run the tests are shared: how long an example takes says nothing. The
@@ -49,17 +61,20 @@ def pytest_configure(config):
     is_long = config.option.markexpr == "long"
     hypothesis.settings.load_profile("long" if is_long else "quick")
     # Tests compile the same small programs again and again, of new functions.
-    jax.config.update("jax_compilation_cache_dir", _compiled.name)
+    given = getattr(config, "workerinput", {})
+    compiled = given.get("compiled", _compiled.name)
+    jax.config.update("jax_compilation_cache_dir", compiled)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    if hasattr(config, "workerinput"):
-        scripts.use(config.workerinput["scripts"])
+    if given:
+        scripts.use(given["scripts"])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """Scripts of all workers are forks of one process."""
+    """Scripts of all workers are forks of one process, and they compile together."""
     node.workerinput["scripts"] = scripts.share()
+    node.workerinput["compiled"] = _compiled.name
 
 
 # The files that take longest are the first ones, so that no worker ends long after the
