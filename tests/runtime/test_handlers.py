@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from support import inside, interrupts
+from support.helpers import long
 
 import eqx_ckpt as ec
 
@@ -78,9 +79,14 @@ def _call_with_a_signal(call, at):
     return count
 
 
-@pytest.mark.parametrize("error", [TimeoutError, ValueError, FileNotFoundError])
+_ERRORS = [TimeoutError, ValueError, FileNotFoundError]
+
+
+@pytest.mark.parametrize("count", [20, *long(200)])
+@pytest.mark.parametrize("error", _ERRORS)
 @pytest.mark.parametrize("name", CALLS)
-def test_what_a_handler_raises_at_any_line(tmp_path, name, error):
+def test_what_a_handler_raises_at_any_line(tmp_path, name, error, count):
+    """Each error at so many lines, which are others for each error."""
     raised = []
 
     def handle(number, frame):
@@ -92,8 +98,9 @@ def test_what_a_handler_raises_at_any_line(tmp_path, name, error):
     try:
         ec.tree_serialise_leaves(path, _tree(), durable=False)
         lines = _call_with_a_signal(lambda: call(path), None)
-        step = max(1, lines // 40)
-        for at in range(1 + len(raised), lines, step):
+        step = max(1, lines // count)
+        first = 1 + _ERRORS.index(error) * step // len(_ERRORS)
+        for at in range(first, lines, step):
             ec.tree_serialise_leaves(path, _tree(), durable=False)
             raised.clear()
             try:

@@ -409,6 +409,12 @@ def serve_static(directory: str) -> None:
     app = flask.Flask(__name__, static_folder=None)
     send = lambda name: flask.send_from_directory(directory, name, conditional=True)
     app.add_url_rule("/<path:name>", view_func=send, endpoint="file")
+
+    @app.after_request
+    def without_date(response: flask.Response) -> flask.Response:
+        del response.headers["Date"]  # The server gives one too, of another second.
+        return response
+
     _serve(app)
 
 
