@@ -243,9 +243,16 @@ def test_values_of_registered_types_are_saved_as_they_were_given(root, fails):
     assert step == tree["reader"].at == own["reader"].at == 9
 
 
+def _donated():
+    x = jnp.ones(3)
+    x.delete()
+    return x
+
+
 @pytest.mark.parametrize(
     "wrong, why",
     [
+        ({"tree": {"x": np.ones(3), "y": _donated()}}, "deleted or donated"),
         ({"tree": {"x": np.array([None])}}, "dtype `object` cannot be stored"),
         ({"tree": {}}, "Nothing to save"),
         ({"metadata": {"step": 1}}, "has the key `step`"),
@@ -255,11 +262,11 @@ def test_values_of_registered_types_are_saved_as_they_were_given(root, fails):
 )
 def test_a_state_that_is_refused_costs_none_before_it(root, wrong, why):
     """Whether it is due or not: the error is raised at once."""
-    tree = {"x": np.ones(3)}
+    tree = {"x": np.ones(3), "y": jnp.ones(3)}
     with pytest.raises((TypeError, ValueError), match=why):
         with ec.CheckpointManager(root, every=100) as manager:
             for step in (1, 2):
-                assert not manager.save(step, {"x": tree["x"] * step})
+                assert not manager.save(step, {**tree, "x": tree["x"] * step})
             manager.save(3, **{"tree": tree} | wrong)
     tree, step = manager.restore(tree)
     assert step == 2 and tree["x"].tolist() == [2, 2, 2] and manager.steps() == [2]

@@ -148,7 +148,7 @@ class Saves:
         if _processes.count() > 1:
             return
         looks = kept.looks()
-        if not _are_equal(looks, self._checked):
+        if kept.is_gone or not _are_equal(looks, self._checked):
             options = self.options._replace(functions="drop")
             _plan.plan(self.steps.at(state.step), state.tree, options)
             _own.encode(state.own)
