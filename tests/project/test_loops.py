@@ -75,7 +75,9 @@ def test_a_state_that_is_gone_is_told(tmp_path):
             manager.__exit__(None, None, None)
     with pytest.raises(KeyError) as caught:
         with manager:
+            state = tree_at(13)
             manager.save(13, state)
+            state["x"].delete()
             raise KeyError
     assert "state of step 13, the last" in caught.value.__notes__[0]
     assert manager.steps() == [10]
