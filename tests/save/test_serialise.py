@@ -393,7 +393,7 @@ def test_arrays_in_what_jax_takes_for_leaves_are_not_left_out(tmp_path, way, of)
 def test_what_holds_no_array_of_jax_is_compared_as_ever(tmp_path):
     knot = _Holds([])
     knot.held.append(knot)
-    huge = types.SimpleNamespace(vocabulary=dict.fromkeys(range(10**6)))
+    huge = types.SimpleNamespace(vocabulary=dict.fromkeys(range(10**5)))
     others = [knot, huge, _Holds(np.ones(2)), _Holds(ft.partial(jnp.add, jnp.ones(2)))]
     others += [jax.sharding.Mesh(np.array(jax.devices()[:1]), "x"), jax.nn.relu, "text"]
     tree = {"x": jnp.ones(2), "others": others}
