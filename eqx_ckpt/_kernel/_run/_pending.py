@@ -76,10 +76,12 @@ class KeptState(NamedTuple):
         return cls(state.step, leaves, structure, state._replace(tree=None))
 
     def looks(self) -> tuple[Any, ...]:
-        """Equal for states of which all are saved, or none: the structures of the tree
-        and of `own`, and the kinds of their leaves."""
+        """Equal for states of a loop, of which all can be saved or none: how many nodes
+        the tree and `own` have, and the kinds of their leaves. To compare the nodes
+        takes as long as a walk."""
         own, own_structure = jtu.tree_flatten(self.state.own)
-        return self.structure, own_structure, _kinds(self.leaves), _kinds(own)
+        nodes = self.structure.num_nodes, own_structure.num_nodes
+        return nodes, _kinds(self.leaves), _kinds(own)
 
     def copied(self, before: Sequence[Any]) -> "KeptState":
         """A copy that the caller cannot change. It reuses the memory of the copy
@@ -92,7 +94,9 @@ class KeptState(NamedTuple):
             own=jtu.tree_map(copied, self.state.own),
         )
         made, own_made = _made_leaves(self.leaves), _made_leaves(own)
-        leaves = [made.get(i, x) for i, x in enumerate(self.leaves)]
+        leaves = self.leaves.copy()
+        for i, leaf in made.items():
+            leaves[i] = leaf
         return self._replace(
             leaves=_copies(leaves, before),
             state=state,
@@ -103,7 +107,8 @@ class KeptState(NamedTuple):
     @property
     def is_gone(self) -> bool:
         """Whether some of its arrays have been donated."""
-        return any(isinstance(x, jax.Array) and x.is_deleted() for x in self.leaves)
+        arrays = {x for x in {*map(type, self.leaves)} if issubclass(x, jax.Array)}
+        return any(x.is_deleted() for x in self.leaves if type(x) in arrays)
 
     def last(self) -> PendingState:
         """The state, as the last one of the run. It is saved `as_given`."""
