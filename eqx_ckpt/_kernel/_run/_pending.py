@@ -76,12 +76,10 @@ class KeptState(NamedTuple):
         return cls(state.step, leaves, structure, state._replace(tree=None))
 
     def looks(self) -> tuple[Any, ...]:
-        """Equal for states of a loop, of which all can be saved or none: how many nodes
-        the tree and `own` have, and the kinds of their leaves. To compare the nodes
-        takes as long as a walk."""
+        """Equal for states of which all are saved, or none: the structures of the tree
+        and of `own`, and the kinds of their leaves."""
         own, own_structure = jtu.tree_flatten(self.state.own)
-        nodes = self.structure.num_nodes, own_structure.num_nodes
-        return nodes, _kinds(self.leaves), _kinds(own)
+        return self.structure, own_structure, _kinds(self.leaves), _kinds(own)
 
     def copied(self, before: Sequence[Any]) -> "KeptState":
         """A copy that the caller cannot change. It reuses the memory of the copy
