@@ -105,7 +105,7 @@ def _got(proxy):
 
 
 # What to open, the most requests and bytes to open it, and the most requests to read
-# an array of 8 KB. Some tens of bytes more or less are the server's, in its errors.
+# an array of 8 KB.
 NAMES = {
     # Of a `.safetensors` file, its end and what comes after it are asked for as well.
     # Of a directory a list is begun, as it may be that of a run.
@@ -119,16 +119,19 @@ NAMES = {
     "tree.pt": (12, 4_500, 2),
     "tree.zip": (10, 4_000, 3),
     "orbax-False": (40, 22_500, 2),
-    "orbax-True": (34, 14_500, 4),
+    "orbax-True": (34, 14_000, 4),
     "orbax-v1": (58, 21_500, 4),
     "orbax-run/5": (58, 21_500, 4),
 }
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_reads_what_is_asked_for(stored, name):
+def test_reads_what_is_asked_for(stored, base, name):
     proxy, url = stored
     opening, head, reading = NAMES[name]
+    # On a busy machine Orbax writes its data in more than six files. A list has some
+    # 260 bytes for each.
+    head += 300 * max(0, len(list((base / name).rglob("d/*"))) - 6)
     like = _tree() if name.endswith(".eqx") else None
     proxy.requests.clear()
     ckpt = ec.open(f"{url}/{name}", like=like)
