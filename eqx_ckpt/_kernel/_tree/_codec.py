@@ -119,7 +119,7 @@ def _encode(x: Any, below: Recurse) -> Any:
         return _class(x)
     if isinstance(x, np.dtype):
         return {"repr": ["dtype", str(x)]} if x.names else {"dtype": x.name}
-    for base, bare in _BARE.items():
+    for base, bare in BARE.items():
         if isinstance(x, base):  # Of a subclass, the number or the text that it is.
             return {"sub": [*_named.class_name(cls), below(bare(x))]}
     if isinstance(x, (bytes, np.ndarray, jax.Array)):
@@ -162,7 +162,8 @@ def _encode(x: Any, below: Recurse) -> Any:
     return _function(x)
 
 
-_BARE: dict[type, Callable[[Any], Any]] = {
+# The value of an instance of a subclass, whatever methods that has.
+BARE: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
     str: str.__str__,

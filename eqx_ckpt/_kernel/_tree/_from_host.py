@@ -13,7 +13,7 @@ from jax._src import lib as _jaxlib
 
 from .._format import _template
 from .._format._template import Template
-from . import _guards, _leaf, _register, _sharding, _target
+from . import _codec, _guards, _leaf, _register, _sharding, _target
 from ._target import Target
 
 
@@ -187,7 +187,7 @@ def _of_class(value: Any, python: type) -> Any:
         raise ValueError(f"`{python.__name__}` cannot be made of it: {e}") from e
     plain = next(base for base in _leaf.PLAIN.values() if issubclass(python, base))
     # The `repr` of a float tells its bits, as `==` does not.
-    same = isinstance(made, python) and repr(_PLAIN[plain](made)) == repr(plain(value))
+    same = isinstance(made, python) and repr(_BARE[plain](made)) == repr(plain(value))
     if not same:
         raise ValueError(
             f"`{python.__name__}({value!r:.60})` is {made!r:.60}, and not that value. "
@@ -196,13 +196,10 @@ def _of_class(value: Any, python: type) -> Any:
     return made
 
 
-# The value of an instance of a subclass, whatever methods that has.
-_PLAIN: dict[type, Callable[[Any], Any]] = {
+_BARE: dict[type, Callable[[Any], Any]] = {
+    **_codec.BARE,
     bool: bool,
-    int: int.__int__,
-    float: float.__float__,
     complex: complex.__complex__,
-    str: str.__str__,
     bytes: bytes.__bytes__,
 }
 
