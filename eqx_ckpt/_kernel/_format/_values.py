@@ -99,22 +99,7 @@ class Name(NamedTuple):
     def shown(self) -> str:
         """As people import it: by a public module that has it and is imported here, or
         else by its own."""
-        whole, private = f"{self.module}.{self.qualified}", re.compile(r"(^|\.)_")
-        if not private.search(self.module):
-            return whole
-        first, *others = self.qualified.split(".")
-        found = []
-        for name, module in [*sys.modules.items()]:
-            if private.search(name) or name.partition(".")[0] != self.package:
-                continue
-            # To ask a module for an attribute may import others.
-            x = getattr(module, "__dict__", {}).get(first)
-            if (getattr(x, "__module__", ""), getattr(x, "__qualname__", "")) == (
-                self.module,
-                first,
-            ):
-                found.append(".".join((name, first, *others)))
-        return min(found, key=lambda x: (x.count("."), x), default=whole)
+        return f"{_public_module(self, len(sys.modules))}.{self.qualified}"
 
     def is_alike(self, other: "Name") -> bool:
         """Whether both are of one package, in which functions may have moved. What a
@@ -124,6 +109,25 @@ class Name(NamedTuple):
 
 
 _SCRIPTS = {"__main__", "__mp_main__"}
+_private = re.compile(r"(^|\.)_")
+
+
+@ft.lru_cache(maxsize=4096)
+def _public_module(name: Name, imported: int) -> str:
+    """The shortest name of a public module that has a function or a class, or else that
+    of its own. `imported`: how many modules are, as others may come to have it."""
+    if not _private.search(name.module):
+        return name.module
+    first, found = name.qualified.partition(".")[0], []
+    for other, module in [*sys.modules.items()]:
+        if _private.search(other) or other.partition(".")[0] != name.package:
+            continue
+        # To ask a module for an attribute may import others.
+        x = getattr(module, "__dict__", {}).get(first)
+        if own := getattr(x, "__module__", None):
+            if Name(own, getattr(x, "__qualname__", "")) == Name(name.module, first):
+                found.append(other)
+    return min(found, key=lambda x: (x.count("."), x), default=name.module)
 
 
 def name_of(value: object) -> Name | None:
