@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import trees
 
 import eqx_ckpt as ec
 
@@ -275,23 +276,11 @@ def test_modules_without_leaves_and_states_stay(tmp_path, run):
     assert eqx.tree_equal(ec.tree_deserialise_leaves(tmp_path / "c", like), like)
 
 
-def _pair(*order):
-    """A class without keys, whose children a release of it has in this order."""
-
-    class Pair:
-        def __init__(self, **fields):
-            vars(self).update(fields)
-
-    jax.tree_util.register_pytree_node(
-        Pair,
-        lambda pair: ([getattr(pair, name) for name in order], None),
-        lambda _, children: Pair(**dict(zip(order, children))),
-    )
-    return Pair
-
-
 def test_children_without_keys_stay_the_attributes_that_they_are(tmp_path, run):
-    old, new = _pair("mean", "var", "std"), _pair("std", "mean", "var")
+    old, new = (
+        trees.without_keys("mean", "var", "std"),
+        trees.without_keys("std", "mean", "var"),
+    )
     tree = {"model": [old(mean=1.0, var=2.0, std=3.0)], "step": 1}
     ec.tree_serialise_leaves(tmp_path / "a", tree)
     options = ["--rename", "^model=net", "--drop", "step", "--drop", "model.0.1"]

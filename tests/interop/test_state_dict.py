@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
+from support import trees
 from support.helpers import assert_alike, run_program
 from support.stores import StoredFiles
 
@@ -285,23 +286,11 @@ def test_a_tensor_of_many_processes(tmp_path):
         dist.destroy_process_group()
 
 
-def _pair(*order):
-    """A class without keys, whose children a release of it has in this order."""
-
-    class Pair:
-        def __init__(self, **fields):
-            vars(self).update(fields)
-
-    jax.tree_util.register_pytree_node(
-        Pair,
-        lambda pair: ([getattr(pair, name) for name in order], None),
-        lambda _, children: Pair(**dict(zip(order, children))),
-    )
-    return Pair
-
-
 def test_children_without_keys_go_by_the_attributes_that_they_are():
-    old, new = _pair("mean", "_METADATA"), _pair("_METADATA", "mean")
+    old, new = (
+        trees.without_keys("mean", "_METADATA"),
+        trees.without_keys("_METADATA", "mean"),
+    )
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "b", mode="batch")
     tree = old(mean=[1.0, old(mean=2.0, _METADATA=3.0)], _METADATA=(norm, state))
     like = new(mean=[0.0, new(mean=0.0, _METADATA=0.0)], _METADATA=(norm, state))

@@ -253,6 +253,21 @@ class Keyless:
         return cls(*children)
 
 
+def without_keys(*order):
+    """A class without keys, whose children a release of it has in this order."""
+
+    class Pair:
+        def __init__(self, **fields):
+            vars(self).update(fields)
+
+    jtu.register_pytree_node(
+        Pair,
+        lambda pair: ([getattr(pair, name) for name in order], None),
+        lambda _, children: Pair(**dict(zip(order, children))),
+    )
+    return Pair
+
+
 @jtu.register_pytree_with_keys_class
 class Keyed:
     """A node whose children have keys of its own, of any type."""
