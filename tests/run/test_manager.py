@@ -256,7 +256,7 @@ def _donated():
         ({"tree": {"x": np.array([None])}}, "dtype `object` cannot be stored"),
         ({"tree": {}}, "Nothing to save"),
         # Like the state before it, but for its structure.
-        ({"tree": {"x" * 2**16: np.ones(3)}}, "has 65536 bytes, and at most"),
+        ({"tree": {"x" * 2**16: np.ones(3), "y": jnp.ones(3)}}, "has 65536 bytes"),
         ({"metadata": {"step": 1}}, "has the key `step`"),
         ({"metadata": {"lock": threading.Lock()}}, "is of type `lock`"),
         ({"own": {"x": np.array([None])}}, "dtype `object` cannot be stored"),
