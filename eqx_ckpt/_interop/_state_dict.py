@@ -126,12 +126,11 @@ def _with_attributes(
     return out
 
 
-def _with_positions(name: str, attributes: dict[str, dict[str, str]]) -> str:
-    """The inverse of `_with_attributes`."""
+def _with_positions(name: str, positions: dict[str, dict[str, str]]) -> str:
+    """The inverse of `_with_attributes`. `positions`: of each node, by attributes."""
     node, out = "", []
     for part in name.split("."):
-        known = {x: own for own, x in attributes.get(node, {}).items()}
-        out.append(known.get(part, part))
+        out.append(positions.get(node, {}).get(part, part))
         node = _names.child(node, out[-1])
     return ".".join(out)
 
@@ -257,7 +256,11 @@ def _leaves(state_dict: Mapping, like: PyTree, is_leaf: IsLeaf) -> _Flat:
     states = {entry.state for entry in entries.values()}
     names = [name for name, _ in rows]
     if attributes:
-        names = [_with_positions(name, attributes) for name in names]
+        inverse = {
+            node: {attribute: part for part, attribute in some.items()}
+            for node, some in attributes.items()
+        }
+        names = [_with_positions(name, inverse) for name in names]
     positions, labels = _positions(names, states)
     for name, (_, value) in zip(positions, rows):
         name, keys = _own_name(name)
