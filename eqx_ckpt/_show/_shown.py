@@ -13,6 +13,7 @@ from .._kernel._load import _checkpoint, _lazy
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._lazy import LazyArray
 from .._kernel._run import _manager
+from .._kernel._save import _background
 from .._kernel._save._background import SaveHandle
 from .._kernel._tree import _node
 from .._kernel._tree._node import Node
@@ -67,8 +68,8 @@ def _of_lazy(x: LazyArray) -> str:
 @html.register
 def _of_save(x: SaveHandle) -> str:
     done, total = map(_text.size, x.progress)
-    state = f"{x._state()}, {done} of {total}"
-    return _html.card(f"SaveHandle {x._root}", state)
+    state = f"{_background.state_of(x)}, {done} of {total}"
+    return _html.card(f"SaveHandle {_background.root_of(x)}", state)
 
 
 # Of a run, the newest steps.

@@ -61,8 +61,8 @@ def test_no_two_classes_have_one_name():
     assert not {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
-# Of handles of saves, which a manager follows; and methods of NamedTuples.
-_OPEN = {"_written", "_wait_for", "_state", "_root", "_replace", "_asdict", "_fields"}
+# Methods of NamedTuples.
+_OPEN = {"_replace", "_asdict", "_fields"}
 
 
 def test_no_room_reads_what_is_private_to_another():

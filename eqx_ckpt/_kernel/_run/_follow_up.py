@@ -1,5 +1,5 @@
-"""What follows the save of a step: its mark, its row of the history, and the deletion
-of steps that need not stay."""
+"""Work that follows the save of a step: it is marked, it gets its row of the history,
+and steps that need not stay are deleted."""
 
 import threading
 import time
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from .._format._history import HistoryRow
 from .._runtime import _threads
+from .._save import _background
 from .._save._background import SaveHandle
 from .._storage import _store
 from . import _marks
@@ -27,8 +28,8 @@ class RunningSave(NamedTuple):
 
 
 class FollowUp:
-    """What process 0 does after each save of a run, in the thread of the save. The
-    `failures` are those that nobody was warned of yet."""
+    """The work of process 0 after each save of a run, in the thread of the save. Nobody
+    was warned of the `failures` yet."""
 
     def __init__(self, steps: Steps, policy: Policy, attempt_start: AttemptStart):
         self._steps, self._attempt_start = steps, attempt_start
@@ -40,16 +41,17 @@ class FollowUp:
     def run(self, saving: RunningSave, retain: bool, damaged: Set[int]) -> None:
         """Marks the step and adds it to the history. With `retain`, older steps are
         deleted, those that are `damaged` not among them."""
-        step, handle = saving.step, saving.handle
+        step = saving.step
         try:
-            is_saved = handle._saved.exception() is None
+            committed = _background.committed_by(saving.handle)
             marked: _threads.Outcome[None] = _threads.Outcome()
             jobs: list[Callable[[], Any]] = []
-            jobs.append(lambda: self._mark(step, is_saved, marked))
-            if is_saved and (written := handle._written):
+            jobs.append(lambda: self._mark(step, committed is not None, marked))
+            if committed is not None:
                 # As it was written, without a look at it.
-                new = SeenStep(Signature(written.stamp), saving.metrics)
-                jobs.append(lambda: self._add_to_history(saving, written.save, new))
+                save_id = committed.save_id
+                new = SeenStep(Signature(committed.stamp), saving.metrics)
+                jobs.append(lambda: self._add_to_history(saving, save_id, new))
                 if retain:
                     jobs.append(lambda: self._retain(step, damaged, new, marked.result))
             # In a directory each needs what the one before it has written.
@@ -68,10 +70,10 @@ class FollowUp:
         finally:
             marked.set_result(None)  # Unless it has a result or an error already.
 
-    def _add_to_history(self, saving: RunningSave, save: str, new: SeenStep) -> None:
+    def _add_to_history(self, saving: RunningSave, save_id: str, new: SeenStep) -> None:
         number, when = self._attempt_start.number, round(time.time(), 3)
         nbytes = saving.handle.progress.total
-        row = HistoryRow(saving.step, save, number, when, nbytes, new.metrics)
+        row = HistoryRow(saving.step, save_id, number, when, nbytes, new.metrics)
         self._steps.history.append([row])
         self._steps.saved[saving.step] = SavedStep(new.signature, row)
 

@@ -314,7 +314,7 @@ class Saves:
     def _follow_up(self, saving: RunningSave, retain: bool, leads: bool) -> None:
         """Once a save is over, process 0 does what follows it."""
         try:
-            if saving.handle._saved.exception() is None:
+            if _background.committed_by(saving.handle) is not None:
                 self.damaged.discard(saving.step)
                 self.last_whole = saving.handle
             if leads:
@@ -328,7 +328,7 @@ class Saves:
         for saving in self.running.copy():
             try:
                 saving.handle.result()
-                if not saving.handle._wait_for(saving.over):
+                if not _background.await_event(saving.handle, saving.over):
                     self._after.failures.append("The thread of the save has ended.")
             except Exception:
                 self._forget(saving)

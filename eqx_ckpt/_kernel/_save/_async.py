@@ -28,7 +28,7 @@ from . import (
     _reuse,
     _serialise,
 )
-from ._background import SaveHandle
+from ._background import Committed, SaveHandle
 from ._options import SaveKeywords, SaveOptions
 from ._payload import PlannedLeaf
 from ._plan import Plan
@@ -125,7 +125,7 @@ def begin_save(
             else:
                 _path_state.examine(root, options.overwrite)
         reused = _reuse.find_reused(planned, processes)
-        written = _reuse.SavedArrays(planned.leaves, planned.spec)
+        arrays = _reuse.SavedArrays(planned.leaves, planned.spec)
         held = _reuse.hold_unchanged(reused, planned.leaves, planned.spec)
         copied = _copied(planned, held)
         _background.make_room(copied)
@@ -134,28 +134,27 @@ def begin_save(
             before_write()
 
     handle = SaveHandle(root, planned.spec.nbytes, copied)
-    handle._written = written
-
-    def write() -> None:
-        committed = _serialise.write(planned, processes, reused, handle._count)
-        written.stamp, written.save = committed.stamp, committed.save_id
-
+    handle._arrays = arrays
+    write = lambda: _serialise.write(planned, processes, reused, handle._count)
     return start_staged(handle, planned, write, processes)
 
 
 def start_staged(
-    handle: SaveHandle, planned: Plan, write: Callable[[], None], processes: Processes
+    handle: SaveHandle,
+    planned: Plan,
+    write: Callable[[], Committed | None],
+    processes: Processes,
 ) -> SaveHandle:
     """Starts a thread that writes what was staged, once that has arrived: this
     process's part of what `processes` do together."""
     leaves, is_remote = planned.leaves, planned.root.is_remote
 
-    def run() -> None:
+    def run() -> Committed | None:
         # In an object store it is TensorStore's threads that write.
         quietly = contextlib.nullcontext() if is_remote else _threads.quietly()
         try:
             with quietly, _interval.changed():
-                write()
+                return write()
         finally:
             # The handle may live on, without them.
             leaves.clear()

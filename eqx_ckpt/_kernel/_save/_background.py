@@ -32,6 +32,14 @@ class Progress(NamedTuple):
     total: int
 
 
+class Committed(NamedTuple):
+    """A save that is published: its id, if that has a directory, and the stamp of its
+    index, in the process that has written that."""
+
+    save_id: str = ""
+    stamp: str = ""
+
+
 class SaveHandle:
     """A save that goes on in the background, returned by
     [`async_tree_serialise_leaves`][].
@@ -51,8 +59,10 @@ class SaveHandle:
         self._saved: _threads.Outcome[None] = _threads.Outcome()
         # None until it has been started.
         self._worker: _threads.Worker | None = None
-        # What a later save can know of it: see `_reuse`.
-        self._written: Any = None
+        # The `SavedArrays` that it writes, for later saves: see `_reuse`.
+        self._arrays: Any = None
+        # What `write` has returned: see `committed_by`.
+        self._committed: Committed | None = None
         # The bytes of the copies that it has of the caller's arrays.
         self._copied = copied
         # Whether it does not wait for other kinds of saves, nor they for it.
@@ -62,13 +72,8 @@ class SaveHandle:
         # The bytes of the leaves, and how many are written.
         self._nbytes, self._count = nbytes, Count()
 
-    def _state(self) -> str:
-        if not self._saved.done():
-            return "being saved"
-        return "failed" if self._saved.exception() else "saved"
-
     def __repr__(self) -> str:
-        return f"<SaveHandle of `{self._root}`: {self._state()}>"
+        return f"<SaveHandle of `{self._root}`: {state_of(self)}>"
 
     def _repr_html_(self) -> str:
         return _rooms.html(self)
@@ -84,17 +89,9 @@ class SaveHandle:
         **Raises:** what went wrong, if something has.
         """
         _context.check_fork()
-        self._wait_for(self._staged)
+        await_event(self, self._staged)
         if self._saved.done():
             self.result()
-
-    def _wait_for(self, event: _threads.Event) -> bool:
-        """Waits until the thread of the save sets an event. Returns False if that has
-        ended without it."""
-        while not event.wait(_LOOK):
-            if _has_ended(self):
-                return event.is_set()
-        return True
 
     @_handlers.pass_through
     def done(self) -> bool:
@@ -154,6 +151,38 @@ class SaveHandle:
         self._saved.add_done_callback(lambda _: fn(self))
 
 
+# ---- What other rooms ask of a handle.
+
+
+def root_of(handle: SaveHandle) -> Backend:
+    """The place that is saved to."""
+    return handle._root
+
+
+def state_of(handle: SaveHandle) -> str:
+    """The state of a save, for people."""
+    if not handle._saved.done():
+        return "being saved"
+    return "failed" if handle._saved.exception() else "saved"
+
+
+def committed_by(handle: SaveHandle) -> Committed | None:
+    """The commit of a save that is over; None if it goes on, or has failed."""
+    is_saved = handle._saved.done() and handle._saved.exception() is None
+    return handle._committed if is_saved else None
+
+
+def await_event(handle: SaveHandle, event: _threads.Event) -> bool:
+    """Waits until the thread of a save sets an event. Returns False if that has ended
+    without it."""
+    while not event.wait(_LOOK):
+        if _has_ended(handle):
+            return event.is_set()
+    return True
+
+
+# ---- All saves that are under way.
+
 # No lock is held where these are used, as signal handlers may save, and Ctrl-C may come
 # anywhere. What threads do with them is one step each.
 
@@ -173,7 +202,7 @@ def _drop(handles: list[SaveHandle], handle: SaveHandle) -> None:
 def start(
     handle: SaveHandle,
     collect: Callable[[], Any] | None,
-    write: Callable[[], None],
+    write: Callable[[], Committed | None],
     give_up: Callable[[BaseException], None] = lambda error: None,
 ) -> SaveHandle:
     """Starts a thread that runs `collect`, which waits for copies from devices. When
@@ -260,7 +289,7 @@ def _run(
     handle: SaveHandle,
     turn: list[SaveHandle],
     collect: Callable[[], Any] | None,
-    write: Callable[[], None],
+    write: Callable[[], Committed | None],
 ) -> None:
     errors: list[BaseException] = [_ended()]
     with _cleanup.surely(ft.partial(_end, handle, errors)):
@@ -278,7 +307,7 @@ def _run(
             _wait(before)
             pending.clear()
             before.clear()
-            write()
+            handle._committed = write()
             errors.clear()
         except BaseException as e:
             errors[:] = [e]

@@ -36,7 +36,7 @@ from .._storage._descriptor import Descriptor
 from .._storage._local import LocalDirectory, SavedFile
 from .._tree import _host_copy
 from .._tree._host_copy import Payload
-from . import _payload, _writing
+from . import _background, _payload, _writing
 from ._background import SaveHandle
 from ._lazies import LazySource
 from ._payload import PlannedLeaf
@@ -50,14 +50,9 @@ _MAX_LINKED_FILES = 128
 
 
 class SavedArrays:
-    """The arrays that a save writes, by their names; it keeps none of them alive.
-
-    `save`: its id, once all of it is written, and the arrays are what is in its files.
-    `stamp`: that of its index, in process 0.
-    """
+    """The arrays that a save writes, by their names; it keeps none of them alive."""
 
     def __init__(self, leaves: Sequence[PlannedLeaf], spec: TreeSpec):
-        self.save, self.stamp = "", ""
         self._spec = spec
         values = [leaf.value for leaf in leaves]
         self._are_arrays = list(map(_payload.is_array_type, map(type, values)))
@@ -105,18 +100,19 @@ def find_reused(plan: Plan, processes: Processes) -> ReusedSave | None:
     reuse = plan.options.reuse
     if reuse is None or processes.count > 1:
         return None
-    root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)
+    handle = reuse if isinstance(reuse, SaveHandle) else None
+    root = _root.resolve(reuse) if handle is None else _background.root_of(handle)
     # Object stores have no links, and what is in an archive no file of its own.
     for at in (root, plan.root):
         if _open_files.is_archive(at) or not isinstance(at, LocalDirectory):
             return None
-    written = reuse._written if isinstance(reuse, SaveHandle) else None
-    if written is None or not written.save:
+    committed = None if handle is None else _background.committed_by(handle)
+    if handle is None or committed is None or not committed.save_id:
         return ReusedSave(root)
-    leaves = plan.leaves
-    same = {i for i, leaf in enumerate(leaves) if written.has(leaf)}
+    leaves, arrays = plan.leaves, handle._arrays
+    same = {i for i, leaf in enumerate(leaves) if arrays.has(leaf)}
     known = {i for i in same if _host_copy.on_device(leaves[i].value)}
-    return ReusedSave(root, written.save, known, same - known)
+    return ReusedSave(root, committed.save_id, known, same - known)
 
 
 def hold_unchanged(
@@ -234,8 +230,8 @@ def _largest(sizes: dict[int, int]) -> list[int]:
 
 
 class _Unchanged(NamedTuple):
-    """What has not changed since another save: its `files` of which nothing has, with
-    the runs in each; the `digests` of all runs that have not; and the `leaves`."""
+    """The parts of another save that have not changed since: whole `files`, with the
+    runs in each; the `digests` of all unchanged runs; and the `leaves`."""
 
     files: dict[int, list[ChunkRun]]
     digests: dict[tuple[int, range], bytes]

@@ -9,7 +9,7 @@ import contextlib
 import functools as ft
 import json
 import os
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
@@ -34,6 +34,7 @@ from . import (
     _reuse,
     _write_leaves,
 )
+from ._background import Committed
 from ._options import SaveKeywords, SaveOptions
 from ._plan import Plan
 from ._transaction import errors_before_commit
@@ -155,7 +156,7 @@ def tree_serialise_leaves(
 
 
 def save(path: Any, pytree: PyTree, options: SaveOptions) -> None:
-    """As `tree_serialise_leaves`, with options that are checked."""
+    """Does what `tree_serialise_leaves` does, with options that are checked."""
     processes = processes_of(path, pytree, options)
     with processes.share_errors():
         root: Any = path
@@ -178,14 +179,6 @@ def processes_of(path: object, tree: PyTree, options: SaveOptions) -> Processes:
     what = f"Saving to `{path}`{_processes.tagged(together.tag)}"
     mark = ft.partial(_agree.mark, tree, options.metadata)
     return _processes.of_run("save", _root.place(path), together, what, mark)
-
-
-class Committed(NamedTuple):
-    """A save that is published: its id, if that has a directory, and the stamp of its
-    index, in the process that has written that."""
-
-    save_id: str = ""
-    stamp: str = ""
 
 
 def write(
@@ -253,8 +246,9 @@ def _save_alone(
 def _save_together(
     plan: Plan, processes: Processes, advance: Advance, held: contextlib.ExitStack
 ) -> Committed:
-    """As `_save_alone`, by many processes. Each writes its own part of the leaves.
-    Process 0 holds the transaction, collects notes on all parts, and publishes."""
+    """Saves as `_save_alone` does, by many processes. Each writes its own part of the
+    leaves. Process 0 holds the transaction, collects notes on all parts, and
+    publishes."""
     root, options, nbytes = plan.root, plan.options, plan.spec.nbytes
     writer = _plan.WRITERS[options.layout]
     plans = processes.gather(_agree.digest_of_plan(plan), alike=True)
