@@ -1,4 +1,4 @@
-"""What a program that PyInstaller packs takes along, and PyInstaller does not see."""
+"""Lists what PyInstaller does not see, for the programs that it packs."""
 
 from PyInstaller.utils.hooks import (  # pyright: ignore
     collect_data_files,

@@ -222,7 +222,7 @@ class _Found:
             self._sums = Sums(0, 1, np.array([about]), 0.0)
 
     def finite(self, x: np.ndarray) -> np.ndarray:
-        """What is finite. All else is counted."""
+        """Picks the finite elements, and counts the others."""
         good = np.isfinite(x)
         nans = int(np.count_nonzero(np.isnan(x)))
         self._nan += nans

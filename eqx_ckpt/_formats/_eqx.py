@@ -97,7 +97,7 @@ def _line(probe: Probe, key: str) -> bytes | None:
 
 
 def _contents(probe: Probe, key: str, line: bytes | None) -> str:
-    """What can be told of a file without its tree: sentences of a message."""
+    """Describes a file as far as that needs no tree: sentences of a message."""
     if line is None:
         return ""
     text = line.decode("utf-8", "replace")

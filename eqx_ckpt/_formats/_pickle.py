@@ -105,8 +105,8 @@ def _instructions(file: _Bytes) -> Iterator[tuple[str, Any]]:
 
 
 class _Built:
-    """What a pickle has built so far: the items since the last mark, and before each
-    mark."""
+    """Objects that a pickle has built so far: the items since the last mark, and those
+    before each mark."""
 
     def __init__(
         self,

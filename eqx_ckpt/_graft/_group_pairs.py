@@ -211,7 +211,7 @@ class Bucket:
 
 
 def _score(pair: GroupPair, found: FoundPairs) -> float | None:
-    """How well two groups fit; None if only their shapes do."""
+    """Rates how well two groups fit; None if only their shapes do."""
     if not pair.shares_words:
         if not pair.likeness or not _share_below_words(pair, pair.lacked, found):
             return None

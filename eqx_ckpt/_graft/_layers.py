@@ -209,7 +209,7 @@ def weight_first(layer: NamedLayer) -> list[str]:
 
 
 def weight_names(layers: tuple[NamedLayer, NamedLayer]) -> tuple[str, ...]:
-    """What the weights of two layers are called there; "" where there is none."""
+    """The last parts of the names of two layers' weights; "" where there is none."""
     return tuple(x.leaves.get("weight", "").rpartition(".")[2] for x in layers)
 
 

@@ -58,8 +58,8 @@ def fits(a: str, saved: LeafKind, b: str, wanted: LeafKind) -> list[str]:
 def _ways_of_rows(
     names: list[str], old: tuple[int, ...], new: tuple[int, ...]
 ) -> list[str]:
-    """As `fits`, of what is no weight that a layer multiplies by. A row may have more
-    axes, of length 1, on one side."""
+    """The ways of `fits` for a leaf that no layer multiplies by, such as a bias. A row
+    may have more axes, of length 1, on one side."""
     if old == new:
         return [""]
     one, other = ([n for n in shape if n != 1] for shape in (old, new))

@@ -111,8 +111,8 @@ class Report:
         return _facts.table(columns, rows)
 
     def _whole(self) -> str:
-        """What the bytes that were read are a part of. They can be more than those of
-        all leaves: the index of a small checkpoint is longer."""
+        """Names the whole of which bytes were read. These can be more than all leaves
+        have: the index of a small checkpoint is longer."""
         size = _text.size(self.nbytes)
         is_part = (self.bytes_read or 0) <= self.nbytes
         return f"of {size}" if is_part else f"with the index; leaves have {size}"

@@ -98,8 +98,8 @@ def to_state_dict(
 
 
 def _attributes(flat: Flat) -> dict[str, dict[str, str]]:
-    """Of each node with children without keys the attributes that they are, by their
-    parts of names."""
+    """Maps each node whose children have no keys to the attributes that they are, by
+    their parts of names."""
     walk = flat.walk
     return {
         names[place]: {

@@ -80,7 +80,7 @@ class Origin(NamedTuple):
 
 
 class TemplateSizes(NamedTuple):
-    """Of each template, the number of a leaf's chunks, and the bytes of a chunk."""
+    """For each template, the number of a leaf's chunks, and the bytes of a chunk."""
 
     chunk_counts: list[int]
     chunk_bytes: list[int]
@@ -202,8 +202,8 @@ class Leaves:
 
     @ft.cached_property
     def template_sizes(self) -> TemplateSizes:
-        """Those of the templates. They are 0 of one that cannot be, which is refused
-        when it is touched."""
+        """The sizes of the templates. An impossible one has 0, and is refused when it
+        is touched."""
         counts, sizes = [], []
         for template in self.templates:
             count = size = 0

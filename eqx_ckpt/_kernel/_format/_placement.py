@@ -240,7 +240,7 @@ def _is_plain(placement: Placement, leaves: Leaves) -> bool:
 
 
 def _lay_plain(placement: Placement, files: int, leaves: Leaves) -> Extents:
-    """As `lay`, for a plain placement, without the rows of its patterns."""
+    """Does what `lay` does, for a plain placement, without the rows of its patterns."""
     count, begins = len(leaves.names), placement.begins
     sizes = aligned(np.multiply(*map(np.asarray, leaves.template_sizes)))
     taken = sizes.take(leaves.template_of, mode="clip")

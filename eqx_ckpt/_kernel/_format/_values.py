@@ -97,8 +97,8 @@ class Name(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """As people import it: by a public module that has it and is imported here, or
-        else by its own."""
+        """The name by which people import it: in a public module that has it and is
+        imported here, or else in its own."""
         return f"{_public_module(self, len(sys.modules))}.{self.qualified}"
 
     def is_alike(self, other: "Name") -> bool:

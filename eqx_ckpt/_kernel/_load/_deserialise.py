@@ -129,8 +129,8 @@ def load(
     like: PyTree,
     options: LoadOptions,
 ) -> PyTree:
-    """As `tree_deserialise_leaves`, with options that are checked, and without a second
-    try where the checkpoint is replaced meanwhile."""
+    """Loads as `tree_deserialise_leaves` does, with options that are checked, but does
+    not try again where the checkpoint is replaced meanwhile."""
     place = path.path if isinstance(path, Checkpoint) else path
     processes = processes_of("load", [place], like, options)
     with processes.share_errors():

@@ -137,7 +137,7 @@ ReadFiles = Callable[[Reader, Sequence[StoredRead]], Results]
 def read_kept(
     reader: Reader, reads: Sequence[StoredRead], read_files: ReadFiles
 ) -> Results:
-    """As `read_files`, but for chunks that are kept."""
+    """Reads as `read_files` does, but takes the chunks that are kept from memory."""
     others = []
     for one in reads:
         if (kept := _find(reader, one)) is None:

@@ -44,7 +44,7 @@ class LeafBody(abc.ABC):
 
     @property
     def unreadable(self) -> str | None:
-        """What a leaf is that cannot be read, and why; None if it can."""
+        """Says why the leaf cannot be read, and what it is; None if it can be read."""
         return None
 
     def check_whole(self) -> None:
@@ -83,11 +83,11 @@ class LeafBody(abc.ABC):
 
     @abc.abstractmethod
     def store(self) -> Any:
-        """As `LazyArray.store`."""
+        """Opens what `LazyArray.store` gives."""
 
     @abc.abstractmethod
     def url(self) -> str:
-        """As `LazyArray.url`."""
+        """The URL that `LazyArray.url` gives."""
 
     @staticmethod
     def read_all(

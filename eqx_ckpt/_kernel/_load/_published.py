@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Published(Generic[T]):
-    """What was made of the index at a root, and the file that it was read from."""
+    """The decoded index at a root, and the file that it was read from."""
 
     content: T
     file: Value

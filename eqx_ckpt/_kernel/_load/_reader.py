@@ -59,7 +59,7 @@ class StoredRead(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
-        """That of its arrays."""
+        """The dtype of the arrays that it gives."""
         if self.conversion is not None:
             return self.conversion.dtype
         return _template.dtype_of(self.record.template.stored)

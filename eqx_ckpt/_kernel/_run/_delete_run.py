@@ -118,7 +118,7 @@ def _check_step(run: Steps, step: int) -> None:
 
 
 def _others_in_begun(root: Backend) -> Iterator[str]:
-    """What is not ours at the path of a save that was not completed."""
+    """Names of files that are not ours at the path of a save that was not completed."""
     entries = _listing.names_in(root)
     inside = lambda name: _listing.names_in(root.below(name))
     yield from _path_state.foreign_among((), entries, inside)

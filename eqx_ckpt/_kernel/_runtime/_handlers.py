@@ -79,7 +79,7 @@ def _is_in_finaliser(frame: FrameType | None) -> bool:
 
 
 def _swallowed() -> list[Exception]:
-    """What the package has caught of what came out of functions of the program."""
+    """Exceptions of the program's functions that the package has caught."""
     # The first frame of a traceback is the one that has caught the error.
     places = [(x, x.__traceback__) for x in _raised_in_program]
     names = [(x, at.tb_frame.f_globals.get("__name__")) for x, at in places if at]

@@ -1,4 +1,4 @@
-"""How much of the machine this process may have: memory, and cores.
+"""The share of the machine that this process may have: memory, and cores.
 
 The system sets limits for the process, as of a container: by the control groups that it
 is in, in either version of these.
@@ -44,8 +44,9 @@ def cores(root: pathlib.Path = _ROOT) -> int:
 def _limits(
     root: pathlib.Path, kind: str, new: str, old: str
 ) -> Iterator[tuple[str, pathlib.Path]]:
-    """What the control groups of this process say of a kind of limit, by the names of
-    their files in both versions; and the directory of each."""
+    """The texts in the files of a kind of limit, from all control groups of this
+    process, each with its group's directory. `new` and `old` name the file in both
+    versions."""
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, kinds, path = line.split(":", 2)

@@ -60,7 +60,7 @@ def local_shards(value: Any, template: Template) -> StoredShards | None:
 
 
 def _nothing(value: jax.Array, template: Template) -> StoredShards:
-    """What a process without a shard stores: a region that has no elements.
+    """A region that has no elements: a process without a shard stores that.
 
     **Raises:** `ValueError` for a scalar, of which there is no such region.
     """

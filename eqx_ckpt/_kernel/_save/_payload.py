@@ -80,8 +80,8 @@ class StagedBytes(tuple[np.ndarray], Payload):
 def small_by_template(
     leaves: Sequence[PlannedLeaf], leaf_indices: Iterable[int]
 ) -> Iterator[list[int]]:
-    """Those of some indices whose leaves are small, which are worked on together:
-    those of one template, and few at a time. More take memory that is new to the
+    """Batches of the indices whose leaves are small, for work on several at once. A
+    batch has one template, and few leaves: more take memory that is new to the
     system."""
     number = [leaf.template_number for leaf in leaves].__getitem__
     for _, group in it.groupby(sorted(leaf_indices, key=number), number):

@@ -186,8 +186,8 @@ def _place_runs(spec: TreeSpec, files: Files) -> _Placed:
 
 @_tree_spec.remembered
 def _place_by_spec(spec: TreeSpec, deal: Deal) -> _Placed:
-    """As `_place_runs`, for a save of which the spec says where each chunk lies. The
-    result is kept with the spec."""
+    """Places runs as `_place_runs` does, for a save whose spec says where each chunk
+    lies. The result is kept with the spec."""
     files: Files = [
         [run for batch in batches for run in batch.runs]
         for batches in _batches_of_files(spec, deal, 0)

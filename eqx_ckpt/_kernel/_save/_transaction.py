@@ -179,7 +179,7 @@ def discard(root: Backend, key: str = "") -> None:
 
 
 def stamps_of(root: Backend, keys: Iterable[str]) -> dict[str, str]:
-    """Those of the files among `keys` that are for other readers, as `drop_unlisted`
+    """The stamps of the files among `keys` that are for other readers. `drop_unlisted`
     takes them."""
     side = sorted(_files.OTHERS.intersection(keys), reverse=True)  # `_METADATA` last.
     return dict(zip(side, _store.each(root, lambda root, key: root.stamp(key), side)))

@@ -255,11 +255,10 @@ class PlainLeaves:
 
 
 def _put_like(first: jax.Array, arrays: Sequence[np.ndarray]) -> Iterable[jax.Array]:
-    """What `jax.device_put` makes of arrays that are alike, of which it has made the
-    `first` one.
+    """Puts arrays on devices that are like the `first`, made by `jax.device_put`.
 
-    It finds out anew where each goes, which takes five times as long as to take it
-    there. What it ends in is private, and may change.
+    That finds out anew where each goes, which takes five times as long as to take it
+    there. The function that it ends in is private, and may change.
     """
     aval, sharding, is_bound = first.aval, first.sharding, first.committed
     devices = list(first.devices())
@@ -270,7 +269,7 @@ def _put_like(first: jax.Array, arrays: Sequence[np.ndarray]) -> Iterable[jax.Ar
 
 
 def plain_leaves(target: Target) -> PlainLeaves | None:
-    """How the leaves of a target are made, if they are plain."""
+    """The way to make the leaves of a target, if they are plain."""
     if target.sharding is not None or target.registered is not None:
         return None
     dtype = target.dtype

@@ -54,7 +54,7 @@ def _is_open(x: object) -> bool:
 
 
 def _parts(x: object) -> Iterator[tuple[str, Any]]:
-    """What an object holds, each with its place in it."""
+    """The objects that an object holds, each with its place in it."""
     if isinstance(x, (dict, types.MappingProxyType)):
         pairs: Mapping[Any, Any] = x
         yield from ((f"[{key!r}]", held) for key, held in pairs.items())
