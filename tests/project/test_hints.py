@@ -41,7 +41,6 @@ def objects(tmp_path):
         (MODULE, "tree_serialize_leaves", "`tree_serialise_leaves`"),
         (MODULE, "safe_open", "`open`"),
         (MODULE, "AsyncCheckpointer", "`async_tree_serialise_leaves`"),
-        (MODULE, "checkpoint", "`Checkpoint`"),  # A name that is near.
         ("CheckpointManager", "all_steps", "`steps()`"),
         ("Checkpoint", "get_tensor", "`ckpt[name].read()`"),
         ("LazyArray", "numpy", "`.read()`"),
@@ -55,6 +54,14 @@ def test_names_of_other_libraries(objects, owner, name, here):
     text = "".join(traceback.format_exception(caught.value))
     assert "Did you mean: '_" not in text
     assert not hasattr(objects[owner], "nothing_like_it_at_all")
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "contents", "exportt"])
+def test_names_that_are_near(name):
+    with pytest.raises(AttributeError, match=r"\. Is it `\w+`\?$") as caught:
+        getattr(ec, name)
+    text = "".join(traceback.format_exception(caught.value))
+    assert "here it is" not in text and "Did you mean" not in text
 
 
 LOAD, SAVE = ec.tree_deserialise_leaves, ec.tree_serialise_leaves

@@ -193,9 +193,11 @@ def unknown_attribute(owner: Any, kind: str, name: str) -> AttributeError:
 def unknown_name(module: str, names: Iterable[str], name: str) -> AttributeError:
     """The error for a name that a module does not have. It has `names`."""
     here = _attributes(module).get(name) if module in _ATTRIBUTES else None
-    near = [] if here else difflib.get_close_matches(name, names, 1, 0.6)
-    said = _said(here or "".join(f"`{x}`" for x in near))
-    return AttributeError(f"module `{module}` has no attribute `{name}`{said}")
+    said = _said(here) + ("" if here else _guess(name, names, 1))
+    # With a name and without an object, Python itself guesses nothing.
+    return AttributeError(
+        f"module `{module}` has no attribute `{name}`{said}", name=name, obj=None
+    )
 
 
 def unknown_argument(call: str, names: Iterable[str], name: str) -> TypeError:
@@ -205,11 +207,14 @@ def unknown_argument(call: str, names: Iterable[str], name: str) -> TypeError:
     here = next((here for _, here, theirs in rows if name in theirs.split()), None)
     said = _said(here)
     if here is None:
-        near = difflib.get_close_matches(name, names, 3, 0.6)
-        said += f" Is it {' or '.join(f'`{x}`' for x in near)}?" if near else ""
-        said += f" It has {', '.join(names)}."
+        said += f"{_guess(name, names, 3)} It has {', '.join(names)}."
     return TypeError(f"`{call}` has no argument `{name}`{said}")
 
 
 def _said(here: str | None) -> str:
     return f": here it is {here}." if here else "."
+
+
+def _guess(name: str, names: Iterable[str], most: int) -> str:
+    near = difflib.get_close_matches(name, names, most, 0.6)
+    return f" Is it {' or '.join(f'`{x}`' for x in near)}?" if near else ""
