@@ -377,7 +377,7 @@ def test_what_is_not_ours_stays(root, tmp_path):
         fill_run(manager, [6])
         # Filters of warnings are of all threads, and others may put theirs back.
         assert manager._saves.running[-1].over.wait(60)
-        with pytest.warns(UserWarning, match="step 1: .*`notes.txt`"):
+        with pytest.warns(UserWarning, match="step 1 was not deleted: .*`notes.txt`"):
             manager.wait()
         for step in (3, 4):
             with pytest.raises(ValueError, match="symbolic link"):

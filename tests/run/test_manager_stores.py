@@ -153,7 +153,7 @@ def test_what_is_not_ours_stays(root):
     with ec.CheckpointManager(root, keep=1) as manager:
         fill_run(manager, [5])
         _await(manager)
-        with pytest.warns(UserWarning, match="step 1: .*`notes.txt`"):
+        with pytest.warns(UserWarning, match="step 1 was not deleted: .*`notes.txt`"):
             manager.wait()
         assert manager.steps() == [1, 5]
         manager.restore(tree_at(0))
@@ -181,7 +181,7 @@ def test_nothing_is_deleted_for_a_save_that_fails(far):
             503 if method == "HEAD" and "/1/default/" in path else None
         )
         _await(manager)
-        with pytest.warns(UserWarning, match="not deleted.*\n.*does not answer"):
+        with pytest.warns(UserWarning, match="not all done.*\n.*does not answer"):
             manager.wait()
         # What a list says is known.
         assert manager.steps() == [1, 3]
@@ -420,7 +420,7 @@ def test_an_older_step_stays_until_the_new_one_is_marked(far):
         fill_run(manager, [0])
         manager.wait()
         proxy.fault = lambda *of: 403 if is_mark(*of, 1) else None
-        with pytest.warns(UserWarning, match="Older steps were not deleted"):
+        with pytest.warns(UserWarning, match="not all done:\n  after step 1: "):
             fill_run(manager, [1])
             manager.wait()
         assert manager.steps() == [0, 1]

@@ -58,7 +58,7 @@ class FollowUp:
             for job in _store.ahead(self._steps.root, jobs):
                 job()
         except Exception as e:
-            self.failures.append(f"{type(e).__name__}: {e}")
+            self.failures.append(f"after step {step}: {type(e).__name__}: {e}")
 
     def _mark(self, step: int, is_saved: bool, marked: _threads.Outcome[None]) -> None:
         """Marks a step as complete. `marked` is done as soon as the mark is there."""

@@ -181,7 +181,8 @@ class Retention:
             except Exception as e:
                 found.add(step)
                 failures.append(
-                    f"step {step}: `keep_if` raises {type(e).__name__}: {e}"
+                    f"step {step} was not deleted: `keep_if` raises "
+                    f"{type(e).__name__}: {e}"
                 )
         return found
 
@@ -239,5 +240,5 @@ class Retention:
         except (OSError, ValueError) as e:
             # Another may have deleted it, or saved something else there.
             if may_still_go():
-                failures.append(f"step {step}: {e}")
+                failures.append(f"step {step} was not deleted: {e}")
         return False not in looks

@@ -337,8 +337,8 @@ class Saves:
         if self._after.failures:
             failures, self._after.failures = self._after.failures, []
             text = "\n  ".join(failures)
-            _log.say(_log.WARNING, f"Older steps were not deleted:\n  {text}")
-            _log.warn(f"Older steps were not deleted:\n  {text}")
+            _log.say(_log.WARNING, f"The work after a save was not all done:\n  {text}")
+            _log.warn(f"The work after a save was not all done:\n  {text}")
 
     def _forget(self, saving: RunningSave) -> None:
         # Another thread may have waited for it too.
