@@ -90,8 +90,9 @@ class _Matching:
         while again:
             again = False
             for bucket in buckets:
-                for a, b in bucket.best(self._pairs):
-                    self._add(bucket.take(a, b))
+                pair = bucket.take_best(self._pairs)
+                if pair is not None:
+                    self._add(pair)
                     again = True
 
     def _add(self, pair: GroupPair) -> None:

@@ -1,14 +1,16 @@
 """Pairs of groups of layers, one of each side: which fit, and which fit best.
 
-Groups are sorted into `Bucket`s of those that may stand for each other at all. Which
-pair of a bucket is the best depends on the pairs that were found before: `FoundPairs`.
+The saved side is the `old` one, and the wanted side the `new` one. A `Bucket` has the
+groups that may stand for each other at all, and makes a `GroupPair` of each two that
+fit. The best pair is taken first. How good the others are depends on the pairs that
+were taken before: `FoundPairs`.
 """
 
 import collections
 import functools as ft
 import itertools as it
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from . import _layers, _leaf_kinds, _words
 from ._layers import LayerGroup, LayerSide, NamedLayer, NameNumber
@@ -19,33 +21,51 @@ from ._leaf_kinds import LeafKind
 _MARGIN = 0.05
 # Subtracted from the score of a pair if its weights are transposed, and most others are
 # not, or the other way round.
-_USUAL = 0.2
+_UNUSUAL_WAY = 0.2
 # Added to it, times the share of layers beside the two that are pairs.
-_BESIDE = 0.15
+_NEIGHBOURS = 0.15
+
+
+class LayerPair(NamedTuple):
+    """A layer of each side, where the two stand for each other."""
+
+    old: NamedLayer
+    new: NamedLayer
+
+
+class WordPair(NamedTuple):
+    """Words in the names of an old group, and words in those of a new one."""
+
+    old: set[str]
+    new: set[str]
 
 
 class GroupPair(NamedTuple):
-    """Groups that fit each other: layers of both, the likeness of their names, and the
-    ways in which their weights fit. `is_clear`: it is clear what their numbers count.
-    `is_same`: so are their names, but for numbers. `is_alone`: neither fits any other.
+    """Two groups that fit each other.
 
-    `lacked` are the words of each that the other lacks, and `telling` those of them
-    that tell it from other groups of its side. `shares_words`: they have some in
-    common, as far as these say anything.
+    - `layers`: the layers of both that stand for each other, first for first.
+    - `likeness`: of their names, from 0 to 1.
+    - `ways`: the adapters by any of which all of their weights fit; "" is none.
+    - `is_clear`: it is clear what their numbers count.
+    - `is_same`: their names are the same, but for numbers.
+    - `lacked`: the words of each that the other lacks.
+    - `telling`: those of `lacked` that tell a group from others of its side.
+    - `is_alone`: neither fits any other group.
+    - `shares_words`: their names have words in common, or say too little to differ.
     """
 
-    layers: list[tuple[NamedLayer, NamedLayer]]
+    layers: list[LayerPair]
     likeness: float
     ways: frozenset[str]
     is_clear: bool
     is_same: bool
-    lacked: tuple[set[str], set[str]]
-    telling: tuple[set[str], set[str]] = (set(), set())
+    lacked: WordPair
+    telling: WordPair = WordPair(set(), set())
     is_alone: bool = False
     shares_words: bool = False
 
     @property
-    def first(self) -> tuple[NamedLayer, NamedLayer]:
+    def first(self) -> LayerPair:
         """The first layers, which say where the groups are."""
         return self.layers[0]
 
@@ -56,51 +76,54 @@ class FoundPairs:
     def __init__(self) -> None:
         self.pairs: list[GroupPair] = []
         # By the names that weights have: the ways in which they fit.
-        self.usual_ways: dict[Any, set[str]] = collections.defaultdict(set)
-        # Pairs of layers below each node, and below each two.
-        self._below: collections.Counter[Any] = collections.Counter()
+        self.usual_ways: dict[tuple[str, ...], set[str]] = collections.defaultdict(set)
+        # How many pairs of layers have their old layer below a node, their new layer
+        # below one, and both below two.
+        self._below_old: collections.Counter[str] = collections.Counter()
+        self._below_new: collections.Counter[str] = collections.Counter()
+        self._below_both: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def add(self, pair: GroupPair) -> None:
         self.pairs.append(pair)
-        for left, right in {
-            tuple(tuple(_layers.nodes_above(x)) for x in both) for both in pair.layers
+        # Layers of several blocks have the same nodes above them, and count once.
+        for old_nodes, new_nodes in {
+            (tuple(_layers.nodes_above(old)), tuple(_layers.nodes_above(new)))
+            for old, new in pair.layers
         }:
-            self._below.update([*((0, x) for x in left), *((1, x) for x in right)])
-            self._below.update(it.product(left, right))
-        if len(pair.ways) == 1 and len(pair.first[0].main.shape) > 1:
+            self._below_old.update(old_nodes)
+            self._below_new.update(new_nodes)
+            self._below_both.update(it.product(old_nodes, new_nodes))
+        if len(pair.ways) == 1 and len(pair.first.old.main.shape) > 1:
             self.usual_ways[_layers.weight_names(pair.first)].update(pair.ways)
 
-    def share_below(self, a: str, b: str) -> float:
-        """The share of the layers below either of two nodes that are in both."""
-        both = self._below[a, b]
-        return both / (self._below[0, a] + self._below[1, b] - both) if both else 0.0
+    def share_below(self, old: str, new: str) -> float:
+        """The share of the pairs below either of two nodes that are below both."""
+        both = self._below_both[old, new]
+        either = self._below_old[old] + self._below_new[new] - both
+        return both / either if both else 0.0
 
     def is_elsewhere(self, old: NamedLayer, new: NamedLayer, own: int) -> bool:
-        """Whether other layers beside the one and beside the other stand for some, and
-        none of them for each other. `own`: how often the two themselves are counted."""
-        above = [_layers.nodes_above(x) for x in (old, new)]
-        # The nearest node of each that is in a pair.
-        near = [
-            [x for x in nodes if self._below[i, x] > own]
-            for i, nodes in enumerate(above)
-        ]
-        if not all(near):
+        """Whether layers beside the old one and layers beside the new one are in pairs,
+        and none of them with each other. `own`: how often the two themselves count."""
+        olds = [x for x in _layers.nodes_above(old) if self._below_old[x] > own]
+        news = [x for x in _layers.nodes_above(new) if self._below_new[x] > own]
+        if not olds or not news:
             return False
-        for i in range(2):
-            node, others = near[i][-1], near[1 - i]
-            # Not the block itself, if the other layer is in a part of it.
-            parts = [x for x in others if len(x) > len(_layers.block_of(x))]
-            parts = parts or others[-1:]
-            both = ((node, x) if i == 0 else (x, node) for x in parts)
-            if any(self._below[x] > own for x in both):
-                return False
-        return True
+        beside = [(olds[-1], x) for x in _parts_of_block(news)]
+        beside += [(x, news[-1]) for x in _parts_of_block(olds)]
+        return all(self._below_both[nodes] <= own for nodes in beside)
+
+
+def _parts_of_block(nodes: list[str]) -> list[str]:
+    """Those of the nodes above a layer that are parts of its block, and not the block
+    itself; if none is, the nearest node."""
+    parts = [x for x in nodes if len(x) > len(_layers.block_of(x))]
+    return parts or nodes[-1:]
 
 
 class Bucket:
     """Groups of both sides that may stand for each other: their weights have the same
-    types, and axes of the same lengths in any order. `_pairs` are those that fit, by
-    their numbers on both sides."""
+    types, and axes of the same lengths in any order."""
 
     def __init__(
         self,
@@ -110,104 +133,91 @@ class Bucket:
         wanted: LayerSide,
     ):
         self._saved, self._wanted = saved, wanted
-        self._distinct = [_distinct_words(x) for x in (old, new)]
+        fitting = {
+            (i, j): pair
+            for (i, a), (j, b) in it.product(enumerate(old), enumerate(new))
+            if (pair := self._fitted(a, b)) is not None
+        }
+        old_counts = collections.Counter(i for i, _ in fitting)
+        new_counts = collections.Counter(j for _, j in fitting)
+        old_words, new_words = _distinct_words(old), _distinct_words(new)
+        # The pairs that are left, by the numbers of their groups in `old` and `new`.
         self._pairs: dict[tuple[int, int], GroupPair] = {}
-        for (i, a), (j, b) in it.product(enumerate(old), enumerate(new)):
-            pair = self._fitted(a, b)
-            if pair is not None:
-                telling = self._telling_words(i, j, pair.lacked)
-                self._pairs[i, j] = pair._replace(telling=telling)
-        rows = collections.Counter(i for i, _ in self._pairs)
-        columns = collections.Counter(j for _, j in self._pairs)
-        for (i, j), pair in [*self._pairs.items()]:
-            is_alone = rows[i] == 1 and columns[j] == 1
-            if self._is_in_one_block(pair) and (
-                is_alone or not _are_of_others(old[i], new[j])
-            ):
-                shares = self._share_words(old[i], new[j], pair)
-                pair = pair._replace(is_alone=is_alone, shares_words=shares)
-                self._pairs[i, j] = pair
-            else:
-                del self._pairs[i, j]
+        for (i, j), pair in fitting.items():
+            is_alone = old_counts[i] == new_counts[j] == 1
+            if not is_alone and _are_of_others(old[i], new[j]):
+                continue
+            if saved.is_in_block(pair.first.old) != wanted.is_in_block(pair.first.new):
+                continue
+            distinct = WordPair(old_words[i], new_words[j])
+            self._pairs[i, j] = pair._replace(
+                telling=_telling_words(pair, distinct, any(old_words), any(new_words)),
+                is_alone=is_alone,
+                shares_words=self._share_words(old[i], new[j], pair),
+            )
 
-    def _fitted(self, a: LayerGroup, b: LayerGroup) -> GroupPair | None:
+    def _fitted(self, old: LayerGroup, new: LayerGroup) -> GroupPair | None:
         """The pair of two groups, if their leaves and their names fit."""
-        if len(a.folded) != len(b.folded):
+        if len(old.folded) != len(new.folded):
             return None
-        layers = _aligned(a, b)
-        is_clear = bool(layers)
-        layers = layers or [(a.members[0][1], b.members[0][1])]
+        aligned = _aligned(old, new)
+        # Where it is not clear which layers go together, the first say whether any fit.
+        layers = aligned or [LayerPair(old.members[0].layer, new.members[0].layer)]
         ways = _common_ways(layers, self._saved.kinds, self._wanted.kinds)
         if not ways:
             return None
-        likeness, left, right = _compare_words(a.form, b.form)
-        if _words.are_opposites(left, right):
+        likeness, lacked = _compare_words(old.form, new.form)
+        if _words.are_opposites(*lacked):
             return None
-        lacks = left & self._wanted.words | right & self._saved.words
-        if "norm" in a.words & b.words and "attention" in lacks:
-            is_clear = False  # The norm of that has the word, where any has.
-        one, two = (_layers.without_numbers(x.form.replace("*", "")) for x in (a, b))
-        return GroupPair(layers, likeness, ways, is_clear, one == two, (left, right))
+        is_same = _form_without_numbers(old) == _form_without_numbers(new)
+        # The norm of an attention has that word, on a side where any group has it.
+        elsewhere = lacked.old & self._wanted.words | lacked.new & self._saved.words
+        is_other_norm = "norm" in old.words & new.words and "attention" in elsewhere
+        is_clear = bool(aligned) and not is_other_norm
+        return GroupPair(layers, likeness, ways, is_clear, is_same, lacked)
 
-    def _telling_words(
-        self, i: int, j: int, lacked: tuple[set[str], set[str]]
-    ) -> tuple[set[str], set[str]]:
-        """Those of the words that the other group lacks that tell either from groups of
-        its own side. Where no words tell those apart, all count, if the other has
-        some."""
-        (left, right), (old, new) = lacked, self._distinct
-        mine, theirs = old[i] & left, new[j] & right
-        if theirs and not any(old):
-            mine = left
-        if mine and not any(new):
-            theirs = right
-        return mine, theirs
-
-    def _is_in_one_block(self, pair: GroupPair) -> bool:
-        """Whether both are in blocks, or neither is."""
-        old, new = pair.first
-        return self._saved.is_in_block(old) == self._wanted.is_in_block(new)
-
-    def _share_words(self, a: LayerGroup, b: LayerGroup, pair: GroupPair) -> bool:
-        words = a.words & b.words
+    def _share_words(self, old: LayerGroup, new: LayerGroup, pair: GroupPair) -> bool:
+        shared = old.words & new.words
         if all(pair.lacked):
+            # Of groups whose other words differ, such words tell little.
             common = self._saved.common_words & self._wanted.common_words
-            words -= _words.KINDS | common
-        is_empty = not a.words and not b.words
-        is_last = _last_word(a.form) == _last_word(b.form)
-        # Of words that are short for others, nothing is left.
-        is_short = pair.likeness > 0 and not any(pair.lacked)
-        return bool(words or is_empty or is_last or is_short)
+            shared = shared - _words.KINDS - common
+        have_none = not old.words and not new.words
+        is_last_same = _last_word(old.form) == _last_word(new.form)
+        are_short = pair.likeness > 0 and not any(pair.lacked)  # Some for the others.
+        return bool(shared) or have_none or is_last_same or are_short
 
-    def take(self, a: int, b: int) -> GroupPair:
-        """Takes the pair of two groups out, and all others of either."""
-        pair = self._pairs[a, b]
-        self._pairs = {x: y for x, y in self._pairs.items() if x[0] != a and x[1] != b}
-        return pair
-
-    def best(self, found: FoundPairs) -> list[tuple[int, int]]:
-        """The pair with the highest score of those that are clear: in a list, which is
-        empty if there is none. Any other pair of either group has a lower score."""
+    def take_best(self, found: FoundPairs) -> GroupPair | None:
+        """Takes out the pair with the highest score of those that are clear, and with
+        it all other pairs of its groups. None if no pair is clear."""
         scores = {
-            groups: score
-            for groups, pair in self._pairs.items()
+            numbers: score
+            for numbers, pair in self._pairs.items()
             if (score := _score(pair, found)) is not None
         }
-        # All scores of each group, by its side and its number there.
-        rivals: dict[tuple[int, int], list[float]] = collections.defaultdict(list)
-        for groups, score in scores.items():
-            for group in enumerate(groups):
-                rivals[group].append(score)
+        old_scores: dict[int, list[float]] = collections.defaultdict(list)
+        new_scores: dict[int, list[float]] = collections.defaultdict(list)
+        for (i, j), score in scores.items():
+            old_scores[i].append(score)
+            new_scores[j].append(score)
         clear = [
-            groups
-            for groups, score in scores.items()
-            if _is_clear(self._pairs[groups], found)
-            and all(
-                sum(x > score - _MARGIN for x in rivals[group]) == 1
-                for group in enumerate(groups)
-            )
+            (i, j)
+            for (i, j), score in scores.items()
+            if _is_clear(self._pairs[i, j], found)
+            and _has_no_rival(score, old_scores[i])
+            and _has_no_rival(score, new_scores[j])
         ]
-        return sorted(clear, key=lambda groups: -scores[groups])[:1]
+        if not clear:
+            return None
+        best = max(clear, key=scores.__getitem__)
+        pair, (old, new) = self._pairs[best], best
+        self._pairs = {
+            (i, j): x for (i, j), x in self._pairs.items() if i != old and j != new
+        }
+        return pair
+
+
+# ---- Scores.
 
 
 def _score(pair: GroupPair, found: FoundPairs) -> float | None:
@@ -215,13 +225,18 @@ def _score(pair: GroupPair, found: FoundPairs) -> float | None:
     if not pair.shares_words:
         if not pair.likeness or not _share_below_words(pair, pair.lacked, found):
             return None
-    score = pair.likeness + pair.is_same
-    nodes = (x[-1] if x else "" for x in map(_layers.nodes_above, pair.first))
-    score += _BESIDE * found.share_below(*nodes)
+    score = pair.likeness + (1 if pair.is_same else 0)
+    old, new = (["", *_layers.nodes_above(x)][-1] for x in pair.first)
+    score += _NEIGHBOURS * found.share_below(old, new)
     usual = found.usual_ways[_layers.weight_names(pair.first)]
     if len(usual) == 1 and not usual & pair.ways:
-        score -= _USUAL
+        score -= _UNUSUAL_WAY
     return score
+
+
+def _has_no_rival(score: float, of_group: list[float]) -> bool:
+    """Whether, of the scores of all pairs of a group, only this one is near it."""
+    return sum(x > score - _MARGIN for x in of_group) == 1
 
 
 def _is_clear(pair: GroupPair, found: FoundPairs) -> bool:
@@ -234,95 +249,136 @@ def _is_clear(pair: GroupPair, found: FoundPairs) -> bool:
     return not found.is_elsewhere(*pair.first, 0)
 
 
-def _share_below_words(
-    pair: GroupPair, words: tuple[set[str], set[str]], found: FoundPairs
-) -> float:
+def _share_below_words(pair: GroupPair, words: WordPair, found: FoundPairs) -> float:
     """The share of pairs below the nodes whose names have these words."""
-    nodes = (_layers.node_with(x, some) for x, some in zip(pair.first, words))
-    return found.share_below(*nodes)
+    old = _layers.node_with(pair.first.old, words.old)
+    return found.share_below(old, _layers.node_with(pair.first.new, words.new))
 
 
-def _aligned(a: LayerGroup, b: LayerGroup) -> list[tuple[NamedLayer, NamedLayer]]:
+# ---- Numbers.
+
+
+def _aligned(old: LayerGroup, new: LayerGroup) -> list[LayerPair]:
     """The layers of two groups that stand for each other, if the groups do: the first
     for the first. Nothing if numbers of the one are of other things, or if it is not
     clear what they count."""
-    if any(a.place(i) != b.place(j) for i, j in zip(a.folded, b.folded)):
+    if list(map(old.place, old.folded)) != list(map(new.place, new.folded)):
         return []
-    numbers = [x.numbers(x.folded) for x in (a, b)]
-    by_value = [_go_by_value(numbers, at) for at in range(len(a.folded))]
-    if None in by_value:
-        return []
-    old, new = (
-        {
-            tuple(x.value if y else x.rank for x, y in zip(some, by_value)): layer
-            for some, (_, layer) in zip(side, group.members)
+    olds, news = old.numbers(old.folded), new.numbers(new.folded)
+    # Layers go together by the rank of a number if it counts as many on both sides, and
+    # else by its value.
+    by_rank = [_counts_as_many(olds, news, at) for at in range(len(old.folded))]
+    for at, is_rank in enumerate(by_rank):
+        if not is_rank and not _begins_alike(olds, news, at):
+            return []
+
+    def by_numbers(group: LayerGroup) -> dict[tuple[int, ...], NamedLayer]:
+        rows = zip(group.numbers(group.folded), group.members)
+        return {
+            tuple(x.rank if y else x.value for x, y in zip(numbers, by_rank)): layer
+            for numbers, (_, layer) in rows
         }
-        for side, group in zip(numbers, (a, b))
-    )
-    if not any(by_value) and old.keys() != new.keys():
+
+    old_layers, new_layers = by_numbers(old), by_numbers(new)
+    if all(by_rank) and old_layers.keys() != new_layers.keys():
         return []
-    return [(old[x], new[x]) for x in old if x in new]
+    return [
+        LayerPair(layer, new_layers[numbers])
+        for numbers, layer in old_layers.items()
+        if numbers in new_layers
+    ]
 
 
-def _go_by_value(numbers: list[list[tuple[NameNumber, ...]]], at: int) -> bool | None:
-    """Whether layers of two groups go together by the value of one of their numbers: by
-    its rank they do if it counts as many on both sides. None if it begins elsewhere on
-    one of them, so that values say nothing."""
+def _counts_as_many(
+    olds: list[tuple[NameNumber, ...]], news: list[tuple[NameNumber, ...]], at: int
+) -> bool:
+    """Whether one of the numbers has as many values on both sides, wherever those
+    before it have the same ranks."""
     old, new = (
-        {tuple(y.rank for y in x[:at]): x[at].count for x in side} for side in numbers
+        {tuple(y.rank for y in x[:at]): x[at].count for x in side}
+        for side in (olds, news)
     )
-    if all(old[x] == new[x] for x in old.keys() & new.keys()):
-        return False
-    starts = {x[at].start for side in numbers for x in side}
-    return None if None in starts or len(starts) > 1 else True
+    return all(old[x] == new[x] for x in old.keys() & new.keys())
 
 
-def _are_of_others(a: LayerGroup, b: LayerGroup) -> bool:
+def _begins_alike(
+    olds: list[tuple[NameNumber, ...]], news: list[tuple[NameNumber, ...]], at: int
+) -> bool:
+    """Whether one of the numbers begins with the same value everywhere. Otherwise its
+    values say nothing."""
+    starts = {x[at].start for side in (olds, news) for x in side}
+    return None not in starts and len(starts) == 1
+
+
+def _are_of_others(old: LayerGroup, new: LayerGroup) -> bool:
     """Whether the numbers that are not folded are of other layers, or whether it is not
     clear that they count the same things."""
-    both = [[(x.place(i), x.members[0][0][i]) for i in x.fixed] for x in (a, b)]
-    if [place for place, _ in both[0]] != [place for place, _ in both[1]]:
-        return all(any(x.count > 1 for _, x in side) for side in both)
-    for (_, x), (_, y) in zip(*both):
-        if x.count == y.count > 1 and x.rank != y.rank:
-            return True
-        is_one = x.count == y.count == 1
-        if is_one and x.value != y.value and {x.value, y.value} != {0, 1}:
-            return True
-    return False
+    olds, news = (
+        {group.place(i): group.members[0].numbers[i] for i in group.fixed}
+        for group in (old, new)
+    )
+    if olds.keys() != news.keys():
+        return all(any(x.count > 1 for x in side.values()) for side in (olds, news))
+    return any(_are_apart(number, news[place]) for place, number in olds.items())
+
+
+def _are_apart(old: NameNumber, new: NameNumber) -> bool:
+    """Whether two numbers at one place are of different things."""
+    if old.count != new.count:
+        return False
+    if old.count > 1:
+        return old.rank != new.rank
+    # A single thing may be counted from 0 or from 1.
+    return old.value != new.value and {old.value, new.value} != {0, 1}
+
+
+# ---- Leaves and words.
 
 
 def _common_ways(
-    layers: list[tuple[NamedLayer, NamedLayer]],
+    layers: Sequence[LayerPair],
     saved: Mapping[str, LeafKind],
     wanted: Mapping[str, LeafKind],
 ) -> frozenset[str]:
     """The ways in which the weights of all of these layers fit; none if other leaves do
     not."""
-    ways: set[str] | None = None
+    ways: set[str] | None = None  # None: no weight that may be transposed was seen.
     for old, new in layers:
         both = [x for x in old.leaves if x in new.leaves]
         if not both or ("weight" in old.leaves) != ("weight" in new.leaves):
             return frozenset()
         for role in both:
             a, b = old.leaves[role], new.leaves[role]
-            some = _leaf_kinds.fits(a, saved[a], b, wanted[b])
-            if not some:
+            fits = _leaf_kinds.fits(a, saved[a], b, wanted[b])
+            if not fits:
                 return frozenset()
             if role == "weight" and len(saved[a].shape) > 1:
-                ways = {*some} if ways is None else ways & {*some}
-                if not ways:
-                    return frozenset()
-    if not layers:
-        return frozenset()
+                ways = {*fits} if ways is None else ways & {*fits}
     return frozenset([""] if ways is None else ways)
 
 
 def _distinct_words(groups: list[LayerGroup]) -> list[set[str]]:
     """For each group, its words that not all groups have."""
-    words = [{*x.words} for x in groups]
-    common = set.intersection(*words)
-    return [some - common for some in words]
+    common = set.intersection(*(group.words for group in groups))
+    return [group.words - common for group in groups]
+
+
+def _telling_words(
+    pair: GroupPair, distinct: WordPair, is_old_told: bool, is_new_told: bool
+) -> WordPair:
+    """Those of the words that the other group lacks that are `distinct`: they tell a
+    group from others of its side. Where no words tell the groups of one side apart, all
+    count, if the other group has distinct ones."""
+    old, new = distinct.old & pair.lacked.old, distinct.new & pair.lacked.new
+    if new and not is_old_told:
+        old = pair.lacked.old
+    if old and not is_new_told:
+        new = pair.lacked.new
+    return WordPair(old, new)
+
+
+def _form_without_numbers(group: LayerGroup) -> str:
+    return _layers.without_numbers(group.form.replace("*", ""))
 
 
 def _last_word(form: str) -> str:
@@ -338,20 +394,29 @@ def _likeness(a: str, b: str) -> float:
     short, long = sorted((a, b), key=len)
     if len(short) < 3 or short[0] != long[0]:
         return 0.0
-    rest = iter(long)
+    rest = iter(long)  # Each letter is looked for after the one before it.
     return 0.8 if all(x in rest for x in short) else 0.0
 
 
+class _WordComparison(NamedTuple):
+    likeness: float
+    lacked: WordPair
+
+
 @ft.lru_cache(2**16)
-def _compare_words(a: str, b: str) -> tuple[float, set[str], set[str]]:
+def _compare_words(old: str, new: str) -> _WordComparison:
     """The likeness of the words of two forms, and the words that the other lacks."""
-    left, right = (collections.Counter(_words.words(_layers.plain(x))) for x in (a, b))
-    total = left.total() + right.total()
-    pairs = ((_likeness(x, y), x, y) for x in left for y in right)
+    olds, news = (
+        collections.Counter(_words.words(_layers.plain(x))) for x in (old, new)
+    )
+    total = olds.total() + news.total()
+    pairs = ((_likeness(x, y), x, y) for x in olds for y in news)
     common = 0.0
     for likeness, x, y in sorted((p for p in pairs if p[0]), key=lambda p: -p[0]):
-        count = min(left[x], right[y])
+        count = min(olds[x], news[y])
         common += 2 * likeness * count
-        left[x] -= count
-        right[y] -= count
-    return common / total if total else 0.0, set(+left), set(+right)
+        olds[x] -= count
+        news[y] -= count
+    # `+` leaves only the words of which some are left.
+    lacked = WordPair(set(+olds), set(+news))
+    return _WordComparison(common / total if total else 0.0, lacked)

@@ -44,9 +44,16 @@ class NamedLayer(NamedTuple):
     values: tuple[int, ...]
 
 
+class GroupMember(NamedTuple):
+    """A layer of a group, and all numbers of its name."""
+
+    numbers: tuple[NameNumber, ...]
+    layer: NamedLayer
+
+
 class LayerGroup:
     """Layers that differ only in some of the numbers in their names: in those that are
-    `folded`, and not in those that are `fixed`. Each member has all of its numbers."""
+    `folded`, and not in those that are `fixed`."""
 
     def __init__(self, texts: tuple[str, ...], fixed: tuple[int | None, ...], top: int):
         shown = ["*" if x is None else str(x) for x in fixed]
@@ -56,7 +63,7 @@ class LayerGroup:
         self.is_copy = not _words.COPIES.isdisjoint(self.words)
         self.folded = [i for i, x in enumerate(fixed) if x is None]
         self.fixed = [i for i, x in enumerate(fixed) if x is not None]
-        self.members: list[tuple[tuple[NameNumber, ...], NamedLayer]] = []
+        self.members: list[GroupMember] = []
 
     def place(self, at: int) -> tuple[int, bool]:
         """Which of the numbers one is, but for those that all names begin with; and
@@ -136,7 +143,8 @@ class LayerSide:
                 fixed = tuple(None if i in some else layer.values[i] for i in slots)
                 if (texts, fixed) not in out:
                     out[texts, fixed] = LayerGroup(texts, fixed, self._top)
-                out[texts, fixed].members.append((self._numbers(layer), layer))
+                member = GroupMember(self._numbers(layer), layer)
+                out[texts, fixed].members.append(member)
         return [*out.values()]
 
     def _numbers(self, layer: NamedLayer) -> tuple[NameNumber, ...]:
