@@ -1,15 +1,18 @@
-"""The parts of a near step as one tree. A part is the checkpoint of one file that one
-process has saved: each has the names of all leaves, and its own shards.
+"""The parts of a near step as one tree.
 
-Here is which parts a process needs, however many processes have saved them, and how it
-loads its leaves from these.
+A *part* is the checkpoint of one file that one process has saved: each has the names of
+all leaves, and the shards of that process. A *region* is the place of a shard in its
+leaf. A *piece* is what one part has of a region that this process needs.
+
+`choose_parts` says which parts a process needs, however many processes have saved them.
+`Parts` loads its leaves from these.
 """
 
 import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +22,7 @@ from jaxtyping import PyTree
 from .._kernel._errors import DamagedError, ReplacedError
 from .._kernel._format import _template, _view
 from .._kernel._format._leaves import LeafRecord, Leaves, LocalShards, Region
+from .._kernel._format._template import Template
 from .._kernel._load import _checkpoint, _load_options, _read
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._fetch import LeafBuilder
@@ -38,8 +42,8 @@ from .._kernel._tree._target import Target
 
 class PartReport(NamedTuple):
     """A report of a part: its bytes; digests of the regions that it has, and of the
-    names of the leaves of which it has all; and the processes that need one of the
-    regions. That of a part that cannot be read has none of these."""
+    names of the leaves that it has `whole`; and the processes that need one of the
+    regions. The report of a part that cannot be read has none of these."""
 
     nbytes: int = 0
     regions: str = ""
@@ -53,88 +57,99 @@ def choose_parts(
     """Chooses the parts that each of `count` processes reads, if part `i` is on the
     disks of the processes `sources[i]`: as few as have all that it needs. Where as many
     processes have saved, its own is one of them."""
-    # A leaf that is whole in some parts only may be nowhere else.
-    is_alike = len({report.whole for report in reports.values()}) == 1
+    # Where parts differ in which leaves they have whole, all are read: such a leaf may
+    # be nowhere else.
+    are_alike = len({report.whole for report in reports.values()}) == 1
     out = []
     for to in range(count):
-        own = [to] if len(reports) == count else []
-        # What needs not be moved is preferred; else not all take the same.
-        preference = lambda i: (
-            i not in own,
-            to not in sources[i],
-            (i - to) % len(reports),
-        )
+        own = to if len(reports) == count else None
+        # Parts that need not be moved are preferred; else not all take the same.
+        preference = lambda i: (i != own, to not in sources[i], (i - to) % len(reports))
         order = sorted(reports, key=preference)
         seen: set[str] = set()
         parts = []
         for i in order:
-            is_needed = to in reports[i].readers or not is_alike
-            is_new = reports[i].regions not in seen or not is_alike
-            if i in own or (is_needed and is_new):
+            has_new = to in reports[i].readers and reports[i].regions not in seen
+            if i == own or has_new or not are_alike:
                 parts.append(i)
                 seen.add(reports[i].regions)
         out.append(parts or order[:1])
     return out
 
 
-class PartPiece(NamedTuple):
-    """A piece of a leaf that a part has: the number of its region, and its place in the
-    stored part and in the region."""
+class HeldRegion(NamedTuple):
+    """A region that a part has. In what is stored, it begins at this row."""
 
-    number: int
-    stored: Region
-    to: Region
+    part: int
+    region: Region
+    row: int
 
 
-def _held_regions(record: LeafRecord) -> list[tuple[Region, int]]:
-    """The regions of a leaf that a part has, each with its first row in what is stored.
-    What was saved whole is one."""
+def _held_regions(part: int, record: LeafRecord) -> list[HeldRegion]:
+    """The regions of a leaf that a part has. A leaf that was saved whole is one."""
     shape = record.template.shape
     if not isinstance(record.part, LocalShards):
-        return [(_padded((), shape), 0)]
+        return [HeldRegion(part, _padded((), shape), 0)]
     starts = record.part.starts
     size = shape[0] // len(starts), *shape[1:]
     return [
-        (tuple(slice(s, s + n) for s, n in zip(start, size)), k * size[0])
+        HeldRegion(
+            part, tuple(slice(s, s + n) for s, n in zip(start, size)), k * size[0]
+        )
         for k, start in enumerate(starts)
     ]
 
 
+class PartPiece(NamedTuple):
+    """A piece of the region of the number `wanted`: its place in the stored part, and
+    in the region."""
+
+    wanted: int
+    stored: Region
+    to: Region
+
+
 def pieces(
-    regions: Sequence[Region], parts: Mapping[int, LeafRecord]
+    wanted: Sequence[Region], records: Mapping[int, LeafRecord]
 ) -> dict[int, list[PartPiece]] | None:
-    """The pieces of some regions of a leaf that each part has, and of what several have
-    those of the first; None if they do not have it all."""
-    there: dict[Any, tuple[Region, int, int]] = {}
-    for number, record in parts.items():
-        for box, row in _held_regions(record):
-            there.setdefault(tuple((s.start, s.stop) for s in box), (box, row, number))
+    """The pieces of the `wanted` regions of a leaf, by the parts that they are read
+    from; None if the parts do not have them all. `records`: of the leaf in each part.
+    """
+    held: list[HeldRegion] = []
+    for part, record in records.items():
         if record.part is None:
-            box, row = _held_regions(record)[0]
-            there = {(): (box, row, number)}
+            held = _held_regions(part, record)  # The leaf is whole in one part.
             break
-    boxes = [box for box, _, _ in there.values()]
-    origins = [origin for _, *origin in there.values()]
+        held += _held_regions(part, record)
+    # Of several parts that have a region, the first is read.
+    firsts: dict[Any, HeldRegion] = {}
+    for one in held:
+        firsts.setdefault(tuple((s.start, s.stop) for s in one.region), one)
+    held = list(firsts.values())
     out: dict[int, list[PartPiece]] = {}
-    for i, region in enumerate(regions):
+    for number, region in enumerate(wanted):
         try:
-            found = _sharding.pieces(boxes, region)
+            found = _sharding.pieces([one.region for one in held], region)
         except ValueError:
             return None
-        for box, stored, to in found:
-            row, number = origins[box]
-            rows = tuple(slice(s.start + row, s.stop + row) for s in stored[:1])
-            out.setdefault(number, []).append(PartPiece(i, (*rows, *stored[1:]), to))
+        for place, inside, to in found:
+            part, _, row = held[place]
+            rows = tuple(slice(s.start + row, s.stop + row) for s in inside[:1])
+            piece = PartPiece(number, (*rows, *inside[1:]), to)
+            out.setdefault(part, []).append(piece)
     return out
 
 
 @dataclasses.dataclass(eq=False)
 class _PartedLeaf:
-    """A leaf whose regions arrive: the read of them all; the reads of parts that are
-    still to come; and the pieces that come of each part."""
+    """A leaf whose regions arrive, part by part, in `arrays`.
+
+    `read` is the read of all of its regions. `to_come` are the reads of the parts that
+    have not come yet, and `pieces` what comes of each part.
+    """
 
     read: StoredRead
-    parts: dict[int, StoredRead]
+    to_come: dict[int, StoredRead]
     pieces: dict[int, list[PartPiece]]
     arrays: list[Any]
     owned: bool = True
@@ -142,22 +157,22 @@ class _PartedLeaf:
     def take(self, part: int, result: ReadResult) -> None:
         """Takes the pieces of one part."""
         shapes = self.read.shapes
-        for (region, _, to), array in zip(self.pieces[part], result.arrays):
-            shape = shapes[region]
+        for (wanted, _, to), array in zip(self.pieces[part], result.arrays):
+            shape = shapes[wanted]
             if array.shape == shape:
-                self.arrays[region] = array
+                self.arrays[wanted] = array
                 self.owned &= result.owned
                 continue
-            if self.arrays[region] is None:
-                self.arrays[region] = np.zeros(shape, array.dtype)
-            self.arrays[region][to] = array
-        del self.parts[part]
+            if self.arrays[wanted] is None:
+                self.arrays[wanted] = np.zeros(shape, array.dtype)
+            self.arrays[wanted][to] = array
+        del self.to_come[part]
 
 
 class Parts:
     """The parts that this process has opened, and what it loads of them.
 
-    An error of one of them is a `DamagedError`; `bad` has its number then.
+    A part that cannot be read is a `DamagedError`, and its number comes into `bad`.
     """
 
     def __init__(self, request: LoadRequest):
@@ -170,6 +185,7 @@ class Parts:
 
     @contextlib.contextmanager
     def _reading(self, number: int) -> Iterator[None]:
+        """**Raises:** `DamagedError` for an error of the part that is read inside."""
         try:
             yield
         except (OSError, ReplacedError, DamagedError) as e:
@@ -194,7 +210,8 @@ class Parts:
         return _checkpoint.source_of(self._opened[number])
 
     def _match(self, number: int) -> Match:
-        """By the names in one part: each has those of all leaves."""
+        """The leaves of `like` in the whole tree, by the names in one part: each part
+        has the names of all leaves."""
         if number not in self._matches:
             source = self._source(number)
             leaves = _whole(source.index.leaves)
@@ -211,19 +228,13 @@ class Parts:
             leaves = _checkpoint.source_of(self.open(number, file)).index.leaves
         except (OSError, DamagedError):
             return PartReport()
-        # What does not fit `like` is an error of the load.
+        # A tree that does not fit `like` is an error of the load.
         readers: set[int] = set()
         with contextlib.suppress(Exception):
-            wanted = [*self._match(next(iter(self._opened))).reads.values()]
+            wanted = self._match(next(iter(self._opened))).reads.values()
             readers = _readers(leaves, wanted, count)
-        regions = [
-            leaves.record(leaf_index, True) for leaf_index in sorted(leaves.parts)
-        ]
-        whole = [
-            x
-            for leaf_index, x in enumerate(leaves.names)
-            if leaf_index not in leaves.parts
-        ]
+        regions = [leaves.record(i, True) for i in sorted(leaves.parts)]
+        whole = [name for i, name in enumerate(leaves.names) if i not in leaves.parts]
         return PartReport(nbytes, _digest(regions), _digest(whole), sorted(readers))
 
     def _read_part(self, number: int, reads: Sequence[StoredRead]) -> Results:
@@ -242,48 +253,49 @@ class Parts:
         leaves = [_parted(i, one, sources) for i, one in enumerate(wanted)]
         builder = LeafBuilder(wanted, budget)
         nbytes = sum(leaf.read.nbytes for leaf in leaves)
+        # Pieces of a leaf wait for the rest of it, if that is in another part.
+        most = budget if len(sources) > 1 else nbytes
+        batches = batched(leaves, lambda leaf: leaf.read.nbytes, most)
         with _progress.bar("load", nbytes, len(leaves), options.progress) as advance:
-
-            def finish(i: int) -> None:
-                leaf = leaves[i]
-                builder.add(leaf.read, ReadResult(leaf.arrays, leaf.owned))
-                advance(leaf.read.nbytes, 1)
-                leaf.arrays = []
-
-            # What has come of a leaf waits for the rest, if that is in another part.
-            most = budget if len(sources) > 1 else nbytes
-            size = lambda i: leaves[i].read.nbytes
-            for batch in batched(range(len(leaves)), size, most):
-                for i in batch:
-                    if not leaves[i].parts:
-                        finish(i)
-                for number in sources:
-                    there = [leaves[i].parts.get(number) for i in batch]
-                    reads = [read for read in there if read is not None]
-                    with contextlib.closing(self._read_part(number, reads)) as results:
-                        for one, result in results:
-                            (i,) = one.leaves
-                            leaves[i].take(number, result)
-                            if not leaves[i].parts:
-                                finish(i)
+            for batch in batches:
+                with contextlib.closing(self._completed(batch, numbers)) as completed:
+                    for leaf in completed:
+                        builder.add(leaf.read, ReadResult(leaf.arrays, leaf.owned))
+                        advance(leaf.read.nbytes, 1)
+                        leaf.arrays = []
         return matched.tree(builder.finish("the near step"))
+
+    def _completed(
+        self, leaves: Sequence[_PartedLeaf], numbers: Sequence[int]
+    ) -> Generator[_PartedLeaf, None, None]:
+        """Reads some leaves, part by part. Gives each leaf once all of it has come."""
+        yield from [leaf for leaf in leaves if not leaf.to_come]  # Without elements.
+        leaf_of = {i: leaf for leaf in leaves for i in leaf.read.leaves}
+        for number in numbers:
+            reads = [leaf.to_come[number] for leaf in leaves if number in leaf.to_come]
+            with contextlib.closing(self._read_part(number, reads)) as results:
+                for read, result in results:
+                    leaf = leaf_of[read.leaves[0]]
+                    leaf.take(number, result)
+                    if not leaf.to_come:
+                        yield leaf
 
 
 def _whole(leaves: Leaves) -> Leaves:
     """The leaves of a part, as if it had all of each."""
-    templates, numbers = list(leaves.templates), list(leaves.template_of)
-    known: dict[Any, int] = {}
+    templates, template_of = list(leaves.templates), list(leaves.template_of)
+    number_of: dict[Template, int] = {}  # Of the templates that are added here.
     for leaf_index, part in leaves.parts.items():
         assert isinstance(part, LocalShards)
         chunk = tuple(max(1, n) for n in part.shape)
-        was = templates[numbers[leaf_index]]
-        whole = was._replace(shape=part.shape, chunk=chunk, codec=None)
-        if whole not in known:
-            known[whole] = len(templates)
+        stored = templates[template_of[leaf_index]]
+        whole = stored._replace(shape=part.shape, chunk=chunk, codec=None)
+        if whole not in number_of:
+            number_of[whole] = len(templates)
             templates.append(whole)
-        numbers[leaf_index] = known[whole]
+        template_of[leaf_index] = number_of[whole]
     return dataclasses.replace(
-        leaves, templates=templates, template_of=numbers, parts={}
+        leaves, templates=templates, template_of=template_of, parts={}
     )
 
 
@@ -304,23 +316,23 @@ def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedL
     shape = wanted.record.template.shape
     regions = _from_host.regions(wanted.target)
     wanted_regions = [_padded(r, shape) for r in ([()] if regions is None else regions)]
-    held = ((number, _record(source, wanted)) for number, source in sources.items())
-    records = {number: record for number, record in held if record is not None}
-    cut = pieces(wanted_regions, records)
-    if cut is None:
+    found = ((number, _record(source, wanted)) for number, source in sources.items())
+    records = {number: record for number, record in found if record is not None}
+    by_part = pieces(wanted_regions, records)
+    if by_part is None:
         raise Apart(
             f"parts {', '.join(map(str, sources))} do not have all of the leaf "
             f"`{wanted.record.name}` that the devices of this process need"
         )
     read = _read_of(i, wanted.record, wanted_regions)
-    parts = {
-        number: _read_of(i, records[number], [stored for _, stored, _ in some])
-        for number, some in cut.items()
+    to_come = {
+        number: _read_of(i, records[number], [piece.stored for piece in some])
+        for number, some in by_part.items()
     }
     dtype = _template.dtype_of(wanted.record.template.stored)
     # Regions without elements have no pieces.
     arrays = [np.zeros(s, dtype) if 0 in s else None for s in read.shapes]
-    return _PartedLeaf(read, parts, cut, arrays)
+    return _PartedLeaf(read, to_come, by_part, arrays)
 
 
 def _read_of(i: int, record: LeafRecord, regions: Sequence[Region]) -> StoredRead:
@@ -330,25 +342,29 @@ def _read_of(i: int, record: LeafRecord, regions: Sequence[Region]) -> StoredRea
     return StoredRead(record, views, None, [i])
 
 
-def _readers(leaves: Leaves, wanted: Sequence[LeafRead], count: int) -> set[int]:
+def _readers(leaves: Leaves, wanted: Iterable[LeafRead], count: int) -> set[int]:
     """The processes whose devices need some of the regions that a part has."""
     found: set[int] = set()
+    # Leaves of one place on the same devices need the same: one of them is looked at.
     seen = set()
     for one in wanted:
         leaf_index = leaves.leaf_indices.get(one.record.name)
-        part = None if leaf_index is None else leaves.parts.get(leaf_index)
-        key = part, id(one.target)
-        if leaf_index is None or part is None or key in seen:
+        if leaf_index is None or leaf_index not in leaves.parts:
+            continue
+        key = leaves.parts[leaf_index], id(one.target)
+        if key in seen:
             continue
         seen.add(key)
-        boxes = [box for box, _ in _held_regions(leaves.record(leaf_index, True))]
+        held = _held_regions(0, leaves.record(leaf_index, True))
         for region, processes in _holders(one.target, count):
-            if not found.issuperset(processes) and any(
-                all(a.start < b.stop and b.start < a.stop for a, b in zip(region, box))
-                for box in boxes
-            ):
-                found.update(processes)
+            if not found.issuperset(processes):
+                if any(_overlap(region, other.region) for other in held):
+                    found.update(processes)
     return found
+
+
+def _overlap(a: Region, b: Region) -> bool:
+    return all(x.start < y.stop and y.start < x.stop for x, y in zip(a, b))
 
 
 def _holders(target: Target, count: int) -> _sharding.Holders:
