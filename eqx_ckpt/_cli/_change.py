@@ -25,6 +25,7 @@ from .._kernel._storage import _root
 from .._kernel._tree import _compare
 from .._orbax import _write
 from .._rename import _rename
+from .._rename._rename import Rename
 from .._show import _facts
 from .._stores._hub import HubBackend
 from ..merging import Method
@@ -75,7 +76,7 @@ def edit(
     is_same = source == target or _root.place(target) == ckpt.path
     target = ckpt.path if is_same else target
     names = _chosen(list(ckpt), keep, drop)
-    new = _renamed(names, rename)
+    how = _rules(names, rename)
     layout: Any = ckpt.layout if ckpt.layout in _layouts.LAYOUTS else "ocdbt"
     source_of_leaves = _checkpoint.source_of(ckpt)
     is_ours = source_of_leaves.is_ours and layout in _layouts.PACKED
@@ -90,7 +91,7 @@ def edit(
         reuse=ckpt.path if is_ours else None,
         **options,
     )
-    _serialise.save(target, _edited.edited(ckpt, dict(zip(names, new))), given)
+    _serialise.save(target, _edited.edited(ckpt, names, how), given)
     return _written(target)
 
 
@@ -106,13 +107,15 @@ def _chosen(names: list[str], keep: Sequence[str], drop: Sequence[str]) -> list[
     return kept
 
 
-def _renamed(names: list[str], rules: list[tuple[str, str]]) -> list[str]:
-    for rule in rules:
-        new = _rename.renamed_names(_rename.rename([rule]), names)
-        if new == names:
-            raise ValueError(f"`--rename {rule[0]}={rule[1]}` changes no name.")
-        names = new
-    return names
+def _rules(names: list[str], rules: list[tuple[str, str]]) -> Rename:
+    how = _rename.rename(rules)
+    used: set[int] = set()
+    for name in names:
+        _rename.apply(how, name, used, "--rename")
+    for number, (pattern, new) in enumerate(rules):
+        if number not in used:
+            raise ValueError(f"`--rename {pattern}={new}` changes no name.")
+    return how
 
 
 # ---- Several.

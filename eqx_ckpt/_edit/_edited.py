@@ -1,33 +1,76 @@
 """`edited`: the tree of a checkpoint with other names, or without some leaves."""
 
+import dataclasses
+import functools as ft
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from .._kernel._format import _names
+from .._kernel._format import _names, _record
 from .._kernel._format._names import NodeKey
-from .._kernel._load import _nodes
+from .._kernel._format._record import Label
+from .._kernel._load import _checkpoint, _nodes
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._tree import _node
 from .._kernel._tree._node import Body, Node, Spec
+from .._rename import _rename, _renamed
+from .._rename._rename import Rename
+from .._rename._renamed import Moves
 
 
-def edited(ckpt: Checkpoint, names: Mapping[str, str]) -> Any:
-    """The tree of the leaves in `names`, which maps those they have to new ones.
+def edited(ckpt: Checkpoint, names: Sequence[str], how: Rename) -> Any:
+    """The tree of the leaves of these names, under those that a rename gives them.
 
-    A node whose leaves have only moved with it keeps its static fields, the kinds of
-    its keys, its labels and the attributes of its children; Modules without leaves stay
-    beside theirs. Nothing is read.
+    A node goes where a load with that rename finds it, with its static fields, the
+    kinds of its keys and the attributes of its children; Modules without leaves stay
+    beside theirs. Entries of States stay with what they belong to. Nothing is read.
 
     **Raises:** `ValueError` for two leaves of one name, a leaf that would be a node as
     well, and what is no name.
     """
-    if len(names) == len(ckpt) and all(old == new for old, new in names.items()):
+    new = _rename.renamed_names(how, names)
+    if list(names) == new == list(ckpt):
         return ckpt.tree
     top: dict[str, Any] = {}
-    for old, new in names.items():
-        _put(top, new, old)
-    return _build(ckpt, _names.by_prefix(list(ckpt)).keys(), top, "")
+    for old, name in zip(names, new):
+        _put(top, name, old)
+    moves = _renamed.Moves(how, [*names], new, set())
+    return _build(_Edit(ckpt, moves, _labels(ckpt, moves)), top, "")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Edit:
+    """The moves of a checkpoint's leaves, and the labels of those of entries of States,
+    by the names that they have in it."""
+
+    ckpt: Checkpoint
+    moves: Moves
+    labels: Mapping[str, Label]
+
+    @ft.cached_property
+    def full(self) -> Set[str]:
+        """The names of the checkpoint's leaves, and of its nodes that have some."""
+        return _names.by_prefix([*self.ckpt]).keys()
+
+    @ft.cached_property
+    def origins(self) -> dict[str, str]:
+        """The name that each node had in the checkpoint, unless it is new. If several
+        become one, it is the one that was there, or else the first."""
+        out: dict[str, str] = {}
+        for node in self.moves.below:
+            if node in self.ckpt or not isinstance(self.ckpt.tree, Node):
+                continue
+            for new in self.moves.node(node):
+                if new == node:
+                    out[new] = node
+                out.setdefault(new, node)
+        return out
+
+
+def _labels(ckpt: Checkpoint, moves: Moves) -> dict[str, Label]:
+    leaves = _checkpoint.source_of(ckpt).index.leaves
+    moved = _renamed.moved_labels(leaves.labels, moves)
+    return {leaves.names[leaf_index]: label for leaf_index, label in moved.items()}
 
 
 def _put(top: dict[str, Any], name: str, old: str) -> None:
@@ -45,45 +88,63 @@ def _put(top: dict[str, Any], name: str, old: str) -> None:
     node[last] = old
 
 
-def _build(
-    ckpt: Checkpoint, full: Set[str], new: dict[str, Any] | str, name: str
-) -> Any:
-    """The leaf or the node of this new `name`. `new`: what `_put` has made at it.
-    `full`: the names of the checkpoint's leaves, and of its nodes that have some."""
+def _build(edit: _Edit, new: dict[str, Any] | str, name: str) -> Any:
+    """The leaf or the node of this new `name`. `new`: what `_put` has made at it."""
+    tree = edit.ckpt.tree
     if isinstance(new, str):
-        return ckpt[new]
-    was = _origin(new, name)
+        return edit.ckpt[new]
+    was = edit.origins.get(name)
     spec = Spec((), "", ())
     if was is not None:
-        spec = _node.body_of(_nodes.node_at(ckpt.tree, was)).spec()
+        spec = _node.body_of(_nodes.node_at(tree, was)).spec()
     # The keys that its children had.
     old_keys = dict(zip(_node.components(spec), spec.keys))
     bare = [
         part
         for part in old_keys
-        if part not in new and _is_bare(ckpt, full, _below(was, part))
+        if part not in new and _is_bare(edit, _below(was, part))
     ]
     parts = [*new, *bare]
     kind = "k" if old_keys or not all(map(_number.fullmatch, new)) else "s"
     keys = {part: old_keys.get(part) or _key(kind, part, name) for part in parts}
     if all(key.kind in "sf" for key in keys.values()):
         parts.sort(key=int)
-    labels = ()
-    if spec.labels and all(part in old_keys for part in parts):
-        label_of = dict(zip(old_keys, spec.labels))
-        labels = tuple(label_of[part] for part in parts)
     children = [
-        _build(ckpt, full, new[part], _below(name, part))
+        _build(edit, new[part], _below(name, part))
         if part in new
-        else _nodes.node_at(ckpt.tree, _below(was, part))
+        else _nodes.node_at(tree, _below(was, part))
         for part in parts
     ]
+    labels = ()
+    if spec.labels:
+        labels = _entry_labels(edit.labels, [new.get(part, {}) for part in parts])
     attributes = ()
     if spec.attributes:
         attribute_of = dict(zip(old_keys, spec.attributes))
         attributes = tuple(map(attribute_of.get, parts))
     in_order = tuple(keys[part] for part in parts)
     return Node(Body(Spec(in_order, spec.fields, labels, attributes), children))
+
+
+def _entry_labels(
+    labels: Mapping[str, Label], entries: Sequence[dict[str, Any] | str]
+) -> tuple[str, ...]:
+    """The label of each entry of a State, which are as `_put` has made them; none if
+    one has none, or two have one."""
+    texts: list[str | None] = []
+    for entry in entries:
+        of = {labels.get(old, Label()) for old in _leaves(entry)}
+        texts.append(_record.label_text(of.pop()) if len(of) == 1 else None)
+    known = tuple(text for text in texts if text is not None)
+    return known if len({*known}) == len(texts) else ()
+
+
+def _leaves(new: dict[str, Any] | str) -> Iterator[str]:
+    if isinstance(new, str):
+        yield new
+    else:
+        for child in new.values():
+            yield from _leaves(child)
 
 
 _number = re.compile(r"0|[1-9][0-9]*")
@@ -93,27 +154,11 @@ def _below(node: str | None, part: str) -> str:
     return _names.joined(node or "", part)
 
 
-def _is_bare(ckpt: Checkpoint, full: Set[str], name: str) -> bool:
+def _is_bare(edit: _Edit, name: str) -> bool:
     """Whether a child of a node has no leaves, only static fields."""
-    if name in full:
+    if name in edit.full:
         return False
-    return isinstance(_nodes.node_at(ckpt.tree, name), Node)
-
-
-def _origin(node: dict[str, Any], name: str) -> str | None:
-    """The name that a node had in the checkpoint, as its first leaf tells; None if it
-    is new."""
-    parts, leaf = [], node
-    while isinstance(leaf, dict):
-        part, leaf = next(iter(leaf.items()))
-        parts.append(part)
-    below = ".".join(parts)
-    if _names.is_under(leaf, name):
-        return name
-    if leaf == below:
-        return ""
-    is_moved = leaf.endswith(f".{below}")
-    return leaf[: -len(below) - 1] if is_moved else None
+    return isinstance(_nodes.node_at(edit.ckpt.tree, name), Node)
 
 
 def _key(kind: str, part: str, node: str) -> NodeKey:

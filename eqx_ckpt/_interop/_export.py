@@ -5,7 +5,7 @@ import functools as ft
 import itertools as it
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from .._formats import _foreign_index, _safetensors
 from .._kernel._format import _files, _json, _names, _record, _template, _text
+from .._kernel._format._record import Label
 from .._kernel._format._template import Template
 from .._kernel._load import _lazy
 from .._kernel._load._checkpoint import Checkpoint
@@ -34,7 +35,7 @@ from .._kernel._tree import (
     _states,
 )
 from .._kernel._tree._filters import FilterSpec
-from .._rename import _rename
+from .._rename import _rename, _renamed
 from .._zips import _probe, _publish_file
 from . import _shards
 from ._shards import TensorFile, WriteFiles
@@ -314,7 +315,10 @@ def _tensors(
         parts = [(why, bad), (UNREADABLE, unread)]
         error = ValueError if unread else TypeError
         raise error(skip_message(parts, names, "" if unread else holds))
-    new = names if rename is None else _renamed(rename, names, all_names)
+    of = {i: entries[i].label for i in numbers if i in entries}
+    new = names
+    if rename is not None:
+        new, of = _moved(rename, names, all_names, of)
     out: dict[str, tuple[str, PlannedLeaf]] = {}
     labels: dict[str, str] = {}
     for i, to, leaf in zip(numbers, new, described):
@@ -332,7 +336,7 @@ def _tensors(
                 f"The leaves `{out[to][0]}` and `{name}` both get the name `{to}`."
             )
         out[to] = name, leaf._replace(name=to)
-        label = _record.label_text(entries[i].label) if i in entries else None
+        label = _record.label_text(of[i]) if i in of else None
         if label is not None:
             labels[to] = label
     # As the library of the format writes them: the widest first, so all are aligned.
@@ -341,15 +345,19 @@ def _tensors(
     return _Tensors(sorted((leaf for _, leaf in out.values()), key=key), labels)
 
 
-def _renamed(rename: object, names: list[str], all_names: list[str]) -> list[str]:
-    """The names in the file. A rule may be for leaves that are not written."""
+def _moved(
+    rename: object, names: list[str], all_names: list[str], labels: Mapping[int, Label]
+) -> tuple[list[str], dict[int, Label]]:
+    """The names in the file, and the labels there. A rule may be for leaves that are
+    not written."""
     how = _rename.of_names(rename)
     used: set[int] = set()
     new = [_rename.apply(how, name, used, "rename=").name for name in names]
     for name in all_names if how.all_rules else ():
         _rename.apply(how, name, used, "rename=")
     _rename.check_used(how, used, names, "tree")
-    return new
+    moves = _renamed.Moves(how, names, new, used)
+    return new, _renamed.moved_labels(labels, moves)
 
 
 def skipped_leaves(skip: Sequence[str], names: list[str]) -> set[int]:

@@ -8,12 +8,11 @@ for leaves, so Modules and what they have go where the leaves below them go.
 import collections
 import functools as ft
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from .._kernel._format import _names
+from .._kernel._format import _names, _record
 from .._kernel._format._leaves import Leaves
 from .._kernel._format._record import Label
-from .._kernel._tree import _states
 from . import _rename
 from ._rename import Rename
 
@@ -30,14 +29,14 @@ def renamed(leaves: Leaves, given: object) -> tuple[Leaves, Callable[[str], list
     names = [record.name for record in leaves.records()]  # This checks them.
     new = [_rename.apply(how, name, used, "rename=").name for name in names]
     _check_collisions(names, new)
-    moves = _Moves(how, names, new, used)
+    moves = Moves(how, names, new, used)
     nodes: dict[str, list[str]] = {}
     for name, field in _nodes(leaves):
         if len(name) > _names.MAX_NAME or name.count(".") >= _names.MAX_DEPTH:
             raise ValueError("The index has static fields of what is never saved.")
         for to in moves.node(name, field):
             nodes.setdefault(to, []).append(name)
-    labels = _labels(leaves, moves)
+    labels = moved_labels(leaves.labels, moves)
     _rename.check_used(how, used, names, "checkpoint")
     return leaves.renamed(new, labels, nodes), moves.node
 
@@ -69,9 +68,10 @@ def _check_collisions(old: list[str], new: list[str]) -> None:
     )
 
 
-class _Moves:
-    """The moves of leaves from their names to other ones. A node goes where the leaves
-    below it go, if they keep their names from the node on."""
+class Moves:
+    """The moves of leaves from their `old` names to `new` ones. A node goes where the
+    leaves below it go, if they keep their names from the node on. The numbers of rules
+    that did something are added to `used`."""
 
     def __init__(self, how: Rename, old: list[str], new: list[str], used: set[int]):
         self._how, self._used = how, used
@@ -85,6 +85,16 @@ class _Moves:
     def below(self) -> dict[str, list[int]]:
         """The leaves below each node."""
         return _names.by_prefix(self._old)
+
+    @ft.cached_property
+    def ends(self) -> dict[tuple[str, ...], list[str]]:
+        """The nodes whose names end with some parts, by these."""
+        out: dict[tuple[str, ...], list[str]] = {}
+        for name in self.below:
+            parts = _names.parts(name)
+            for start in range(len(parts)):
+                out.setdefault(tuple(parts[start:]), []).append(name)
+        return out
 
     def node(self, name: str, field: str = "") -> list[str]:
         """The names of a stored node in the tree: several, if its leaves are now in
@@ -148,23 +158,28 @@ class _Moves:
 # ---- Labels of the entries of States.
 
 
-def _labels(leaves: Leaves, moves: _Moves) -> dict[int, Label]:
-    """The labels of leaves of entries of States, by their indices, with the names that
-    each StateIndex has now.
-
-    The marker of a StateIndex is a path from the model. Where only that is known, it
-    moves as the rules say.
-    """
+def moved_labels(labels: Mapping[int, Label], moves: Moves) -> dict[int, Label]:
+    """The labels of leaves of entries of States, by any numbers of these, with the
+    names that each StateIndex has after the moves."""
     new: dict[Label, Label] = {}
-    for label in leaves.labels.values():
+    for label in labels.values():
         if label not in new:
             new[label] = _moved_label(label, moves)
-    return {leaf_index: new[label] for leaf_index, label in leaves.labels.items()}
+    return {number: new[label] for number, label in labels.items()}
 
 
-def _moved_label(label: Label, moves: _Moves) -> Label:
+def _moved_label(label: Label, moves: Moves) -> Label:
+    """The marker of a StateIndex is a path from the model. Where only that is known, it
+    may be that of any node whose name it ends; if there is none, it moves as the rules
+    say."""
     if label.names:
-        return Label(frozenset(x for y in label.names for x in moves.field(y)))
-    path = ".".join(_states.path_of(label) or ())
+        names = label.names
+    else:
+        *owner, field = _record.path_of(label) or ("",)
+        names = [_names.joined(x, field) for x in moves.ends.get(tuple(owner), ())]
+    new = frozenset(x for name in names for x in moves.field(name))
+    if names:
+        return label if new == frozenset(names) else Label(new)
+    path = ".".join(_record.path_of(label) or ())
     moved = moves.by_rules(path) if path else None
     return label if moved is None else Label(marker=f".{moved}")

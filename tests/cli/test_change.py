@@ -79,6 +79,55 @@ def test_adapters_that_are_merged_keep_their_base(ckpt, tmp_path, run):
             assert ec.open(to).base == found
 
 
+class _Norms(eqx.Module):
+    a: eqx.nn.BatchNorm
+    b: eqx.nn.BatchNorm
+
+    def __init__(self):
+        self.a = eqx.nn.BatchNorm(2, "batch", mode="ema")
+        self.b = eqx.nn.BatchNorm(2, "batch", mode="ema")
+
+
+def test_statistics_go_with_layers_that_are_exchanged(tmp_path, run):
+    model, state = eqx.nn.make_with_state(_Norms)()
+    weights = jnp.zeros(2), jnp.ones(2)
+    model = eqx.tree_at(lambda m: (m.a.weight, m.b.weight), model, weights)
+    for norm in (model.a, model.b):
+        old = state.get(norm.ema_state_index)
+        state = state.set(norm.ema_state_index, (norm.weight.astype("float32"), old[1]))
+    ec.tree_serialise_leaves(tmp_path / "c", {"model": model, "state": state})
+    like = dict(zip(("model", "state"), eqx.nn.make_with_state(_Norms)()))
+    rules = "^model.a.=model.c.", "^model.b.=model.a.", "^model.c.=model.b."
+    options = [x for rule in rules for x in ("--rename", rule)]
+    assert run("edit", tmp_path / "c", tmp_path / "c", *options)[0] == 0
+    out = ec.tree_deserialise_leaves(tmp_path / "c", like)
+    for norm, weight in ((out["model"].a, weights[1]), (out["model"].b, weights[0])):
+        mean, _ = out["state"].get(norm.ema_state_index)
+        assert np.array_equal(norm.weight, weight) and np.array_equal(mean, weight)
+
+
+def test_a_node_and_its_children_get_other_names(tmp_path, run):
+    """Whichever of its leaves still end as they did: the node is in their place."""
+    model = eqx.nn.MultiheadAttention(4, 8, key=jax.random.key(0))
+    ec.tree_serialise_leaves(tmp_path / "a", {"model": model})
+    rules = ["--rename", "^model=net", "--rename", "query_proj=q"]
+    assert run("edit", tmp_path / "a", tmp_path / "b", *rules)[0] == 0
+    assert ec.open(tmp_path / "b").tree.net.num_heads == 4
+    # All are one node deeper. Where the Linear was, there is another node.
+    deeper = "^model[.](query_proj)[.]=model.\\1.base."
+    assert run("edit", tmp_path / "a", tmp_path / "c", "--rename", deeper)[0] == 0
+    node = ec.open(tmp_path / "c").tree.model.query_proj
+    assert node.base.in_features == 8 and not hasattr(node, "in_features")
+
+
+def test_a_leaf_gets_the_name_of_a_node(tmp_path, run):
+    one = tmp_path / "one"
+    ec.tree_serialise_leaves(one, jnp.ones(2))
+    for rule, name in (("^%root$=a.b", "a.b"), ("$=.c.d", "a.b.c.d")):
+        assert run("edit", one, one, "--rename", rule)[0] == 0
+        assert list(ec.open(one)) == [name]
+
+
 def test_edit_the_step_of_a_run(steps, run, asked):
     assert run("edit", steps / "20", steps / "20", "--metadata", "note=x")[0] == 0
     assert ec.open(steps / "20" / "default").metadata["note"] == "x"

@@ -173,6 +173,57 @@ def test_a_state_without_its_model(rename, tmp_path):
     assert_alike(got, state.get(model.second.ema_state_index))
 
 
+def _saved_again(path, tree):
+    """What is saved of a checkpoint's own tree, whose labels are paths."""
+    ec.tree_serialise_leaves(path / "a", tree)
+    nodes = ec.open(path / "a").tree
+    ec.tree_serialise_leaves(path / "b", {"model": nodes.model, "state": nodes.state})
+    return ft.partial(ec.tree_deserialise_leaves, path / "b")
+
+
+def _of_safetensors(path, tree):
+    ec.export_safetensors(path / "a.safetensors", tree, eqx.is_array)
+    load = ft.partial(ec.tree_deserialise_leaves, path / "a.safetensors")
+    return ft.partial(load, filter_spec=eqx.is_array)
+
+
+def _exported(path, tree):
+    """Here it is the export that renames."""
+
+    def load(like, rename):
+        file = path / "a.safetensors"
+        ec.export_safetensors(file, tree, eqx.is_array, rename=rename)
+        return ec.tree_deserialise_leaves(file, like, eqx.is_array)
+
+    return load
+
+
+def _of_a_state_dict(path, tree):
+    return ft.partial(ec.from_state_dict, ec.to_state_dict(tree))
+
+
+@pytest.mark.parametrize("make", [_raw, _made])
+@pytest.mark.parametrize(
+    "save", [_saved_again, _of_safetensors, _exported, _of_a_state_dict]
+)
+def test_statistics_go_with_layers_that_are_exchanged(save, make, tmp_path):
+    model, state = _filled(make(_Old))
+    load = save(tmp_path, _named((model, state)))
+    like = _named(make(_Old))
+    # `.first` and `.second` are paths from the model, and `model.first` is a name.
+    rules = [
+        (r"^model[.]first[.]", "model.third."),
+        (r"^model[.]second[.]", "model.first."),
+        (r"^model[.]third[.]", "model.second."),
+    ]
+    out = load(like, rename=rules)
+    for new, old in (("first", "second"), ("second", "first")):
+        here, there = getattr(out["model"], new), getattr(model, old)
+        assert eqx.tree_equal(here.weight, there.weight)
+        got = out["state"].get(here.ema_state_index)
+        assert_alike(got, state.get(there.ema_state_index))
+
+
 def test_statistics_that_could_be_of_two(tmp_path):
     """The weights of two BatchNorms are exchanged, and the rest of them is not."""
     model, state = _filled(_made(_Old))

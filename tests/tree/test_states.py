@@ -191,6 +191,22 @@ def test_reordered_states_by_every_route(route, tmp_path):
                 assert_alike(got, _statistics(model, state))
 
 
+@pytest.mark.parametrize("make", [_made, _raw])
+@pytest.mark.parametrize("route", _ROUTES, ids=_name)
+def test_layers_that_were_exchanged_by_every_route(route, make, tmp_path):
+    """A marker is then that of another place in the model."""
+    model, state = make(_Norms)
+    both = lambda m: (m.first, m.second)
+    model, state = eqx.tree_at(both, model, both(model)[::-1]), _fill(state)
+    other = make(_Norms)
+    if route is _plain:
+        with pytest.raises(RuntimeError, match="look alike"):
+            route((model, state), tmp_path, other)
+        return
+    loaded = route((model, state), tmp_path, other)
+    assert_alike(_statistics(other[0], loaded[1]), _statistics(model, state))
+
+
 @pytest.mark.parametrize("route", _ROUTES, ids=_name)
 def test_one_batch_norm_by_every_route(route, tmp_path):
     """Its entries do not look alike, so that positions are enough."""

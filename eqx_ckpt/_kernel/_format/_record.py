@@ -10,7 +10,7 @@ import itertools as it
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from .._limits import limits
@@ -264,7 +264,31 @@ def labels_of_states(found: Iterable[tuple[str, str, Any]]) -> dict[str, list[La
     for marker in it.chain.from_iterable(states.values()):
         own = label_of(marker) if type(marker) is str else Label()
         labels[marker] = own._replace(names=own.names.union(names.get(marker, ())))
+    paths = {path_of(label) for label in labels.values()}
+    for marker, label in labels.items():
+        if any(_is_of_another(name, path_of(label), paths) for name in label.names):
+            labels[marker] = label._replace(marker=None)
     return {name: [labels[x] for x in markers] for name, markers in states.items()}
+
+
+def _is_of_another(
+    name: str, own: tuple[str, ...] | None, paths: Set[tuple[str, ...] | None]
+) -> bool:
+    """Whether the name of a StateIndex is not where its marker leads to, and the marker
+    of another one leads there: its module has been moved since it was made."""
+    if own is None:
+        return False
+    parts = tuple(name.split("."))
+    ends = {parts[start:] for start in range(len(parts))}
+    return own not in ends and not ends.isdisjoint(paths)
+
+
+def path_of(label: Label) -> tuple[str, ...] | None:
+    """The path of a StateIndex from its model, which a marker of Equinox is, without
+    the name of the class."""
+    if label.marker is None:
+        return None
+    return tuple(re.findall(r"\w+", re.sub(r"^\w+", "", label.marker)))
 
 
 def label_of(text: str) -> Label:

@@ -2,7 +2,6 @@
 StateIndex each belongs to."""
 
 import collections
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -214,7 +213,7 @@ def _finder(known: Mapping[int, Label]) -> Callable[[Label], int | None]:
     by_name = _grouped(
         (name, at) for at, label in known.items() for name in label.names
     )
-    by_path = _grouped((path_of(label), at) for at, label in known.items())
+    by_path = _grouped((_record.path_of(label), at) for at, label in known.items())
     # Of each label the paths whose ends are compared.
     ends = [
         (at, is_name, words)
@@ -225,7 +224,7 @@ def _finder(known: Mapping[int, Label]) -> Callable[[Label], int | None]:
     def find_entry(label: Label) -> int | None:
         found = {at for name in label.names for at in by_name.get(name, ())}
         if not found and label.marker is not None:
-            found = by_path.get(path_of(label), set())
+            found = by_path.get(_record.path_of(label), set())
         if not found:
             near: dict[int, int] = {}
             own = _paths(label) if len(ends) * len(known) <= _MAX_PAIRS else []
@@ -249,25 +248,17 @@ def _grouped(pairs: Iterable[tuple[Any, int]]) -> dict[Any, set[int]]:
     return out
 
 
-def path_of(label: Label) -> tuple[str, ...] | None:
-    """The path of a StateIndex from its model, which a marker of Equinox is, without
-    the name of the class."""
-    if label.marker is None:
-        return None
-    return tuple(re.findall(r"\w+", re.sub(r"^\w+", "", label.marker)))
-
-
 def _paths(label: Label) -> list[tuple[bool, list[str]]]:
     """The names of a label, and the path of its marker; and whether each is a name."""
     out = [(True, name.split(".")) for name in label.names]
-    if path := path_of(label):
+    if path := _record.path_of(label):
         out.append((False, list(path)))
     return out
 
 
 def show_label(label: Label) -> str:
     """A label for people."""
-    return ",".join(sorted(label.names)) or ".".join(path_of(label) or ())
+    return ",".join(sorted(label.names)) or ".".join(_record.path_of(label) or ())
 
 
 def _check_positions(
