@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from . import _log, _threads
 
@@ -33,6 +33,8 @@ def listed(indices: Collection[int]) -> str:
 
 # Words of processes, by their numbers.
 Words = dict[int, bytes]
+# The first byte of all that is said: a word, or an error.
+WORD, ERROR = b"+", b"-"
 
 
 class Heard(NamedTuple):
@@ -76,6 +78,25 @@ def unsigned(value: bytes) -> SignedWord:
     return SignedWord(value[:1], CallSign(*json.loads(head)), word)
 
 
+class CallEnd(NamedTuple):
+    """The end of a number without an answer: an error, or "", and the signs of the
+    calls that it is for. `silent`: the processes that had not come. `is_vague`: as
+    of the call of process 0."""
+
+    text: str
+    signs: Sequence[CallSign]
+    silent: Sequence[int] = ()
+    is_vague: bool = False
+
+    def encode(self) -> bytes:
+        return ERROR + json.dumps(self).encode()
+
+    @classmethod
+    def decode(cls, answer: bytes) -> Self:
+        text, signs, silent, is_vague = json.loads(answer[1:])
+        return cls(text, [CallSign(*sign) for sign in signs], silent, is_vague)
+
+
 def warner(where: str) -> Callable[[Collection[int]], None]:
     """A function that logs the processes for which a round has waited long."""
     since, said = time.monotonic(), 0.0
@@ -96,8 +117,8 @@ class CallLine:
     """This process's record of the calls of one kind, path and tag."""
 
     next: int = 0
-    # Of process 0: the sign of its call before; those of calls that differed; and the
-    # numbers that were ended since the last answer.
+    # Of process 0: the sign of its call before; the signs of the last calls that met
+    # and differed; and the numbers that were ended since the last answer.
     last: CallSign | None = None
     apart: list[CallSign] = dataclasses.field(default_factory=list)
     ended: list[str] = dataclasses.field(default_factory=list)
@@ -176,23 +197,14 @@ class Channel:
         """The word of process 0 to all. It ends the round."""
         self.client.key_value_delete(f"{self.at}/{self.round}/words/")
         answer = f"{self.at}/{self.round}/answer"
-        self.client.key_value_set_bytes(answer, b"+" + word)
+        self.client.key_value_set_bytes(answer, WORD + word)
         self._say_where(is_over=True)
 
-    def close(
-        self,
-        text: str,
-        signs: Sequence[CallSign],
-        silent: Sequence[int] = (),
-        is_vague: bool = False,
-    ) -> None:
-        """Ends the number before its first answer, and tells calls with these signs
-        why. `silent`: the processes that did not come. `is_vague`: the call before
-        looked the same."""
+    def close(self, end: CallEnd) -> None:
+        """Ends the number before its first answer."""
         # It may have been taken by halves, when Ctrl-C came.
         self.line.next = max(self.line.next, (self.number or 0) + 1)
-        end = json.dumps([text, signs, silent, is_vague]).encode()
-        self.client.key_value_set_bytes(f"{self.at}/0/answer", b"-" + end)
+        self.client.key_value_set_bytes(f"{self.at}/0/answer", end.encode())
         self.line.ended.append(self.at)
 
     def forget(self, key: str) -> None:
@@ -201,6 +213,7 @@ class Channel:
         self.book.old[key] = time.monotonic() + 3 * self.timeout
 
     def leave(self, said: bytes) -> None:
+        """Says that this process waits no longer for an answer to what it `said`."""
         with contextlib.suppress(Exception):
             self.client.key_value_set_bytes(f"{self.at}/gone/{self.index}", said, True)
 
@@ -238,7 +251,7 @@ class Channel:
         return None
 
     def looks(self) -> Iterator[Heard]:
-        """Looks again and again."""
+        """Looks again and again, less often with time."""
         start = time.monotonic()
         wait = _LOOK[0]
         while True:
@@ -249,6 +262,7 @@ class Channel:
             wait = min(2 * wait, _LOOK[1])
 
     def look(self, seen: dict[int, tuple[bytes, float]]) -> Heard:
+        """What was said in this round by now. Signs of life go into `seen`."""
         found: dict[str, Words] = {"words": {}, "gone": {}, "alive": {}}
         for key, value in self.client.key_value_dir_get_bytes(f"{self.at}/"):
             *_, name, kind, index = key.split("/")

@@ -2,24 +2,24 @@
 
 They talk through the key-value store of JAX's distributed runtime, which all of them
 are connected to (see `_messages`). Every call that they make together is a conversation
-of its own, in rounds: process 0 gathers a word of each, and broadcasts an answer. So
-whatever goes wrong in one of them is known to all at the end of the round.
+of its own. It has rounds: process 0 gathers a *word* of each process, and broadcasts an
+*answer*. So whatever goes wrong in one process is known to all at the end of the round.
 
-**How calls meet.** A *line* is what calls have in common that may meet: their kind
-(save, load, ...), their path, and their tag. In each line every process numbers its
-calls: 0, 1, 2. Those with one number meet, and process 0 closes the number with the
-answer of the first round. A process that skips a call, fails before it speaks, or gives
-up waiting, would be apart from the others from then on; these rules bring it back:
+**How calls meet.** Calls that may meet are of one *line*: they have the same kind
+(save, load, ...), path and tag. In each line every process counts its calls: 0, 1, 2.
+Calls with the same *number* meet, and process 0 closes the number with the answer of
+the first round. A process may skip a call, fail before it speaks, or give up waiting.
+Its count would differ from then on. These rules bring it back:
 
 1. A process uses a number once. It says one thing there: its word, or that it has
-   failed; and, if it gives up, that it is gone.
-2. Process 0 closes a number for all with an answer, or with an *end*: an error, and the
-   *signs* of the calls that the error is for. Ends stay until a later number of the
-   line has been answered.
-3. A process that finds an end for a call like its own raises the error. Else it goes
-   on to the next number with the same call.
-4. Process 0 takes for its own call only failures and departures of calls like its own.
-   At others it ends the number for nobody, and goes on to the next one.
+   failed. If it gives up waiting after its word, it also says that it is gone.
+2. Process 0 closes a number for all: with an answer, or with an *end*. That is an
+   error, and the *signs* of the calls that the error is for. Ends stay until a later
+   number of the line has been answered.
+3. A process that finds an end for a call like its own raises the error. Otherwise it
+   makes the same call with the next number.
+4. Process 0 raises an error of another process only if its call is like its own.
+   Otherwise it ends the number for nobody, and goes on to the next one.
 
 So a process that is behind passes all ends without a wait. Process 0 finds a process
 that is ahead, and passes the numbers that it has left. They always come to one number:
@@ -28,15 +28,16 @@ that is ahead, and passes the numbers that it has left. They always come to one 
 - An answer is given to calls of all processes, each of which takes it once.
 - A process that is late for a call has its error immediately, and meets the next call.
 
-A call that is part of another has a line of its own each time (`within`). Else a
+A call that is part of another has a line of its own each time (`within`). Otherwise a
 process that is interrupted in the outer call, before the inner one, would come too late
-for that when both are made again.
+for the inner one when both are made again.
 
-**Signs** tell apart calls of one line that has no tag. They have a digest of the plain
-numbers and the metadata that are saved. Once it is known, they have one too of all that
-has to be the same in all processes (see `_agree`). If the signs of a line do not change
-from call to call, a late call looks like the next one. It is taken for that: nothing
-tells them apart.
+**Signs** tell calls of one line apart if it has no tag. A sign has a *mark*: a digest
+of the plain numbers and the metadata that are saved. Once it is known, a sign also has
+the call's *account*: a digest of all that has to be the same in all processes (see
+`_agree`). A call is *vague* if it has neither tag nor account, or if its sign is like
+that of the call before. Then a late call looks like the next one, and is taken for
+that: nothing tells them apart.
 
 **Silence.** A process at work says every now and then that it is alive, from a thread.
 So `timeout` counts from the last sign of life, and an hour of writing is no silence. A
@@ -54,27 +55,33 @@ from jax._src import distributed
 
 from ._arguments import Together, Who
 from ._messages import (
+    CallEnd,
     CallLine,
     CallSign,
     Channel,
+    ERROR,
     listed,
     PeerError,
     signed,
     unsigned,
     warner,
+    WORD,
     Words,
 )
 
 
-# So many calls may a process be behind, and still be found to be.
-_APART = 32
+# Signs of calls that met and differed are kept, to find which process is behind: of the
+# last so many.
+_MAX_APART = 32
 _BEHIND = (
     "this call is behind that of other processes, which have made it already, and had "
     "an error, as somebody has left out a call."
 )
-# Seconds between looks at what all do together: few at first. Every so many seconds
-# one looks for those that have failed.
-_WAIT, _SLOW, _LISTEN = (0.0002, 0.002), 0.05, 0.5
+# Seconds between looks at what all do together: few at first; then at most so many for
+# a collective, and for any other thing.
+_FIRST_WAIT, _MAX_WAIT, _MAX_SLOW_WAIT = 0.0002, 0.002, 0.05
+# Seconds between looks for processes that have failed meanwhile.
+_LISTEN = 0.5
 _STUCK = (
     " The devices of the others may wait for it for ever: end the program, and start "
     "it again."
@@ -83,8 +90,9 @@ _STUCK = (
 
 @dataclasses.dataclass
 class Processes:
-    """`count` processes, of which this is number `index`, in one call: `what` they do
-    is for people, `mark` for the signs. Without a `channel` this is the only one.
+    """`count` processes, of which this is number `index`, in one call. People are told
+    `what` they do, and `mark` is that of the sign. Without a `channel` this is the only
+    process.
 
     All make the same sequence of `gather` and `broadcast`, inside `share_errors`.
     """
@@ -95,12 +103,13 @@ class Processes:
     mark: str = ""
     is_tagged: bool = False
     channel: Channel | None = None
-    # Of the round: what this process has said, and whether it may say more.
+    # Of the round: what this process has said, unless it is process 0; whether it has
+    # nothing more to say; and when the round began.
     _said: bytes | None = None
     _is_over: bool = False
     _since: float = 0.0
-    # Of the first round: the sign of this call. In process 0, those of the others, and
-    # whether nothing tells calls of its line apart.
+    # Of the first round: the sign of this call. In process 0, those of the others by
+    # their numbers, and whether this call is vague.
     _sign: CallSign = CallSign("")
     _heard: dict[int, CallSign] = dataclasses.field(default_factory=dict)
     _is_vague: bool = False
@@ -142,22 +151,24 @@ class Processes:
     def gather(self, word: bytes = b"", alike: bool = False) -> list[bytes]:
         """The words of all processes, in order, in process 0; in the others nothing.
 
-        `alike`: the words of the first round are part of the signs. If they differ,
-        process 0 has to make it an error in all.
+        `alike`: the words of the first round are the accounts of the calls. If they
+        differ, process 0 has to make it an error in all.
         """
         channel = self.channel
         if channel is None:
             return [word]
-        if channel.number is None:
+        is_first = channel.number is None
+        if is_first:
             self._sign = CallSign(self.mark, word.decode() if alike else None)
-            if self.leads:
-                return self._meet(channel, word)
-            self._said = signed(b"+", self._sign, b"" if alike else word)
-            channel.take_number()
-        elif self.leads:
+        if self.leads and is_first:
+            return self._meet(channel, word)
+        if self.leads:
             return self._collect(channel, word, {}) or []
+        if is_first:
+            self._said = signed(WORD, self._sign, b"" if alike else word)
+            channel.take_number()
         else:
-            self._said = b"+" + word
+            self._said = WORD + word
         channel.say(f"words/{self.index}", self._said)
         return []
 
@@ -167,7 +178,7 @@ class Processes:
         if channel is None:
             return word
         if self.leads:
-            # Interrupted from here on, it may have been heard.
+            # If this is interrupted from here on, the answer may have been heard.
             self._is_over = True
             channel.answer(word)
             if channel.round == 0:
@@ -182,9 +193,8 @@ class Processes:
         return word
 
     def until(self, is_ready: Callable[[], bool], collective: bool = True) -> None:
-        """Waits for what all processes do together, such as a collective. It is for the
-        time between two rounds, as no round is to begin before it is ready. Any other
-        thing is looked at less often.
+        """Waits, between two rounds, for what all processes do together, such as a
+        collective. Any other thing is looked at less often.
 
         **Raises:** as soon as one of them has failed, or is silent for too long: it may
         never take part.
@@ -192,10 +202,10 @@ class Processes:
         channel = self.channel
         if channel is None:
             return
-        wait, next_look = _WAIT[0], time.monotonic() + _LISTEN
+        wait, next_look = _FIRST_WAIT, time.monotonic() + _LISTEN
         while not is_ready():
             time.sleep(wait)
-            wait = min(2 * wait, _WAIT[1] if collective else _SLOW)
+            wait = min(2 * wait, _MAX_WAIT if collective else _MAX_SLOW_WAIT)
             if time.monotonic() > next_look:
                 self._listen(channel, _STUCK if collective else "")
                 next_look = time.monotonic() + _LISTEN
@@ -215,58 +225,70 @@ class Processes:
                 self._tell(self.channel, error)
 
     def within(self, who: Who, name: str) -> Who:
-        """Options of a call that is made as a part of this one. No other has its tag:
-        if a process is interrupted before it comes to that call, the next one does not
-        find what was left of it."""
+        """Options of a call that is a part of this one. No other call has its tag. So
+        if a process is interrupted before it comes to the inner call, the next one does
+        not find what was left of it."""
         if self.channel is None or who == "own":
             return who
         return dataclasses.replace(together(who), tag=f"{name} {self.channel.number}")
 
     def _hear(self, channel: Channel) -> bytes:
+        """The answer of process 0. In the first round it passes ends that are for other
+        calls."""
         while True:
-            got = channel.hear()
-            if got[:1] == b"+":
-                return got[1:]
+            answer = channel.hear()
+            if answer[:1] == WORD:
+                return answer[1:]
             if channel.round > 0:
                 self._is_over = True
-                raise PeerError(got[1:].decode())
-            text, signs, silent, is_vague = json.loads(got[1:])
-            is_like = any(self._sign.is_like(CallSign(*sign)) for sign in signs)
-            if is_like and not (is_vague and self.index in silent):
+                raise PeerError(answer[1:].decode())
+            end = CallEnd.decode(answer)
+            if self._is_ended_by(end):
                 self._is_over = True
-                raise PeerError(text)
+                raise PeerError(end.text)
             assert self._said is not None
             channel.take_number()
             channel.say(f"words/{self.index}", self._said)
 
+    def _is_ended_by(self, end: CallEnd) -> bool:
+        """Whether an end is for this call."""
+        is_like = any(map(self._sign.is_like, end.signs))
+        # Process 0 has waited in vain for this process. A vague call of it that comes
+        # late is taken for the next one.
+        is_next = end.is_vague and self.index in end.silent
+        return is_like and not is_next
+
     def _tell(self, channel: Channel, error: BaseException) -> None:
         """Says that this process has failed, or that it waits no longer."""
-        text = _error_text(self.index, error)
         if self._is_over:
             return
-        if channel.number is None:
+        text = _error_text(self.index, error)
+        is_first = channel.number is None
+        if is_first:
             channel.take_number()
             self._sign = CallSign(self.mark)
-            if self.leads:
+        if self.leads:
+            if is_first:
                 channel.line.last = self._sign
+            if channel.round > 0:
+                channel.say("answer", ERROR + text.encode())
             else:
-                said = signed(b"-", self._sign, text.encode())
-                channel.say(f"words/{self.index}", said)
-                return
-        if self._said is not None:
-            channel.leave(self._said)
-        elif not self.leads:
-            channel.say(f"words/{self.index}", b"-" + text.encode())
-        elif channel.round > 0:
-            channel.say("answer", b"-" + text.encode())
+                silent = error.silent if isinstance(error, PeerError) else []
+                end = CallEnd(text, self._signs(), silent, self._is_vague)
+                channel.close(end)
+        elif is_first:
+            said = signed(ERROR, self._sign, text.encode())
+            channel.say(f"words/{self.index}", said)
+        elif self._said is None:
+            channel.say(f"words/{self.index}", ERROR + text.encode())
         else:
-            silent = error.silent if isinstance(error, PeerError) else []
-            channel.close(text, self._signs(), silent, self._is_vague)
+            channel.leave(self._said)
 
     # ---- In process 0: the calls of all others that meet with its own.
 
     def _meet(self, channel: Channel, own: bytes) -> list[bytes]:
         """The words of all, in the first number that they come to with calls like this.
+        Numbers before that are closed.
 
         **Raises:** as soon as one of them has failed, or left, with such a call.
         """
@@ -282,21 +304,22 @@ class Processes:
             channel.begin_beats()
             self._heard = {}
             words = self._collect(channel, own, ignored)
-            behind = self._behind(line) if sign.account is not None and words else []
-            if behind:
-                channel.close(_BEHIND, behind)
-                if sign in behind:
-                    self._is_over = True
-                    raise PeerError(_BEHIND)
-            elif words is None:
-                channel.close("", [])
-            else:
+            if words is None:
+                channel.close(CallEnd("", []))
+                continue
+            behind = [] if sign.account is None else self._behind(line)
+            if not behind:
                 return words
+            channel.close(CallEnd(_BEHIND, behind))
+            if sign in behind:
+                self._is_over = True
+                raise PeerError(_BEHIND)
 
     def _collect(
         self, channel: Channel, own: bytes, ignored: dict[int, str]
     ) -> list[bytes] | None:
-        """The words of all; None if a process has left this number with another call.
+        """The words of all; None if a process has failed or left in this number with
+        another call. What went wrong there comes into `ignored`.
 
         **Raises:** `PeerError` as soon as a word is an error, and once a process has
         been silent for `timeout`."""
@@ -323,19 +346,29 @@ class Processes:
     ) -> Words | None:
         """The words that were said by now; None as of `_collect`. **Raises:**
         `PeerError` for a word that is an error, and for a process that is gone."""
-        words = {index: value[1:] for index, value in said.items()}
-        for index in [i for i in said if channel.round > 0 and said[i][:1] != b"+"]:
-            raise PeerError(words[index].decode())
+        if channel.round == 0:
+            return self._first_words(said, gone, ignored)
+        for value in said.values():
+            if value[:1] != WORD:
+                raise PeerError(value[1:].decode())
+        for index in gone:
+            raise _gone_error(index)
+        return {index: value[1:] for index, value in said.items()}
+
+    def _first_words(
+        self, said: Words, gone: Words, ignored: dict[int, str]
+    ) -> Words | None:
+        """The same in the first round, in which words have signs."""
         for index, value in gone.items():
-            if channel.round == 0:
-                if self._is_vague or not unsigned(value).sign.is_like(self._sign):
-                    return None
-            raise PeerError(f"process {index} has given up waiting, or was stopped.")
-        for index, value in said.items() if channel.round == 0 else ():
+            if self._is_vague or not unsigned(value).sign.is_like(self._sign):
+                return None
+            raise _gone_error(index)
+        words: Words = {}
+        for index, value in said.items():
             kind, sign, word = unsigned(value)
-            if kind == b"+":
+            if kind == WORD:
                 self._heard[index] = sign
-                words[index] = (sign.account or "").encode() or word
+                words[index] = word if sign.account is None else sign.account.encode()
             elif sign.is_like(self._sign):
                 raise PeerError(word.decode())
             else:
@@ -346,6 +379,7 @@ class Processes:
     def _absent_error(
         self, channel: Channel, missing: list[int], ignored: dict[int, str]
     ) -> PeerError:
+        """The error for processes that have not come to the first round."""
         hints = [f" In another call {ignored[i]}" for i in missing if i in ignored]
         return PeerError(
             f"of {channel.count} processes these have not come in "
@@ -361,24 +395,24 @@ class Processes:
         return list(dict.fromkeys([self._sign, *self._heard.values()]))
 
     def _behind(self, line: CallLine) -> list[CallSign]:
-        """The signs heard here, if they differ, that were heard in an earlier number
-        whose calls differed: other processes have made such a call already."""
+        """If calls differ that met here, the signs of those that are behind. Such a
+        sign was heard in an earlier number whose calls differed: other processes have
+        made that call already."""
         signs = self._signs()
         if len(signs) == 1:
             line.apart = []
             return []
         behind = [sign for sign in signs if sign in line.apart]
-        if len(behind) == len(signs):
-            behind = []
-        if not behind:
-            line.apart = [*dict.fromkeys(line.apart + signs)][-_APART:]
-        return behind
+        if behind and len(behind) < len(signs):
+            return behind
+        line.apart = [*dict.fromkeys(line.apart + signs)][-_MAX_APART:]
+        return []
 
     # ---- Signs of life.
 
     def _listen(self, channel: Channel, stuck: str = "") -> None:
-        """**Raises:** if it is known by now that a process has failed or died; if it is
-        not over for this one, it says that it is `stuck`."""
+        """**Raises:** if it is known by now that a process has failed or died. The
+        error ends with `stuck`, unless process 0 has said it to all."""
         said, gone = channel.look(channel.seen)
         try:
             if self.leads:
@@ -392,6 +426,7 @@ class Processes:
             raise PeerError(f"{e}{'' if self._is_over else stuck}", e.silent) from None
 
     def _check_alive(self, channel: Channel, missing: Iterable[int]) -> None:
+        """**Raises:** if one of these has given no sign of life for `timeout`."""
         now = channel.now()
         silent = [i for i in missing if now - self._last(channel, i) > channel.timeout]
         if silent:
@@ -404,6 +439,10 @@ class Processes:
         """When a process gave its last sign of life, in this round or before it."""
         seen = channel.seen.get(index)
         return self._since if seen is None else max(seen[1], self._since)
+
+
+def _gone_error(index: int) -> PeerError:
+    return PeerError(f"process {index} has given up waiting, or was stopped.")
 
 
 def _error_text(index: int, error: BaseException) -> str:
