@@ -35,6 +35,26 @@ def test_all_of_a_run(root):
         ec.delete(root)
 
 
+def test_a_step_that_is_pinned(root):
+    manager = ec.CheckpointManager(root)
+    manager.pin(4)
+    path = manager.path(4)
+    before = dict(StoredFiles(root))
+    with pytest.raises(ValueError, match="a step that is pinned. Nothing was deleted"):
+        ec.delete(path)
+    with pytest.raises(FileExistsError, match=r"is pinned. Call `unpin\(4\)`"):
+        manager.save(4, tree_at(9), force=True)
+    assert dict(StoredFiles(root)) == before
+    manager.unpin(4)
+    with manager:
+        manager.save(4, tree_at(9), force=True)
+    ec.delete(path)
+    assert manager.steps() == [2, 3]
+    # A checkpoint elsewhere that is called so is no step.
+    ec.tree_serialise_leaves(path, tree_at(9))
+    ec.delete(path)
+
+
 @pytest.mark.parametrize(
     "key",
     [

@@ -18,3 +18,10 @@ def _():
     from ._delete_run import delete_run
 
     return delete_run
+
+
+@_rooms.is_pinned.provide
+def _():
+    from ._pins import is_pinned
+
+    return is_pinned

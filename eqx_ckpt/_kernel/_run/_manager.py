@@ -245,9 +245,9 @@ class CheckpointManager:
 
         **Returns:** whether it saves to the root.
 
-        **Raises:** `FileExistsError` if the step exists, without `force`; `ValueError`
-        for a run that has only steps of Orbax that are not read; and what
-        `async_tree_serialise_leaves` raises.
+        **Raises:** `FileExistsError` if the step exists, without `force`, and if it is
+        pinned; `ValueError` for a run that has only steps of Orbax that are not read;
+        and what `async_tree_serialise_leaves` raises.
         """
         step = _steps.check_step(step)
         given = metrics or {}
@@ -421,7 +421,7 @@ class CheckpointManager:
 
     @_handlers.pass_through
     def pin(self, step: SupportsIndex) -> None:
-        """Keeps a step until [`unpin`][]: it is not deleted.
+        """Keeps a step until [`unpin`][]: it is neither deleted nor replaced.
 
         **Raises:** `FileNotFoundError` if there is no such step.
         """

@@ -13,7 +13,9 @@ from typing import SupportsIndex
 
 from .._load import _published
 from .._storage import _store
+from .._storage._backend import Backend
 from . import _numbered
+from ._listing import ITEM
 from ._numbered import PINS
 from ._steps import check_step, Signature, Steps
 
@@ -48,6 +50,14 @@ def unpin(steps: Steps, step: SupportsIndex) -> None:
 
 def pinned(steps: Steps) -> set[int]:
     return set(_numbered.numbers(steps.root, PINS))
+
+
+def is_pinned(root: Backend) -> bool:
+    """Whether a checkpoint is a step of a run, and pinned."""
+    directory, name = root.split()
+    run, step = directory.split()
+    is_step = name == ITEM and _numbered.is_step(step)
+    return is_step and _numbered.has(run, PINS, int(step))
 
 
 @contextlib.contextmanager

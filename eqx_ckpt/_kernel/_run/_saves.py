@@ -15,8 +15,9 @@ from .._save import _async, _background, _options, _plan, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
 from .._storage import _context, _root
-from . import _best, _marks, _own, _policy, _removal, _step_facts
+from . import _best, _marks, _numbered, _own, _policy, _removal, _step_facts
 from ._follow_up import FollowUp, RunningSave
+from ._numbered import PINS
 from ._pending import KeptState, PendingState
 from ._policy import Policy
 from ._start import AttemptStart
@@ -272,6 +273,11 @@ class Saves:
             raise FileExistsError(
                 f"Step {step} exists already, at `{self.steps.path(step)}`. Delete it, "
                 "or replace it with `force=True`."
+            )
+        elif found and _numbered.has(self.steps.root, PINS, step):
+            raise FileExistsError(
+                f"Step {step} exists already, and is pinned. Call `unpin({step})` "
+                "before you replace it."
             )
         # Those of process 0 count for all.
         metrics, wrong = state.metrics_as_json()

@@ -77,9 +77,9 @@ def delete(path: str | os.PathLike[str]) -> None:
         link.
 
     **Raises:** `FileNotFoundError` if there is neither; `ValueError` if the path is a
-    symbolic link, or if a step of the run is pinned or being saved; and if its
-    directory holds something that is not part of it, such as a step of Orbax. Then
-    nothing is deleted.
+    symbolic link or a step that is pinned, if a step of the run is pinned or being
+    saved, and if its directory holds something that is not part of it, such as a step
+    of Orbax. Then nothing is deleted.
 
     !!! example
 
@@ -102,7 +102,11 @@ def delete(path: str | os.PathLike[str]) -> None:
     with _log.timed("delete") as timer:
         if not _delete_file(root):
             try:
-                remove(root)
+                if not remove(root, lambda: not _rooms.is_pinned(root)):
+                    raise ValueError(
+                        f"`{root}` is a step that is pinned. Nothing was deleted. "
+                        "`unpin` it in its manager before."
+                    )
             except FileNotFoundError:
                 may_be_run = root.entry() in (None, "directory")
                 if not (may_be_run and _rooms.delete_run(path)):
