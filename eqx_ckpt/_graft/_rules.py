@@ -1,5 +1,10 @@
-"""Finds the fewest rename rules that map saved names to wanted ones, and checks them on
-all names."""
+"""Finds few rename rules that take saved names to wanted ones, and checks them on all
+names.
+
+`moves` are the names to be renamed, and what each becomes. Of the other saved names,
+none may become a wanted one. Rules are tried on samples of the names; those are chosen
+that rename the most; and they are put in an order in which none undoes another.
+"""
 
 import graphlib
 import itertools as it
@@ -10,13 +15,14 @@ from typing import NamedTuple
 from .._rename import _rename
 
 
-# A name that has to make way goes below `_ASIDE`. One between two rules begins with
-# `_BETWEEN`.
-_ASIDE, _BETWEEN = "old", "~"
+# A saved name that has to make way for a wanted one goes below this node.
+_ASIDE = "old"
+# A name begins with it that a rule has made, and that later rules are not to change.
+_MADE = "~"
 # Names that are tried while rules are looked for; and how often a rule is tried on one,
 # to find rules, and to see whether they are right. Each takes less than half a second.
 _MAX_SAMPLES = 500
-_MAX_LOOKS, _MAX_TRIALS = 2**18, 2**20
+_MAX_LOOKS, _MAX_CHECKS = 2**18, 2**20
 
 
 class NameRule(NamedTuple):
@@ -33,17 +39,19 @@ class Effect(NamedTuple):
     wrong: set[str]
 
 
-def lines(some: Iterable[NameRule], adapters: Mapping[str, str]) -> list[str]:
+def lines(found: Iterable[NameRule], adapters: Mapping[str, str]) -> list[str]:
     """The rules as Python; and those that apply adapters, which are given by the new
     name of the leaf."""
-    rows = [f"    ({_raw(old)}, {_raw(new)})," for old, new in some]
-    hows = ((_rule([x], [x], 0, True).pattern, how) for x, how in adapters.items())
-    for name, how in dict.fromkeys(hows):
-        rows.append(f"    ({_raw(name)}, ec.adapters.{how}),")
+    rows = [f"    ({_raw(old)}, {_raw(new)})," for old, new in found]
+    # Leaves whose names differ only in numbers have one pattern, and one row.
+    patterns = ((_rule([x], [x], 0, True).pattern, y) for x, y in adapters.items())
+    for pattern, adapter in dict.fromkeys(patterns):
+        rows.append(f"    ({_raw(pattern)}, ec.adapters.{adapter}),")
     return ["ec.rename([", *rows, "])"] if rows else []
 
 
 def _raw(text: str) -> str:
+    """A text as Python, raw if that is shorter to read."""
     is_plain = text.isprintable() and '"' not in text and text[-1:] != "\\"
     if not is_plain:
         return repr(text)
@@ -58,24 +66,25 @@ def rules(
     taken = set(moves.values())
     aside = (x for x in saved if x in taken and x not in moves)
     moves = {**moves, **{x: f"{_ASIDE}.{x}" for x in aside}}
-    for some in (_find_few(moves, saved, wanted), _one_by_one(moves)):
-        are_few = len(some) * len(saved) <= _MAX_TRIALS
-        if are_few and _is_right(some, moves, saved, wanted):
-            return some
+    for found in (_find_few(moves, saved, wanted), _one_by_one(moves)):
+        are_few = len(found) * len(saved) <= _MAX_CHECKS
+        if are_few and _are_right(found, moves, saved, wanted):
+            return found
     return []
 
 
-def _is_right(
-    some: list[NameRule],
+def _are_right(
+    found: list[NameRule],
     moves: Mapping[str, str],
     saved: Collection[str],
     wanted: Collection[str],
 ) -> bool:
+    """Whether rules do what `moves` says, each of them something, and no harm."""
     used: set[int] = set()
-    how = _rename.rename(some)
-    new = {x: _rename.apply(how, x, used, "suggest").name for x in saved}
+    rename = _rename.rename(found)
+    new = {x: _rename.apply(rename, x, used, "suggest").name for x in saved}
     return (
-        len(used) == len(some)
+        len(used) == len(found)
         and len(set(new.values())) == len(new)
         and all(new[x] == y for x, y in moves.items())
         and all(x == y or x in moves or y not in wanted for x, y in new.items())
@@ -83,10 +92,10 @@ def _is_right(
 
 
 def _one_by_one(moves: Mapping[str, str]) -> list[NameRule]:
-    """A rule for each name. None takes what another has made, which is marked."""
+    """A rule for each name. None changes a name that another has made."""
     changed = {x: y for x, y in moves.items() if x != y}
-    out = [_rule([x], [_BETWEEN + y], 0) for x, y in changed.items()]
-    return [*out, NameRule("^" + _BETWEEN, "")] if out else []
+    out = [_rule([x], [_MADE + y], 0) for x, y in changed.items()]
+    return [*out, NameRule("^" + _MADE, "")] if out else []
 
 
 def _find_few(
@@ -96,21 +105,12 @@ def _find_few(
     first. Empty if there are too many to try."""
     samples = _samples(moves, saved)
     left = {x for x in samples if moves.get(x, x) != x}
-    some: dict[NameRule, Effect] = {}
-    for is_general in (True, False):
-        names = sorted(left.difference(*(effect.right for effect in some.values())))
-        ways = dict.fromkeys(r for x in names for r in _ways(x, moves[x], is_general))
-        if len(ways) * len(samples) > _MAX_LOOKS:
-            return []
-        for rule in ways:
-            effect = _effect(rule, samples, moves, wanted)
-            if effect is not None:
-                some.setdefault(rule, effect)
+    effects = _effects(left, samples, moves, wanted)
     chosen: dict[NameRule, Effect] = {}
-    while left and some:
-        rank = lambda x: (len(some[x].right & left), -len(some[x].wrong))
-        best = max(some, key=rank)
-        right, wrong = some[best]
+    while left and effects:
+        rank = lambda x: (len(effects[x].right & left), -len(effects[x].wrong))
+        best = max(effects, key=rank)
+        right, wrong = effects[best]
         if not right & left:
             break
         chosen[best] = Effect(right & left, wrong)
@@ -118,8 +118,30 @@ def _find_few(
     return _ordered(chosen, moves)
 
 
+def _effects(
+    names: set[str],
+    samples: list[str],
+    moves: Mapping[str, str],
+    wanted: Collection[str],
+) -> dict[NameRule, Effect]:
+    """The rules that may be chosen, each of which renames one of the names or more.
+    Empty if there are too many to try."""
+    effects: dict[NameRule, Effect] = {}
+    for is_general in (True, False):
+        # The others are tried for the names that no general rule renames.
+        rest = sorted(names.difference(*(effect.right for effect in effects.values())))
+        tried = dict.fromkeys(r for x in rest for r in _ways(x, moves[x], is_general))
+        if len(tried) * len(samples) > _MAX_LOOKS:
+            return {}
+        for rule in tried:
+            effect = _effect(rule, samples, moves, wanted)
+            if effect is not None:
+                effects.setdefault(rule, effect)
+    return effects
+
+
 def _numbered(name: str) -> list[str]:
-    """A name, split at its numbers: texts and numbers by turns."""
+    """A name, split at its numbers: texts at even places, and numbers at odd ones."""
     return re.split(r"(?<![^._])([0-9]+)(?![^._])", name)
 
 
@@ -129,40 +151,45 @@ def _samples(moves: Mapping[str, str], saved: Collection[str]) -> list[str]:
     out: dict[object, str] = {}
     for name in saved:
         new = moves.get(name, "")
-        a, b = _numbered(name), _numbered(new)
-        same = not new or a[1::2] == b[1::2]
-        out.setdefault((*a[::2], "", *b[::2]) if same else name, name)
+        olds, news = _numbered(name), _numbered(new)
+        stay = not new or olds[1::2] == news[1::2]
+        texts = tuple(olds[::2]), tuple(news[::2])
+        out.setdefault(texts if stay else name, name)
     return [*it.islice(out.values(), _MAX_SAMPLES)]
 
 
 def _ways(old: str, new: str, is_general: bool) -> Iterator[NameRule]:
     """Rules that take one name to another: from the least of it that has to change to
     all of it. General ones have any numbers where both names have the same."""
-    a, b = old.split("."), new.split(".")
-    ends = it.takewhile(lambda x: x[0] == x[1], zip(reversed(a), reversed(b)))
-    for same in range(sum(1 for _ in ends), -1, -1):
-        yield _rule(a, b, same, is_general)
+    olds, news = old.split("."), new.split(".")
+    pairs = zip(reversed(olds), reversed(news))
+    most = sum(1 for _ in it.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    for same in range(most, -1, -1):
+        yield _rule(olds, news, same, is_general)
 
 
-def _rule(a: list[str], b: list[str], same: int, is_general: bool = False) -> NameRule:
-    """The rule for names whose last `same` parts stay."""
-    head, new = (".".join(x[: len(x) - same]) for x in (a, b))
-    if not head and same:
+def _rule(
+    olds: list[str], news: list[str], same: int, is_general: bool = False
+) -> NameRule:
+    """The rule that takes the one name to the other, given in parts, but for the last
+    `same` parts, which stay."""
+    old, new = ".".join(olds[: len(olds) - same]), ".".join(news[: len(news) - same])
+    if not old and same:
         return NameRule("^", f"{new}.")
     end = r"\." if same else "$"
-    new += "." * bool(same and new)
-    pattern, replacement = _numbered(head), _numbered(new)
+    if same and new:
+        new += "."
+    pattern, replacement = _numbered(old), _numbered(new)
     pattern[::2] = map(re.escape, pattern[::2])
     replacement[::2] = (x.replace("\\", r"\\") for x in replacement[::2])
-    # A number of the new name that the old one has too becomes a group of the regex.
-    start = count = 0
-    for i in range(1, len(replacement), 2) if is_general else ():
-        try:
-            start = pattern.index(replacement[i], start)
-        except ValueError:
-            continue
-        count += 1
-        pattern[start], replacement[i] = r"(\d+)", rf"\{count}"
+    if is_general:
+        # A number of the new name that the old one has too becomes a group.
+        place = count = 0
+        for i in range(1, len(replacement), 2):
+            if replacement[i] in pattern[place:]:
+                place = pattern.index(replacement[i], place)
+                count += 1
+                pattern[place], replacement[i] = r"(\d+)", rf"\{count}"
     return NameRule(f"^{''.join(pattern)}{end}", "".join(replacement))
 
 
@@ -179,47 +206,47 @@ def _effect(
         new = pattern.sub(rule.replacement, name)
         if new == name:
             continue
-        if name in moves:
-            if moves[name] == name:
-                return None
-            (right if new == moves[name] else wrong).add(name)
-        elif new in wanted:
+        is_harm = moves[name] == name if name in moves else new in wanted
+        if is_harm:
             return None
+        if name in moves:
+            (right if new == moves[name] else wrong).add(name)
     return Effect(right, wrong)
 
 
 def _ordered(
     chosen: Mapping[NameRule, Effect], moves: Mapping[str, str]
 ) -> list[NameRule]:
-    """The rules in an order in which none undoes what another does; names that are
-    exchanged go by way of others."""
-    numbered = [(re.compile(old), new) for old, new in chosen]
-    # `before[j]` has the rules whose names rule `j` would take. `undoing[i]` has those
-    # that would change again the names that rule `i` makes: `_BETWEEN` marks these.
-    undoing: dict[int, set[int]] = {i: set() for i in range(len(chosen))}
-    before: dict[int, set[int]] = {i: set() for i in range(len(chosen))}
+    """The rules in an order in which none undoes what another does. Where there is no
+    such order, as of names that are exchanged, some rules mark the names that they
+    make. Empty if that does not help."""
+    rules = list(chosen)
+    patterns = [re.compile(rule.pattern) for rule in rules]
+    # By the number of each rule: the rules whose names it would take, which have to
+    # come before it; and those that would change again the names that it makes. These
+    # have to come before it too, unless it marks the names.
+    taken: dict[int, set[int]] = {i: set() for i in range(len(rules))}
+    undoing: dict[int, set[int]] = {i: set() for i in range(len(rules))}
     effects = enumerate(chosen.values())
     for (i, (names, _)), (j, (_, wrong)) in it.permutations(effects, 2):
         if wrong & names:
-            before[j].add(i)
-        pattern, new = numbered[j]
-        if any(pattern.sub(new, moves[x]) != moves[x] for x in names):
+            taken[j].add(i)
+        change = lambda x: patterns[j].sub(rules[j].replacement, x)
+        if any(change(moves[x]) != moves[x] for x in names):
             undoing[i].add(j)
     marked: set[int] = set()
     while True:
-        graph = {
-            i: x | (set() if i in marked else undoing[i]) for i, x in before.items()
-        }
+        before = {i: taken[i] if i in marked else taken[i] | undoing[i] for i in taken}
         try:
-            order = [*graphlib.TopologicalSorter(graph).static_order()]
+            order = [*graphlib.TopologicalSorter(before).static_order()]
             break
         except graphlib.CycleError as e:
-            some = set(e.args[1]) - marked
-            if not some:
+            unmarked = set(e.args[1]) - marked  # The error has the rules of a cycle.
+            if not unmarked:
                 return []
-            marked.add(min(some))
-    out = []
-    for i in order:
-        pattern, new = numbered[i]
-        out.append(NameRule(pattern.pattern, _BETWEEN * (i in marked) + new))
-    return [*out, NameRule("^" + _BETWEEN, "")] if marked else out
+            marked.add(min(unmarked))
+    out = [
+        rules[i]._replace(replacement=_MADE * (i in marked) + rules[i].replacement)
+        for i in order
+    ]
+    return [*out, NameRule("^" + _MADE, "")] if marked else out
