@@ -1,4 +1,7 @@
-"""A guess at what a graft meant, as code to paste."""
+"""A guess at what a graft meant, as code to paste.
+
+Leaves of the model go by their numbers in it, and saved leaves by their leaf indices.
+"""
 
 import collections
 import itertools as it
@@ -13,19 +16,18 @@ from .._kernel._format import _names, _template
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._tree import _folding, _leaf, _nearest, _target
 from . import _alike, _leaf_kinds, _rules
+from ._leaf_kinds import LeafKind
 from ._sides import Model, StoredSide, target_of
 
 
-# Suggestions are for people, who would not read more of them.
-_most = 8
-# Leaves that are looked at for them: many nodes may be alike.
+# Pairs that are suggested, rows that are listed, and names in each: people would not
+# read more.
+_MAX_SUGGESTED, _MAX_ROWS, _MAX_NAMES = 8, 8, 3
+# Leaves that are looked at for pairs: many nodes may be alike.
 _MAX_STEPS = 2**17
-# Sequences that are compared with each other.
-_MOST_ALIKE = 64
-# Rows that are listed, and names in each; what is looked at for them; and how many
-# pairs of shapes are.
-_ROWS, _NAMES, _MOST = 8, 3, 64
-_MAX_PAIRS = 2**17
+# Sequences that are compared with each other; leaves that are looked at for the rows,
+# and for each; and pairs of shapes.
+_MAX_SEQUENCES, _MAX_LISTED, _MAX_SHAPES = 64, 64, 2**17
 
 
 class Twin(NamedTuple):
@@ -36,12 +38,36 @@ class Twin(NamedTuple):
     leaf_indices: set[int]
 
 
-class Pair(NamedTuple):
-    """Pairs to suggest: their lines, and their leaves on both sides."""
+class Suggestion(NamedTuple):
+    """Lines to show, and the leaves of both sides that they are about."""
 
     lines: list[str]
     numbers: set[int]
     leaf_indices: set[int]
+
+
+class StackKey(NamedTuple):
+    """Leaves that may be stacked: one of each item of a `sequence`, with the name
+    `inner` below the item."""
+
+    sequence: str
+    inner: str
+
+
+class Stack(NamedTuple):
+    """Leaves of a `StackKey`: their shape once they are stacked, and their indices."""
+
+    shape: tuple[int, ...]
+    leaf_indices: list[int]
+
+
+class AlikeRow(NamedTuple):
+    """A leaf of the model, the saved leaves any of which it could be, and the adapters
+    that it would take."""
+
+    number: int
+    leaf_indices: list[int]
+    adapters: list[str]
 
 
 def lines(
@@ -52,67 +78,68 @@ def lines(
 ) -> list[str]:
     """Pairs for undeclared leaves that fit by names and shapes; `fresh` and `drop` for
     the rest of them."""
-    new, old = set(numbers), set(leaf_indices)
     arrays = [n for n in range(len(model.names)) if model.is_array(n)]
-    twins = _Twins(model, stored, new, old)
-    children = _children(model.below)
-    stack = collections.deque(_roots(model.below, new, arrays))
-    pairs: list[Pair] = []
-    while stack and len(pairs) < _most and old and twins.left > 0:
-        prefix = stack.popleft()
-        twin = twins.twin(prefix)
-        if twin is None:
-            stack.extendleft(reversed(children.get(prefix, [])))
-            continue
-        a = _code(model, prefix)
-        if a is not None:
-            mine = new.intersection(model.below[prefix])
-            code = [f"(lambda m: {a}, lambda c: {twin.code}),"]
-            pairs.append(Pair(code, mine, twin.leaf_indices))
-            new -= mine
-            old -= twin.leaf_indices
+    twins = _Twins(model, stored, numbers, leaf_indices)
+    pairs = twins.pairs(arrays)
+    is_cut = twins.is_cut
     renamed = twins.renamed()
     covered = {n for pair in pairs for n in pair.numbers}
     if renamed is not None and (
-        len(pairs) > len(renamed.lines) or stack or not renamed.numbers <= covered
+        len(pairs) > len(renamed.lines) or is_cut or not renamed.numbers <= covered
     ):
         pairs = [x for x in pairs if not x.numbers <= renamed.numbers] + [renamed]
-        new, old = set(numbers), set(leaf_indices)
-        for pair in pairs:
-            new -= pair.numbers
-            old -= pair.leaf_indices
-        stack.clear()
+        is_cut = False
+    paired = {n for pair in pairs for n in pair.numbers}
+    new = set(numbers) - paired
+    old = set(leaf_indices).difference(*(pair.leaf_indices for pair in pairs))
     out = [f"    {line}" for pair in pairs for line in pair.lines]
     if out:
         out.insert(0, "  Perhaps, to paste into `pairs`:")
-    if stack and old:
+    if is_cut and old:
         return [*out, "    ... and more pairs"] if out else []
     alike = _alike_by_shape(model, stored, new, old)
     new -= alike.numbers
     old -= alike.leaf_indices
-    listed = [*alike.lines, *twins.squares(set(numbers) - new - alike.numbers)]
-    rest = []
+    rest = _fresh_and_drop(model, stored, new, old, arrays)
+    if rest:
+        rest.insert(0, f"  {'And' if out else 'Perhaps, to paste'} after them:")
+    return [*out, *rest, *alike.lines, *twins.squares(paired)]
+
+
+def _fresh_and_drop(
+    model: Model, stored: StoredSide, new: set[int], old: set[int], arrays: list[int]
+) -> list[str]:
+    """Arguments that leave the new leaves as they are, and the old ones where they
+    are."""
+    out = []
     roots = _roots(model.below, new, arrays)
     fresh = [_code(model, x) or _entry_code(model, x) for x in roots]
     if fresh and None not in fresh:
-        rest.append(f"    fresh=lambda m: {_listed([x for x in fresh if x])},")
+        out.append(f"    fresh=lambda m: {_listed([x for x in fresh if x])},")
     everything = range(len(stored.saved.names))
     drop = [_saved_code(stored, x) for x in _roots(stored.below, old, everything)]
     if drop:
-        rest.append(f"    drop=lambda c: {_listed(drop)},")
-    if rest:
-        rest.insert(0, f"  {'And' if out else 'Perhaps, to paste'} after them:")
-    return [*out, *rest, *listed]
+        out.append(f"    drop=lambda c: {_listed(drop)},")
+    return out
 
 
 class _Twins:
     """Leaves of the checkpoint that may stand for nodes of the model: those that stand
     for theirs by names, or that do once they are stacked."""
 
-    def __init__(self, model: Model, stored: StoredSide, new: set[int], old: set[int]):
-        self.left = _MAX_STEPS
+    def __init__(
+        self,
+        model: Model,
+        stored: StoredSide,
+        numbers: Iterable[int],
+        leaf_indices: Iterable[int],
+    ):
         self._model, self._stored = model, stored
-        self._new, self._old = new, old
+        # The leaves that are in no pair yet, and how many may still be looked at.
+        self._new, self._old = new, old = set(numbers), set(leaf_indices)
+        self._left = _MAX_STEPS
+        # Whether `pairs` has not looked at all nodes.
+        self.is_cut = False
         self._numbers = {model.names[n]: n for n in sorted(new)}
         records = list(map(stored.saved.record, sorted(old)))
         saved = {record.name: _leaf_kinds.kind(record.whole) for record in records}
@@ -121,29 +148,31 @@ class _Twins:
         }
         self._alike = _alike.alike(saved, wanted)
         self._origins = {y: x for x, y in self._alike.names.items()}
-        groups: dict[tuple[str, str], dict[int, LeafRecord]] = {}
-        for record in records:
-            parts = record.name.split(".")
-            for i, kind in enumerate(record.template.keys):
-                if kind in "sf":
-                    key = ".".join(parts[:i]), ".".join(parts[i + 1 :])
-                    groups.setdefault(key, {})[int(parts[i])] = record
-        # By the name of a sequence, and the name of leaves below each of its items: the
-        # shape of the stack, and their indices. And those names by the shape.
-        self._stacks: dict[tuple[str, str], tuple[tuple[int, ...], list[int]]] = {}
-        self._of_shape: dict[tuple[int, ...], list[tuple[str, str]]] = {}
-        for key, items in groups.items():
-            shapes = {record.template.logical_shape for record in items.values()}
-            if len(shapes) == 1 and set(items) == set(range(len(items))):
-                shape = (len(items), *shapes.pop())
-                self._stacks[key] = (
-                    shape,
-                    [record.leaf_index for record in items.values()],
-                )
-                self._of_shape.setdefault(shape, []).append(key)
+        self._stacks = _stacks(records)
+        self._keys_of_shape: dict[tuple[int, ...], list[StackKey]] = {}
+        for key, stack in self._stacks.items():
+            self._keys_of_shape.setdefault(stack.shape, []).append(key)
 
-    def twin(self, prefix: str) -> Twin | None:
-        return self._named(prefix) or self._stacked(prefix)
+    def pairs(self, arrays: Sequence[int]) -> list[Suggestion]:
+        """Pairs of nodes of the model, the largest that have twins, with these."""
+        model, children = self._model, _children(self._model.below)
+        stack = collections.deque(_roots(model.below, self._new, arrays))
+        pairs: list[Suggestion] = []
+        while stack and len(pairs) < _MAX_SUGGESTED and self._old and self._left > 0:
+            prefix = stack.popleft()
+            twin = self._named(prefix) or self._stacked(prefix)
+            if twin is None:
+                stack.extendleft(reversed(children.get(prefix, [])))
+                continue
+            code = _code(model, prefix)
+            if code is not None:
+                numbers = self._new.intersection(model.below[prefix])
+                pair = [f"(lambda m: {code}, lambda c: {twin.code}),"]
+                pairs.append(Suggestion(pair, numbers, twin.leaf_indices))
+                self._new -= numbers
+                self._old -= twin.leaf_indices
+        self.is_cut = bool(stack)
+        return pairs
 
     def _named(self, prefix: str) -> Twin | None:
         """The node that has all leaves below one of the model's, by the same names."""
@@ -161,6 +190,7 @@ class _Twins:
         return Twin(_saved_code(self._stored, node), own)
 
     def _node(self, name: str, end: str) -> str | None:
+        """The saved node below which `end` is what stands for a leaf of the model."""
         origin = self._origins.get(name, "")
         if not origin or name in {*self._alike.adapters, *self._alike.squares}:
             return None
@@ -173,10 +203,11 @@ class _Twins:
         if not some:
             return []
         head = "  Squares in these pairs, which nobody knows to be transposed or not:"
-        return [head, *(f"    {x}" for x in _folding.fold(some)[:_ROWS])]
+        return [head, *(f"    {x}" for x in _folding.fold(some)[:_MAX_ROWS])]
 
-    def renamed(self) -> Pair | None:
-        """One pair of all of them, with the rules of a rename."""
+    def renamed(self) -> Suggestion | None:
+        """One pair of all leaves that stand for each other by names, with the rules of
+        a rename."""
         found, model, stored = self._alike.names, self._model, self._stored
         if not found:
             return None
@@ -198,47 +229,70 @@ class _Twins:
         first = f"(lambda m: {code}, lambda c: {_saved_code(stored, a)}, {first}"
         numbers = {self._numbers[x] for x in self._origins}
         leaf_indices = {stored.saved.leaf_indices[x] for x in found}
-        return Pair([first, *rows, "])),"], numbers, leaf_indices)
+        return Suggestion([first, *rows, "])),"], numbers, leaf_indices)
 
     def _stacked(self, prefix: str) -> Twin | None:
         """The items of a sequence whose leaves, stacked, have these names and shapes;
         none if several have that nothing tells apart."""
         names, leaves = self._model.names, self._model.flat.leaves
         numbers = [n for n in self._model.below[prefix] if n in self._new]
-        self.left -= len(numbers)
+        self._left -= len(numbers)
         wanted = {
             _names.below(names[n], prefix): _target.target_of(leaves[n]).shape
             for n in numbers
         }
-        found: dict[str, tuple[str, str]] = {}
-        for below, shape in list(wanted.items())[:1]:
-            for above, rest in self._of_shape.get(shape, []):
-                self.left -= len(wanted)
-                ends = f".{rest}".endswith(f".{below}") if below else True
-                full = [_names.joined(prefix, below), _names.joined(above, "*", rest)]
-                if self.left <= 0 or not ends or not _alike.may_be(*full):
-                    continue
-                inner = rest.removesuffix(below).rstrip(".") if below else rest
-                keys = {(above, _names.joined(inner, x)): y for x, y in wanted.items()}
-                if all(self._is_stack(key, y) for key, y in keys.items()):
-                    found[_names.joined(above, "*", inner)] = above, inner
-        name = _only(list(found)[:_MOST_ALIKE], _last(prefix))
+        if not wanted:
+            return None
+        # The first leaf says which nodes, below the items of a sequence, may be this.
+        below, shape = next(iter(wanted.items()))
+        found: dict[str, StackKey] = {}
+        for sequence, rest in self._keys_of_shape.get(shape, []):
+            self._left -= len(wanted)
+            ends = f".{rest}".endswith(f".{below}") if below else True
+            full = _names.joined(prefix, below), _names.joined(sequence, "*", rest)
+            if self._left <= 0 or not ends or not _alike.may_be(*full):
+                continue
+            node = rest.removesuffix(below).rstrip(".") if below else rest
+            keys = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
+            if all(map(self._is_stack, keys, wanted.values())):
+                found[_names.joined(sequence, "*", node)] = StackKey(sequence, node)
+        name = _only(list(found)[:_MAX_SEQUENCES], _last(prefix))
         if name is None:
             return None
-        above, inner = found[name]
-        items = _saved_code(self._stored, above)
-        if inner:
-            first = _saved_code(self._stored, _names.joined(above, "0"))
-            part = _saved_code(self._stored, _names.joined(above, "0", inner))
+        sequence, node = found[name]
+        items = _saved_code(self._stored, sequence)
+        if node:
+            first = _saved_code(self._stored, _names.joined(sequence, "0"))
+            part = _saved_code(self._stored, _names.joined(sequence, "0", node))
             items = f"[x{part[len(first) :]} for x in {items}]"
-        used = (self._stacks[above, _names.joined(inner, x)] for x in wanted)
-        leaf_indices = set().union(*(x for _, x in used))
+        used = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
+        leaf_indices = set().union(*(self._stacks[key].leaf_indices for key in used))
         return Twin(f"{items}, ec.adapters.stack()", leaf_indices)
 
-    def _is_stack(self, key: tuple[str, str], shape: tuple[int, ...]) -> bool:
+    def _is_stack(self, key: StackKey, shape: tuple[int, ...]) -> bool:
         """Whether leaves that are in no pair yet, stacked, have this shape."""
-        there, leaf_indices = self._stacks.get(key, (None, []))
-        return there == shape and self._old.issuperset(leaf_indices)
+        stack = self._stacks.get(key)
+        if stack is None or stack.shape != shape:
+            return False
+        return self._old.issuperset(stack.leaf_indices)
+
+
+def _stacks(records: Iterable[LeafRecord]) -> dict[StackKey, Stack]:
+    """The leaves that may be stacked: all items have one, and all are of one shape."""
+    groups: dict[StackKey, dict[int, LeafRecord]] = {}
+    for record in records:
+        parts = record.name.split(".")
+        for i, kind in enumerate(record.template.keys):
+            if kind in "sf":
+                key = StackKey(".".join(parts[:i]), ".".join(parts[i + 1 :]))
+                groups.setdefault(key, {})[int(parts[i])] = record
+    out: dict[StackKey, Stack] = {}
+    for key, items in groups.items():
+        shapes = {record.template.logical_shape for record in items.values()}
+        if len(shapes) == 1 and set(items) == set(range(len(items))):
+            leaf_indices = [record.leaf_index for record in items.values()]
+            out[key] = Stack((len(items), *shapes.pop()), leaf_indices)
+    return out
 
 
 def _common_node(names: Iterable[str]) -> str:
@@ -256,16 +310,17 @@ def _roots(
 ) -> list[str]:
     """The largest nodes all of whose leaves are chosen, among the leaves that count."""
     counted = set(counted)
-    found: dict[str, bool] = {}  # Of each node, whether it is in one of them.
+    covered: dict[str, bool] = {"": False}  # Whether a node is one, or is in one.
     out: list[str] = []
     for name in sorted(below, key=lambda x: (x != "", x.count("."))):
         above = name.rpartition(".")[0]
-        found[name] = name != "" and (found.get(above, False) or found[""])
-        if not found[name]:
-            leaves = [n for n in below[name] if n in counted]
-            if leaves and all(n in chosen for n in leaves):
-                out.append(name)
-                found[name] = True
+        covered[name] = covered.get(above, False) or covered[""]
+        if covered[name]:
+            continue
+        leaves = [n for n in below[name] if n in counted]
+        if leaves and all(n in chosen for n in leaves):
+            out.append(name)
+            covered[name] = True
     return sorted(out, key=lambda x: min(below[x]))
 
 
@@ -278,19 +333,21 @@ def _children(below: dict[str, list[int]]) -> dict[str, list[str]]:
 
 
 def _only(names: list[str], last: str) -> str | None:
-    """The one of these names, but for copies of one, as moments are; or the one of them
-    that ends like that in the model."""
+    """The one of these names that is left without copies of others, as moments are; of
+    several, the one that ends with `last`. None if that does not leave one."""
     tails = {x: "." + (x.partition(".")[2] or x) for x in names}
-    some = [x for x in names if not any(x != y and x.endswith(tails[y]) for y in names)]
-    some = some if len(some) == 1 else [x for x in some if _last(x) == last]
-    return some[0] if len(some) == 1 else None
+    is_copy = lambda x: any(x != y and x.endswith(tails[y]) for y in names)
+    left = [x for x in names if not is_copy(x)]
+    if len(left) > 1:
+        left = [x for x in left if _last(x) == last]
+    return left[0] if len(left) == 1 else None
 
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-# Those of which `keystr` makes what Python takes.
+# The keys of which `keystr` makes what Python takes.
 _KEYS = jtu.GetAttrKey, jtu.SequenceKey, jtu.DictKey
 
 
@@ -316,6 +373,7 @@ def _entry_code(model: Model, prefix: str) -> str | None:
 
 
 def _saved_code(stored: StoredSide, prefix: str) -> str:
+    """`c.layers[0]`, of a node of the checkpoint."""
     record = stored.saved.record(stored.below[prefix][0])
     keys = _names.keys_of(record.name, record.template.keys)
     out = "c"
@@ -336,24 +394,41 @@ def _saved_code(stored: StoredSide, prefix: str) -> str:
 
 def _alike_by_shape(
     model: Model, stored: StoredSide, new: set[int], old: set[int]
-) -> Pair:
+) -> Suggestion:
     """Leaves of both sides that could stand for each other: of the same shape, or of
     one that an adapter makes of the other."""
-    copies = _copies(stored, old)
-    theirs: dict[tuple[tuple[int, ...], str], list[int]] = {}
-    for leaf_index in sorted(old - copies):
+    theirs: dict[LeafKind, list[int]] = {}
+    for leaf_index in sorted(old - _copies(stored, old)):
         t = stored.saved.record(leaf_index, known=True).template
         if t.logical_shape and t.kind not in ("key", "str", "bytes"):
-            key = t.logical_shape, _template.number_type(_template.dtype_of(t.dtype))
-            theirs.setdefault(key, []).append(leaf_index)
-    ours: dict[tuple[tuple[int, ...], str], list[int]] = {}
+            what = _template.number_type(_template.dtype_of(t.dtype))
+            theirs.setdefault(LeafKind(what, t.logical_shape), []).append(leaf_index)
+    ours: dict[LeafKind, list[int]] = {}
     for number in sorted(new):
         target = target_of(model, number)
         if target.shape and target.dtype is not None:
-            key = target.shape, _template.number_type(target.dtype)
-            ours.setdefault(key, []).append(number)
-    some_new: set[int] = set()
+            what = _template.number_type(target.dtype)
+            ours.setdefault(LeafKind(what, target.shape), []).append(number)
+    rows = _tied_rows(model, stored, new, old)
+    some_new = {row.number for row in rows}
     some_old: set[int] = set()
+    both = it.islice(it.product(ours.items(), theirs.items()), _MAX_SHAPES)
+    for (wanted, numbers), (saved, leaf_indices) in both:
+        if wanted.what != saved.what:
+            continue
+        counts = len(leaf_indices), len(numbers)
+        adapters = _adapters_between(saved.shape, wanted.shape, *counts)
+        if adapters is not None:
+            some_new.update(numbers)
+            some_old.update(leaf_indices)
+            rows += [AlikeRow(n, leaf_indices, adapters) for n in numbers]
+    return Suggestion(_alike_lines(model, stored, rows), some_new, some_old)
+
+
+def _tied_rows(
+    model: Model, stored: StoredSide, new: set[int], old: set[int]
+) -> list[AlikeRow]:
+    """New leaves that may be tied to saved ones which are in pairs already."""
     rows = []
     kinds = {model.names[n]: _leaf_kinds.kind(target_of(model, n)) for n in sorted(new)}
     everything = map(stored.saved.record, range(len(stored.saved.names)))
@@ -363,19 +438,9 @@ def _alike_by_shape(
         if leaf_index not in old:
             (number,) = (n for n in new if model.names[n] == name)
             is_same = saved[origin].shape == kinds[name].shape
-            how = [] if is_same else ["transpose()"]
-            some_new.add(number)
-            rows.append((number, [leaf_index], how))
-    both = it.islice(it.product(ours.items(), theirs.items()), _MAX_PAIRS)
-    for ((shape, kind), numbers), ((other, saved_kind), leaf_indices) in both:
-        how = None
-        if kind == saved_kind:
-            how = _how(other, len(leaf_indices), shape, len(numbers))
-        if how is not None:
-            some_new.update(numbers)
-            some_old.update(leaf_indices)
-            rows += [(n, leaf_indices, how) for n in numbers]
-    return Pair(_lines(model, stored, rows), some_new, some_old)
+            adapters = [] if is_same else ["transpose()"]
+            rows.append(AlikeRow(number, [leaf_index], adapters))
+    return rows
 
 
 def _copies(stored: StoredSide, old: set[int]) -> set[int]:
@@ -401,56 +466,56 @@ def _copies(stored: StoredSide, old: set[int]) -> set[int]:
     return out
 
 
-def _how(
-    saved: Sequence[int], count: int, wanted: Sequence[int], here: int
+def _adapters_between(
+    saved: tuple[int, ...], wanted: tuple[int, ...], saved_count: int, wanted_count: int
 ) -> list[str] | None:
-    """The adapters that make a leaf of the one shape of those of the other, of which
-    there are so many; None if nothing does."""
+    """The adapters that make a leaf of the wanted shape of saved ones, where there are
+    so many leaves of each; None if nothing does."""
     if saved == wanted:
         return []
     if sorted(x for x in saved if x != 1) == sorted(x for x in wanted if x != 1):
-        return [_leaf_kinds.turn(tuple(saved), tuple(wanted))]
-    if len(wanted) - len(saved) == 1 and 1 < wanted[0] <= count:
-        rest = _how(saved, count // wanted[0], wanted[1:], 0)
+        return [_leaf_kinds.turn(saved, wanted)]
+    if len(wanted) - len(saved) == 1 and 1 < wanted[0] <= saved_count:
+        rest = _adapters_between(saved, wanted[1:], saved_count // wanted[0], 0)
         return None if rest is None else [*rest, "stack()"]
-    if len(saved) - len(wanted) == 1 and 1 < saved[0] <= here:
-        rest = _how(saved[1:], 0, wanted, here // saved[0])
+    if len(saved) - len(wanted) == 1 and 1 < saved[0] <= wanted_count:
+        rest = _adapters_between(saved[1:], wanted, 0, wanted_count // saved[0])
         return None if rest is None else ["unstack()", *rest]
     differ = [i for i, (a, b) in enumerate(zip(saved, wanted)) if a != b]
-    if len(saved) == len(wanted) and len(differ) == 1 and 0 not in (*saved, *wanted):
-        (axis,) = differ
-        small, large = sorted((saved[axis], wanted[axis]))
-        name, many = ("split", here) if saved[axis] == large else ("concatenate", count)
-        if large % small == 0 and large // small <= many:
-            return [f"{name}({axis or ''})"]
-    return None
+    if len(saved) != len(wanted) or len(differ) != 1 or 0 in (*saved, *wanted):
+        return None
+    (axis,) = differ
+    small, large = sorted((saved[axis], wanted[axis]))
+    is_split = saved[axis] == large
+    count = wanted_count if is_split else saved_count
+    if large % small or large // small > count:
+        return None
+    return [f"{'split' if is_split else 'concatenate'}({axis or ''})"]
 
 
-def _lines(
-    model: Model, stored: StoredSide, rows: Iterable[tuple[int, list[int], list[str]]]
+def _alike_lines(
+    model: Model, stored: StoredSide, rows: Iterable[AlikeRow]
 ) -> list[str]:
     texts = []
-    for number, leaf_indices, how in rows:
+    for number, leaf_indices, adapters in it.islice(rows, _MAX_LISTED):
         name = model.names[number]
-        saved = _folding.fold(stored.saved.names[p] for p in leaf_indices[:_MOST])
-        near = sorted(saved, key=lambda x: -_nearest.ratio(name, x))[:_NAMES]
-        more = ", ..." if len(saved) > _NAMES else ""
+        saved = _folding.fold(stored.saved.names[p] for p in leaf_indices[:_MAX_LISTED])
+        near = sorted(saved, key=lambda x: -_nearest.ratio(name, x))[:_MAX_NAMES]
+        more = ", ..." if len(saved) > _MAX_NAMES else ""
         shown = ", ".join(f"`{x}`" for x in near) + more
         template = stored.saved.record(leaf_indices[0], known=True).template
         target = target_of(model, number)
-        by = f" by `{', '.join(how)}`" if how else ""
+        by = f" by `{', '.join(adapters)}`" if adapters else ""
         if len(target.shape) == 2 and len({*target.shape}) == 1:
             by += ", transposed or not"
         what = f"{_target.show_target(target)}, of {_leaf.show(template)}"
         texts.append((name, f"{what}{by}: {shown}"))
-        if len(texts) == _MOST:
-            break
     lines = [f"    {name}  {text}" for name, text in _folding.fold_rows(texts)]
     if not lines:
         return []
     return [
         "  In no code to paste, as these would fit. Write pairs of those that are the "
         "same weights, and put the others into `fresh` and `drop`:",
-        *lines[:_ROWS],
-        *(["    ... and more"] if len(lines) > _ROWS else []),
+        *lines[:_MAX_ROWS],
+        *(["    ... and more"] if len(lines) > _MAX_ROWS else []),
     ]
