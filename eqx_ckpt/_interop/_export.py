@@ -122,6 +122,11 @@ def export_safetensors(
 
         ```
     """
+    if isinstance(pytree, str | os.PathLike):
+        raise TypeError(
+            f"`pytree` is `{pytree!r:.60}`. The first argument is the file to write; "
+            "to export a checkpoint, pass it as `ec.open(path)` after that."
+        )
     root = _root.resolve(path)
     root.check_writable()
     max_bytes = _ROOM if max_bytes is None else max_bytes
@@ -156,8 +161,8 @@ def export_safetensors(
         raise FileExistsError(f"There is something at `{root}`, and `overwrite=False`.")
     if found is not None and not _safetensors.is_safetensors(found):
         raise FileExistsError(
-            f"There is a file at `{root}` that is no `.safetensors` file. It is left "
-            "as it is."
+            f"There is something at `{root}` that is no `.safetensors` file. It is "
+            "left as it is."
         )
     tensors, metadata = plan()
     _check_here(tensors)

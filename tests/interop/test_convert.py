@@ -130,6 +130,13 @@ def test_one_rule_for_what_safetensors_cannot_hold(ours, tmp_path):
         ec.export_safetensors(to, tree, everything, skip="step")
 
 
+def test_an_export_of_a_path(ours, tmp_path):
+    for path in (ours[0], str(ours[0])):
+        with pytest.raises(TypeError, match=r"`pytree` is .*pass it as `ec.open\(path"):
+            ec.export_safetensors(tmp_path / "x.safetensors", path)
+    assert not (tmp_path / "x.safetensors").exists()
+
+
 def test_leaves_out_what_is_skipped(ours, tmp_path):
     """Also of a target that holds all. The rest is as it was."""
     path, tree = ours

@@ -146,6 +146,12 @@ def test_a_where_that_computes(tmp_path, where):
         ec.tree_deserialise_leaves(path, TREE, where=where)
 
 
+def test_a_where_of_two_arguments(tmp_path):
+    where = lambda model, state: model
+    with pytest.raises(TypeError, match="of one argument, the tree: .*'state'"):
+        ec.tree_serialise_leaves(tmp_path / "ckpt", TREE, where=where)
+
+
 @pytest.mark.parametrize("dtype", ["nope", object(), jnp.int32, bool, "datetime64[s]"])
 def test_a_dtype_that_is_none(tmp_path, dtype):
     with pytest.raises((TypeError, ValueError), match="`dtype` must be a floating"):

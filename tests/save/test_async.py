@@ -340,6 +340,11 @@ def test_timeout(tmp_path):
     ec.tree_serialise_leaves(path, _tree(1))
     with _held(path):
         handle = save(path, _tree(2))
+        for timeout in ("1", True, float("nan")):
+            with pytest.raises((TypeError, ValueError), match="`timeout` must be None"):
+                handle.result(timeout)
+        with pytest.raises(TimeoutError, match="still going on after -1 seconds"):
+            handle.result(-1)
         with pytest.raises(TimeoutError, match="still going on after 0.05 seconds"):
             handle.result(timeout=0.05)
         assert not handle.done() and "being saved" in repr(handle)

@@ -82,6 +82,7 @@ FUNCTION = Rule("a function", callable)
 _NODES = "a function of the tree, such as `lambda tree: tree.model`"
 NODES = optional(Rule(_NODES, callable))
 SECONDS = Rule("a number of seconds", _is_number, lambda x: 0 < x < math.inf)
+WAIT = optional(SECONDS._replace(has_value=lambda x: not math.isnan(x)))
 
 _TAG = Rule("None, a string or a number", lambda x: isinstance(x, str | int | None))
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from .. import _rooms
 from .._limits import limits
-from .._runtime import _cleanup, _handlers, _log, _threads
+from .._runtime import _arguments, _cleanup, _handlers, _log, _threads
 from .._runtime._progress import Count
 from .._storage import _context
 from .._storage._backend import Backend
@@ -124,9 +124,10 @@ class SaveHandle:
 
         - `timeout`: the most seconds to wait; without one, as long as it takes.
 
-        **Raises:** what went wrong; `TimeoutError` if the save is still going on after
+        **Raises:** the error of the save; `TimeoutError` if it is still going on after
         `timeout` seconds; it is not stopped.
         """
+        _arguments.WAIT.check_argument("timeout", timeout)
         _context.check_fork()
         waiter = object()
         with _cleanup.surely(lambda: _asked.pop(waiter, None)):

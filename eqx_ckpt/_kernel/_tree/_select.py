@@ -1,5 +1,6 @@
 """Selector lambdas to names: `where` on a tree of ours, `source` on a checkpoint's."""
 
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -11,6 +12,16 @@ from jaxtyping import PyTree
 from .._format import _names
 from ._filters import IsLeaf
 from ._flatten import Flat
+
+
+def _takes_one(where: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(where).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # It has no signature, such as some of C.
+        pass
+    return True
 
 
 class _Tag:
@@ -125,6 +136,10 @@ class Tagged:
         except TypeError as e:
             if e is self.refusal:
                 raise
+            if not _takes_one(where):
+                raise TypeError(
+                    f"`{called}` must be a function of one argument, the tree: {e}."
+                ) from None
             raise TypeError(
                 f"`{called}` failed. It may only pick nodes: the leaves that it sees "
                 "have no values, so that nothing can be computed of them."
