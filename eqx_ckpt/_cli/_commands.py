@@ -316,7 +316,12 @@ def average() -> None:
 @click.option(
     "--rescale/--no-rescale", default=None, help="dare, della: what is kept; yes."
 )
-@click.option("--seed", type=int, help="dare, della: of what is dropped; 0.")
+@click.option(
+    "--seed",
+    # Of larger ones JAX takes 32 bits.
+    type=click.IntRange(0, 2**32 - 1),
+    help="dare, della: of what is dropped; 0.",
+)
 @_merges
 def merge() -> None:
     """Write a merge of checkpoints: slerp, TIES, DARE and others.

@@ -57,6 +57,9 @@ for _command in COMMANDS:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command, and returns the exit status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # As it is closed.
+            setattr(sys, name, open(os.devnull, "w"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if arguments is None else arguments

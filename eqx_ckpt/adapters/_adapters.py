@@ -540,7 +540,7 @@ def rows(fill: object = None) -> Adapter:
 
     def apply(saved: LazyArray, like: PyTree) -> LazyArray:
         shape, wanted = tuple(saved.shape), tuple(like.shape)
-        if not shape or shape[1:] != wanted[1:]:
+        if not shape or not wanted or shape[1:] != wanted[1:]:
             return saved  # The shapes themselves are the error then.
         more = wanted[0] - shape[0]
         if more <= 0:

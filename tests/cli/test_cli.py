@@ -94,6 +94,7 @@ def test_errors_are_in_words_of_the_command_line(run, ckpt, steps, tmp_path):
         (("average", b, b, "--to", "c", "--weights", "1"), "1 weights for 2 trees"),
         ((*two, "ties"), "takes a `--base`"),
         ((*two, "slerp", "--t", "3"), "`--t` must be in [0, 1]"),
+        ((*two, "dare", "--base", ckpt, "--seed", 2**32), "is not in the range"),
         (("steps", steps, "--delete", 20, "--yes"), "Pass `--unpin 20`."),
         (("cat", ckpt, "model"), "see `ls`."),
         (("info", tmp_path / "m.eqx"), "Python reads it, given a tree"),
@@ -107,6 +108,12 @@ def test_who_reads_may_stop(ckpt):
     code = f"{sys.executable} -m eqx_ckpt ls {ckpt} --json | head -1"
     done = subprocess.run(code, shell=True, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+@pytest.mark.parametrize(("path", "status"), [("ckpt", 0), ("none", 2)])
+def test_nobody_reads(ckpt, path, status):
+    command = f"{sys.executable} -m eqx_ckpt info {ckpt.parent / path} >&- 2>&-"
+    assert subprocess.run(command, shell=True).returncode == status
 
 
 def test_no_accelerator_is_started(ckpt):

@@ -355,6 +355,7 @@ def _misfit(tmp_path, saved, like, *how, left=lambda m: m) -> str:
         ((2, 3), (3, 3), adapt.rows(), "the model has 1 rows more than were saved"),
         ((2, 3), (4, 3), adapt.rows(np.ones(2)), "`fill` has the shape [2], for new"),
         ((2, 3), (4, 5), adapt.rows(0.0), "saved f32[2,3](numpy), the model has"),
+        ((2,), (), adapt.rows(0.0), "saved f32[2](numpy), the model has f32[](numpy)"),
         ((2, 3), (4,), adapt.interpolate(), "only arrays with as many axes"),
         ((2, 3), (4, 3), adapt.interpolate(prefix=2), "`prefix=2` leaves no positions"),
         (
