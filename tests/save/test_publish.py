@@ -77,6 +77,17 @@ def test_paths_that_are_none(tmp_path):
     ]
 
 
+def test_a_path_below_a_directory_that_is_deleted(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for call in (ec.open, ec.exists, ec.delete, ec.CheckpointManager):
+        with pytest.raises(FileNotFoundError, match="'run' leads nowhere.*is deleted"):
+            call("run")
+    ec.tree_serialise_leaves(tmp_path / "a", _tree(1))
+    assert _value(tmp_path / "a") == 1
+
+
 def test_an_empty_directory_is_fine(tmp_path, layout):
     (tmp_path / "a").mkdir()
     ec.tree_serialise_leaves(tmp_path / "a", _tree(1), layout=layout)

@@ -55,8 +55,14 @@ def resolve(path: Any, follow: bool = False) -> Backend:
         raise ValueError(
             f"{text!r} is not a URL: give one as a string, such as `s3://bucket/run`."
         )
-    # POSIX leaves two slashes as they are.
-    whole = os.path.abspath(os.path.expanduser(text))
+    try:
+        # POSIX leaves two slashes as they are.
+        whole = os.path.abspath(os.path.expanduser(text))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"The path {text!r} leads nowhere, as the directory in which the program "
+            "runs is deleted. Pass an absolute path, or go elsewhere by `os.chdir`."
+        ) from None
     local = pathlib.Path(_slashes.sub("/", whole))
     try:
         text.encode()
