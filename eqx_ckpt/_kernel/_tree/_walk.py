@@ -1,8 +1,12 @@
 """The walk of a tree: its leaves, their names and keys, and all that `_recorder.py`
 makes a record of.
 
-It goes down a layer at a time, nodes of one type together. Nothing calls itself by the
-depth of a tree, so that none is too deep.
+It goes down a layer at a time: all nodes and leaves of one depth. Nodes of one type in
+a layer are opened together. Nothing calls itself by the depth of a tree, so that none
+is too deep.
+
+A *place* is where a node or leaf is in its layer. Leaves are found layer by layer, and
+given in JAX's order, which goes down each branch first.
 """
 
 import functools as ft
@@ -29,9 +33,15 @@ _MAX_LEAVES, _MAX_RESULTS = 2**16, 16
 
 
 class Group(NamedTuple):
-    """Nodes of a layer that are of one type and kind: their places in the layer, and
-    where in the next one their children `start`, laid as in `Opened`. For each name of
-    `kind.data` there are the numbers of the values, and what is kept of these."""
+    """Nodes of a layer that are of one type and kind.
+
+    - `letters`: of the keys of their children.
+    - `places`: of the nodes in the layer.
+    - `start`, `by_node`: their children are in the next layer from `start` on, in the
+        order of `Opened`.
+    - `numbers`, `kept`: for each name of `kind.data` a column with the number of each
+        node's value, and one with the values, as far as these are kept.
+    """
 
     cls: type
     kind: Kind
@@ -50,6 +60,32 @@ class Layer(NamedTuple):
     size: int
     groups: list[Group]
     leaves: list[int]
+
+
+class GroupCheck(NamedTuple):
+    """A group, and the numbers of its nodes among those of the type in the layer."""
+
+    group: Group
+    own: list[int]
+
+
+class TypeCheck(NamedTuple):
+    """All that is compared of the nodes of one type in a layer, which `pick` takes out
+    of it. `keys`: the parts of names of the first group, as keys of a dict."""
+
+    cls: type
+    pick: Callable[[Any], Sequence[Any]]
+    groups: list[GroupCheck]
+    keys: list[str]
+
+
+class LayerCheck(NamedTuple):
+    """All that is compared of a layer: its size, and the nodes of each type. `pick`
+    takes the leaves out of it."""
+
+    size: int
+    pick: Callable[[Any], Sequence[Any]]
+    types: list[TypeCheck]
 
 
 class NodeTexts(NamedTuple):
@@ -74,17 +110,20 @@ class Walk:
         self.above = ""
         self.values = Values()
         self.layers: list[Layer] = []
-        self._made: dict[Any, Any] = {}
-        in_layers = self._descend(tree, is_leaf)
-        self._rank()
-        found = list(it.chain.from_iterable(in_layers))
+        # The results of `once`, each with the objects that it keeps.
+        self._made: dict[Any, tuple[object, Any]] = {}
+        found = self._descend(tree, is_leaf)
+        # The number, in the order of the layers, of each leaf in JAX's order.
+        self.order: list[int] = self._find_order()
         self.leaves: list[Any] = list(map(found.__getitem__, self.order))
+        # Whether it is kept for a later tree.
+        self.is_kept = len(found) <= _MAX_LEAVES
 
-    def _descend(self, tree: PyTree, is_leaf: IsLeaf) -> list[list[Any]]:
-        """Opens all nodes. **Returns:** the leaves of each layer."""
+    def _descend(self, tree: PyTree, is_leaf: IsLeaf) -> list[Any]:
+        """Opens all nodes. **Returns:** the leaves, layer by layer."""
         ways: dict[type, Any] = {_Chosen: None}
         statics = Statics(self.values)
-        nodes, out = [tree], []
+        nodes, found = [tree], []
         # How many nodes and leaves there are.
         size = 0
         while nodes:
@@ -106,99 +145,115 @@ class Walk:
                     own = places if inner is None else _pick(inner, list(places))
                     columns = [statics.column(x, kind.how, cls) for x in data]
                     numbers, kept = [x for x, _ in columns], [x for _, x in columns]
-                    lay = own, len(below), by_node, numbers, kept
-                    groups.append(Group(cls, kind, letters, *lay))
+                    start = len(below)
+                    group = Group(
+                        cls, kind, letters, own, start, by_node, numbers, kept
+                    )
+                    groups.append(group)
                     below += children
             leaves.sort()
             self.layers.append(Layer(len(types), groups, leaves))
-            out.append(list(_pick(leaves, nodes)) if leaves else [])
+            if leaves:
+                found += _pick(leaves, nodes)
             before, size = size, size + len(nodes)
             is_deep = len(self.layers) in (_SUSPECT_DEPTH, 8 * _SUSPECT_DEPTH)
             if is_deep or before <= _SUSPECT_SIZE < size:
                 check_cycles(tree)
             nodes = below
-        return out
+        return found
 
-    def _rank(self) -> None:
-        """Finds the order of the leaves."""
-        counts: list[list[int]] = []
+    def _find_order(self) -> list[int]:
+        """The numbers of the leaves, in the order of the layers, sorted by JAX's order.
+
+        In that order the leaves below a node follow each other, and those of a child
+        come after those of the children before it. So the first leaf below each node
+        is known from the numbers of leaves below the others.
+        """
+        counts = [*self._leaf_counts(), []]
+        firsts = [0]
+        ranks: list[int] = []
+        for layer, counts_below in zip(self.layers, counts[1:]):
+            firsts_below = [0] * len(counts_below)
+            for group in layer.groups:
+                if group.kind.parts:
+                    own = _pick(group.places, firsts)
+                    _lay_firsts(group, own, counts_below, firsts_below)
+            ranks += _pick(layer.leaves, firsts) if layer.leaves else []
+            firsts = firsts_below
+        return np.argsort(np.array(ranks, np.int64)).tolist()
+
+    def _leaf_counts(self) -> list[list[int]]:
+        """For each layer, how many leaves are at and below each place. A node without
+        children counts as one, which does not matter: it only leaves out a rank."""
+        out: list[list[int]] = []
         below: list[int] = []
         for layer in reversed(self.layers):
-            count = [1] * layer.size
+            counts = [1] * layer.size
             for group in layer.groups:
                 if group.kind.parts:
                     sums = _sums(group, below)
-                    if len(sums) == len(count):
-                        count = sums
+                    if len(sums) == len(counts):
+                        counts = sums
                     else:
                         for place, total in zip(group.places, sums):
-                            count[place] = total
-            counts.append(count)
-            below = count
-        counts.reverse()
-        counts.append([])
-        starts = [0]
-        ranks: list[int] = []
-        for layer, after in zip(self.layers, counts[1:]):
-            nexts: list[int] = [0] * len(after)
-            for group in layer.groups:
-                if group.kind.parts:
-                    _lay_starts(group, _pick(group.places, starts), after, nexts)
-            ranks += _pick(layer.leaves, starts) if layer.leaves else []
-            starts = nexts
-        # Each leaf, in JAX's order, by its place in the order of the layers.
-        self.order: list[int] = np.argsort(np.array(ranks, np.int64)).tolist()
-        # Whether it is kept for a later tree.
-        self.is_kept = len(ranks) <= _MAX_LEAVES
+                            counts[place] = total
+            out.append(counts)
+            below = counts
+        return out[::-1]
 
     # ---- Another tree.
 
     @ft.cached_property
-    def _checks(self) -> tuple[Any, ...]:
-        """For each layer its size, and which of it are leaves. Of each type of nodes:
-        which they are, its groups, the nodes of each group, and the parts of names of
-        the first one, as keys of a dict."""
+    def _checks(self) -> list[LayerCheck]:
         out = []
         for layer in self.layers:
             by_type: dict[type, list[Group]] = {}
             for group in layer.groups:
                 by_type.setdefault(group.cls, []).append(group)
-            rows = []
+            types = []
             for cls, groups in by_type.items():
                 places = sorted(it.chain.from_iterable(x.places for x in groups))
-                place_of = {place: i for i, place in enumerate(places)}
-                own = [[place_of[x] for x in group.places] for group in groups]
+                number_of = {place: i for i, place in enumerate(places)}
+                checks = [
+                    GroupCheck(group, [number_of[x] for x in group.places])
+                    for group in groups
+                ]
                 keys = list(map(_names.unquote, groups[0].kind.parts))
-                rows.append((cls, _picker(places), groups, own, keys))
-            out.append((layer.size, _picker(layer.leaves), rows))
-        return out, _picker(self.order)
+                types.append(TypeCheck(cls, _picker(places), checks, keys))
+            out.append(LayerCheck(layer.size, _picker(layer.leaves), types))
+        return out
+
+    @ft.cached_property
+    def _sort(self) -> Callable[[Any], Sequence[Any]]:
+        """Sorts leaves that are in the order of the layers."""
+        return _picker(self.order)
 
     def again(self, tree: PyTree) -> list[Any] | None:
         """The leaves of a tree, if its nodes are of the same types and have the same
         static values: so that all else that the walk says is true of it. Leaves may be
         of other types, as those of a skeleton."""
-        layers, order = self._checks
         likeness = Likeness(self.values)
         nodes: Any = [tree]
         leaves: list[Any] = []
-        for size, pick, rows in layers:
+        for size, pick_leaves, types in self._checks:
             if len(nodes) != size:
                 return None
-            leaves += pick(nodes)
+            leaves += pick_leaves(nodes)
             below: list[Any] = []
-            for cls, pick_own, groups, places, keys in rows:
-                own = pick_own(nodes)
-                if {*map(type, own)} != {cls}:
+            for check in types:
+                own = check.pick(nodes)
+                if {*map(type, own)} != {check.cls}:
                     return None
-                children = _open_again(cls, own, groups, places, keys, likeness)
+                children = _open_again(check, own, likeness)
                 if children is None:
                     return None
                 below += children
             nodes = below
+        # Of each type one tells whether JAX takes all of them for leaves.
         examples = dict(zip(map(type, leaves), leaves))
         if not jtu.all_leaves(examples.values()):
             return None
-        return list(order(leaves))
+        return list(self._sort(leaves))
 
     def once(self, key: object, keeps: object, make: Callable[[], T]) -> T:
         """The result of `make`, which is called once for each key: all trees that have
@@ -222,9 +277,9 @@ class Walk:
 
     def _at(self, above: str) -> "Walk":
         other = object.__new__(Walk)
-        own = "layers", "order", "is_kept", "values"
-        vars(other).update({name: vars(self)[name] for name in own})
-        other.above, other._made, other.leaves = above, {}, []
+        other.above, other.layers, other.values = above, self.layers, self.values
+        other.order, other.is_kept = self.order, self.is_kept
+        other._made, other.leaves = {}, []
         return other
 
     @ft.cached_property
@@ -233,10 +288,10 @@ class Walk:
         names, letters = [self.above], [""]
         out = NodeTexts([], [])
         sizes = [layer.size for layer in self.layers[1:]] + [0]
-        for depth, (layer, size) in enumerate(zip(self.layers, sizes)):
+        for depth, (layer, size_below) in enumerate(zip(self.layers, sizes)):
             out.names.append(names)
             out.letters.append(letters)
-            some, others = [""] * size, [""] * size
+            names_below, letters_below = [""] * size_below, [""] * size_below
             for group in layer.groups:
                 parts, ends = group.kind.parts, group.letters
                 if not parts:
@@ -248,9 +303,9 @@ class Walk:
                     parts = ["." + part for part in parts]
                 else:  # Some first parts are reserved.
                     parts = [_names.child("", part) for part in parts]
-                _lay_texts(group, own, parts, some)
-                _lay_texts(group, keys, ends, others)
-            names, letters = some, others
+                _lay_texts(group, own, parts, names_below)
+                _lay_texts(group, keys, ends, letters_below)
+            names, letters = names_below, letters_below
         return out
 
     def of_leaves(self, columns: Sequence[Sequence[T]]) -> list[T]:
@@ -275,7 +330,7 @@ class Walk:
 
     @ft.cached_property
     def _places(self) -> list[tuple[int, int]]:
-        """The layer of each leaf, and its place there."""
+        """The depth of each leaf, and its place in the layer there."""
         columns = [
             [(depth, place) for place in range(layer.size)]
             for depth, layer in enumerate(self.layers)
@@ -312,8 +367,8 @@ class Walk:
         for group in self.layers[depth - 1].groups if depth else ():
             count = len(group.places) * len(group.kind.parts)
             if group.start <= place < group.start + count:
-                good = group.kind.how in ("module", "dataclass", "index")
-                return group.cls if good else None
+                has_fields = group.kind.how in ("module", "dataclass", "index")
+                return group.cls if has_fields else None
         return None
 
     @ft.cached_property
@@ -326,12 +381,15 @@ class Walk:
 
 
 def _by_type(types: list[type]) -> dict[type, Any]:
+    """The places of each type."""
     if len({*types}) == 1:
         return {types[0]: range(len(types))}
     return _opening.by_signature(types)
 
 
 def _pick(places: Sequence[int], of: Sequence[T]) -> Sequence[T]:
+    """The entries at these places, of which there is at least one. They are in order:
+    if they are as many as the entries, they are all of them."""
     if len(places) == len(of):
         return of
     if len(places) == 1:
@@ -340,6 +398,7 @@ def _pick(places: Sequence[int], of: Sequence[T]) -> Sequence[T]:
 
 
 def _picker(places: Sequence[int]) -> Callable[[Any], Sequence[Any]]:
+    """A function that picks the entries at these places, in their order."""
     if len(places) > 1:
         first, last = places[0], places[-1]
         if list(places) == [*range(first, last + 1)]:
@@ -350,8 +409,8 @@ def _picker(places: Sequence[int]) -> Callable[[Any], Sequence[Any]]:
 
 
 def columns(group: Group, of: Sequence[T]) -> list[Sequence[T]]:
-    """Entries of the next layer for the first child of each node of a group, for the
-    second one and so on."""
+    """Entries of the next layer for the children of a group: those of the first child
+    of each node, those of the second, and so on."""
     width, count, start = len(group.kind.parts), len(group.places), group.start
     stop = start + width * count
     if group.by_node:
@@ -368,21 +427,21 @@ def _sums(group: Group, below: list[int]) -> list[int]:
     return list(map(sum, zip(*columns(group, below))))
 
 
-def _lay_starts(
-    group: Group, own: Sequence[int], after: list[int], nexts: list[int]
+def _lay_firsts(
+    group: Group, own: Sequence[int], counts: list[int], into: list[int]
 ) -> None:
-    """Lays where the leaves of each child begin: after those of the ones before it."""
+    """Lays the rank of the first leaf of each child: that of its node, and the counts
+    of leaves of the children before it."""
     width, at, count = len(group.kind.parts), group.start, len(group.places)
     if group.by_node:
         for first in own:
-            nexts[at : at + width] = it.accumulate(
-                after[at : at + width - 1], initial=first
-            )
+            before = counts[at : at + width - 1]
+            into[at : at + width] = it.accumulate(before, initial=first)
             at += width
         return
     for _ in range(width):
-        nexts[at : at + count] = own
-        own = list(map(operator.add, own, after[at : at + count]))
+        into[at : at + count] = own
+        own = list(map(operator.add, own, counts[at : at + count]))
         at += count
 
 
@@ -405,18 +464,14 @@ def _lay_texts(
 
 
 def _open_again(
-    cls: type,
-    nodes: Sequence[Any],
-    groups: list[Group],
-    places: list[list[int]],
-    keys: list[str],
-    likeness: Likeness,
+    check: TypeCheck, nodes: Sequence[Any], likeness: Likeness
 ) -> list[Any] | None:
     """The children of all nodes of a type in a layer, if their kinds and static values
-    are those of these groups."""
+    are those of the walk."""
+    cls, _, groups, keys = check
     if len(groups) == 1:
-        (group,) = groups
-        children = None
+        # Most nodes are opened here, faster than below.
+        group, children = groups[0].group, None
         if group.kind.how in ("module", "index"):
             children = _open_modules_again(nodes, group, likeness)
         elif cls in (dict, list, tuple):
@@ -428,15 +483,11 @@ def _open_again(
     if len(found) != len(groups):
         return None
     below: list[Any] = []
-    for opened, group, own in zip(found, groups, places):
+    for opened, (group, own) in zip(found, groups):
         kind, letters, inner, children, by_node, data = opened
-        inner = inner if inner is not None else [*range(len(nodes))]
-        is_alike = (kind, letters, by_node) == (
-            group.kind,
-            group.letters,
-            group.by_node,
-        )
-        if not is_alike or inner != own:
+        inner = [*range(len(nodes))] if inner is None else inner
+        found_kind = kind, letters, by_node
+        if found_kind != (group.kind, group.letters, group.by_node) or inner != own:
             return None
         rows = zip(data, group.kept, group.numbers)
         if not all(likeness.is_same(*x, kind.how, cls) for x in rows):
@@ -448,6 +499,8 @@ def _open_again(
 def _open_modules_again(
     nodes: Sequence[Any], group: Group, likeness: Likeness
 ) -> list[Any] | None:
+    """The children of Modules that have all of their fields and nothing else. None does
+    not say that they differ."""
     own = _opening.attributes_of(nodes)
     dynamic, static, kind = _opening.module_fields(group.cls)
     is_whole = kind is group.kind or kind == group.kind
@@ -469,6 +522,8 @@ def _open_modules_again(
 def _open_containers_again(
     cls: type, nodes: Sequence[Any], group: Group, wanted: list[str]
 ) -> list[Any] | None:
+    """The children of lists, tuples, or dicts with these keys. None does not say that
+    they differ."""
     rows: list[Any] = [*nodes]
     if cls is dict:
         if group.kind.keys:
@@ -509,10 +564,11 @@ def check_cycles(tree: PyTree) -> None:
         stack.append((x, iter(children)))
 
     enter(tree)
+    end = object()
     while stack:
         x, rest = stack[-1]
-        child = next(rest, above)
-        if child is not above:
+        child = next(rest, end)
+        if child is not end:
             enter(child)
         else:
             stack.pop()
