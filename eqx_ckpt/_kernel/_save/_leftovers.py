@@ -41,11 +41,10 @@ def beside_all(directory: LocalDirectory, prefix: str = "") -> list[LocalDirecto
     """The directories of saves to any path in a directory; or to one path, if `prefix`
     is how their names begin. In a checkpoint with `layout="zarr"` leaves may have such
     names."""
-    found: list[LocalDirectory] = []
     with contextlib.suppress(OSError):
-        for name in directory.list_top() or ():
-            if name.startswith(prefix) and _files.is_beside(name):
-                found.append(directory.below(name))
+        # Of a save to a path among 10,000, this takes most of the time.
+        names = [name for name in directory.names() if name.startswith(prefix)]
+        found = [directory.below(name) for name in names if _files.is_beside(name)]
         if found and directory.below(_files.DIGESTS).entry() == "nothing":
             return [p for p in found if not p.is_link() and not _is_array(p)]
     return []

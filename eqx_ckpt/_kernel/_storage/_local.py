@@ -253,6 +253,12 @@ class LocalDirectory(Backend):
             return None
         return {x: names[x] for x in names if not _files.is_of_system(x)}
 
+    def names(self) -> list[str]:
+        """All names here, whatever they are of: many of them several times as fast as
+        by `list_top`."""
+        with _named(self.url), self._open_directory(DIRECTORY) as fd:
+            return os.listdir(fd)
+
     def list_all(self, start: str = "") -> list[str]:
         return [key for key in self.survey(2**63) if key.startswith(start)]
 
