@@ -1,7 +1,8 @@
 """The record of a tree: all of it but its leaves. See FORMAT.md, "The tree".
 
-Nodes that are alike are one row, so that a model of many blocks has the rows of one.
-Comparing, storing and showing go by rows and not by leaves.
+A *row* is a node or a leaf, with the rows of its children. Nodes that are alike are one
+row, so that a model of many blocks has the rows of one. Comparing, storing and showing
+go by rows and not by leaves. Rows share *kinds* and static *values*, by their numbers.
 """
 
 import dataclasses
@@ -38,18 +39,18 @@ class Kind(NamedTuple):
     keys: str = ""
 
 
-# A leaf is stored; a value is a leaf that is compared instead; what is left is neither,
-# such as an array that `filter_spec` leaves out.
+# A "leaf" is stored; a "value" is a leaf that is compared instead; a "left" one is
+# neither, such as an array that `filter_spec` leaves out. All others are nodes.
 HOWS = (
     *("leaf", "value", "left", "none", "absent", "list", "tuple", "dict", "ordered"),
     *("default", "namedtuple", "module", "wrapper", "dataclass", "partial", "static"),
     *("state", "index", "node", "custom"),
 )
 DICTS = "dict", "ordered", "default"
-# Kinds whose values are not compared: of a State and a StateIndex they say which entry
+# Kinds whose values are not compared. Those of a State and a StateIndex say which entry
 # belongs to which.
 _UNCOMPARED = "left", "state", "index"
-# The names of the static values of nodes and leaves of which all have the same ones.
+# The names of the static values, of kinds that always have the same ones.
 DATA: dict[str, tuple[str, ...]] = {
     "value": ("",),
     "left": ("",),
@@ -84,6 +85,15 @@ class Label(NamedTuple):
     marker: str | None = None
 
 
+class StateNode(NamedTuple):
+    """A State or a StateIndex of a tree: its name, its kind, and its encoded value,
+    which has its markers."""
+
+    name: str
+    how: str
+    value: Any
+
+
 @dataclasses.dataclass(eq=False)
 class TreeRecord:
     """All of a tree but its leaves. `rows[-1]` is the tree; `values` are encoded."""
@@ -110,7 +120,7 @@ class TreeRecord:
         return {}
 
     def form(self, value: int) -> Any:
-        """A value as `_values.compared` gives it: two that are the same are equal."""
+        """A form of a value: two values are the same if their forms are equal."""
         if value not in self._forms:
             self._forms[value] = _values.compared(self.values[value])
         return self._forms[value]
@@ -125,6 +135,7 @@ class TreeRecord:
         return out
 
     def _any_below(self, has_it: Callable[[Kind], bool]) -> list[bool]:
+        """Whether any kind at or below each row has it."""
         goods = list(map(has_it, self.kinds))
         out: list[bool] = []
         for kind, children, _ in self.rows:
@@ -133,12 +144,12 @@ class TreeRecord:
 
     @ft.cached_property
     def has_values(self) -> list[bool]:
-        """Whether anything at or below each row is compared but leaves."""
+        """Whether static values at or below each row are compared."""
         return self._any_below(lambda k: bool(k.data) and k.how not in _UNCOMPARED)
 
     @ft.cached_property
     def has_labels(self) -> list[bool]:
-        """Whether children at or below each row go by labels, or labels by them."""
+        """Whether there are Labels, or nodes that give them, at or below each row."""
         return self._any_below(lambda k: k.how in ("state", "index") or bool(k.labels))
 
     @ft.cached_property
@@ -168,7 +179,7 @@ class TreeRecord:
         row = len(self.rows) - 1
         for depth, part in enumerate(_names.parts(name)):
             place = self.place_of(row, part)
-            if place is None and depth == 0:
+            if place is None and depth == 0:  # Some first parts are reserved.
                 place = self.place_of(row, _names.below(part, ""))
             if place is None:
                 return None
@@ -205,9 +216,8 @@ class TreeRecord:
             kind = self.kind(row)
             out: dict[str, int] = {}
             if kind.how not in _UNCOMPARED:
-                values = self.rows[row].values
-                out = dict(zip(kind.data, values))
-                out = {n: x for n, x in out.items() if self.values[x] != _values.ABSENT}
+                own = zip(kind.data, self.rows[row].values)
+                out = {n: x for n, x in own if self.values[x] != _values.ABSENT}
             for part, child in self.children(row):
                 if self.is_value[child]:
                     out.setdefault(part, self.rows[child].values[0])
@@ -231,29 +241,29 @@ class TreeRecord:
         for name, row in self.nodes_with_fields(above):
             for field, value in self.fields(row).items():
                 todo = [(_names.joined(name, field) or _names.ROOT, self.form(value))]
-                for whole, x in todo:
+                for whole, x in todo:  # Parts are added meanwhile.
                     yield whole
-                    some = _values.parts(x) or {}
-                    if len(whole) - len(name) - len(field) > _values.MAX_NAMED:
-                        some = {}
-                    todo += [(f"{whole}.{part}", y) for part, y in some.items()]
+                    if len(whole) - len(name) - len(field) <= _values.MAX_NAMED:
+                        parts = _values.parts(x) or {}
+                        todo += [(f"{whole}.{part}", y) for part, y in parts.items()]
 
     # ---- States.
 
     def states(self, above: str = "") -> dict[str, list[Label]]:
         """The labels of the entries of each eqx.nn.State, by its name."""
         found = (
-            (name, how, self.values[self.rows[row].values[0]])
+            StateNode(name, how, self.values[self.rows[row].values[0]])
             for name, row in self.nodes(self.has_labels, above)
             if (how := self.kind(row).how) in ("state", "index")
         )
         return labels_of_states(found)
 
 
-def labels_of_states(found: Iterable[tuple[str, str, Any]]) -> dict[str, list[Label]]:
-    """The labels of the entries of each eqx.nn.State, by its name. `found`: the name,
-    the kind and the encoded markers of each State and each StateIndex of a tree."""
+def labels_of_states(found: Iterable[StateNode]) -> dict[str, list[Label]]:
+    """The labels of the entries of each eqx.nn.State, by its name, of all States and
+    StateIndices of a tree."""
     states: dict[str, list[str | int]] = {}
+    # By the marker of an entry, the names of the StateIndices that have it.
     names: dict[str | int, list[str]] = {}
     for name, how, value in found:
         if how == "state":
@@ -300,8 +310,8 @@ def label_of(text: str) -> Label:
 
 
 def label_text(label: Label) -> str | None:
-    """The inverse of `label_of`, of one of the two that a label has; None of neither.
-    The name of the class goes, with which a marker of Equinox begins."""
+    """The inverse of `label_of`, by the marker, or else by the names; None of a label
+    without either. Equinox begins a marker with the name of a class, which goes."""
     if label.marker is not None:
         return "=" + re.sub(r"^\w+", "", label.marker)
     return "@" + ",".join(sorted(label.names)) if label.names else None
@@ -313,7 +323,8 @@ def label_text(label: Label) -> str | None:
 def packed(children: Sequence[int]) -> list[int]:
     """Rows of children, in which `-n` stands for `n` more of the one before."""
     out: list[int] = []
-    for child, count in _runs(children):
+    for child, same in it.groupby(children):
+        count = len(list(same))
         out += [child] if count == 1 else [child, 1 - count]
     return out
 
@@ -324,6 +335,7 @@ def encode(record: TreeRecord) -> dict[str, Any]:
     widths = {row.kind: len(row.children) for row in record.rows if row.kind in bare}
     made = [_encode_kind(kind, widths.get(n)) for n, kind in enumerate(record.kinds)]
     texts = list(map(json.dumps, made))
+    # Kinds of bare dicts may have become the same.
     kinds = dict(zip(texts, made))
     number_of = dict(zip(kinds, range(len(kinds))))
     numbers = list(map(number_of.__getitem__, texts))
@@ -334,17 +346,17 @@ def encode(record: TreeRecord) -> dict[str, Any]:
 def _bare_kinds(record: TreeRecord) -> set[int]:
     """The kinds of dicts whose keys the names of leaves tell, and in which nothing is
     compared."""
-    out = {n for n, kind in enumerate(record.kinds) if kind.how in DICTS}
-    for n in [*out]:  # Only the record tells keys that are no strings or integers.
-        keys = record.kinds[n].keys
-        if keys and not {*map(type, json.loads(keys))} <= {str, int}:
-            out.discard(n)
+    out = set()
+    for number, kind in enumerate(record.kinds):
+        # Only the record tells keys that are no strings or integers.
+        keys = json.loads(kind.keys) if kind.keys else []
+        if kind.how in DICTS and {*map(type, keys)} <= {str, int}:
+            out.add(number)
     for row in record.rows:
         if row.kind in out:
             below = {*row.children}
-            if not all(map(record.counts.__getitem__, below)) or any(
-                record.has_values[x] or record.has_labels[x] for x in below
-            ):
+            have_leaves = all(map(record.counts.__getitem__, below))
+            if not have_leaves or any(map(record.has_either.__getitem__, below)):
                 out.discard(row.kind)
     return out
 
@@ -391,15 +403,23 @@ class _RawRow(NamedTuple):
     runs: list[tuple[int, int]]
 
 
-# The children of all rows, and the cost of a part, as `_check_costs` counts it.
-_MOST_CHILDREN, _PART = 2**22, 3 * 128
-_NODE, _VALUE = 128, 4
-# The characters of one value, and how deep its JSON is: more than those of any that
-# `_tree/_codec.py` makes.
-_MOST_LONG, _MOST_DEEP = 2**16, 250
+# The most children of all rows together.
+_MAX_CHILDREN = 2**22
+# As `_check_costs` counts them: the cost of a node, of a character of a value, and of a
+# part of a leaf's name.
+_NODE_COST, _CHARACTER_COST, _PART_COST = 128, 4, 3 * 128
+# The most characters of one value, and how deep its JSON may be: more than those of any
+# that `_tree/_codec.py` makes.
+_MAX_CHARACTERS, _MAX_DEPTH = 2**16, 250
+# Kinds whose children and static values are fields of one class.
+_FIELDS = "module", "dataclass"
+# Kinds that always have as many children.
+_WIDTHS = {"partial": 2, "index": 1}
+_WIDTHS |= dict.fromkeys(("leaf", "value", "left", "none", "absent", "static"), 0)
+# The fields of a `_RawKind`, and their values where they are left out.
 _KIND = (
     *(str, str, str),
-    lambda x: fits(x, range(_MOST_CHILDREN)) or fits(x, [str]),
+    lambda x: fits(x, range(_MAX_CHILDREN)) or fits(x, [str]),
     [str],
     [optional(str)],
     optional([Any]),
@@ -415,38 +435,52 @@ def parse(value: object, leaves: int) -> TreeRecord:
     """
     if type(value) is not dict:
         raise ValueError("the index has a malformed tree")
-    _json.check_depth(value, _MOST_DEEP)
+    _json.check_depth(value, _MAX_DEPTH)
     kinds, values, rows = fields(
         value, {"kinds": [[Any]], "values": [Any], "rows": [[int]]}, "tree"
     )
     if not rows:
         raise ValueError("the tree has no rows")
-    raw = list(map(_checked_kind, kinds))
-    counts = [1 + len(kind.data) for kind in raw]
-    found: list[_RawRow] = []
+    raw_kinds = list(map(_checked_kind, kinds))
+    raw_rows = _checked_rows(rows, raw_kinds, len(values))
+    # Before all children are there: few bytes stand for very many.
+    if _check_costs(raw_kinds, values, raw_rows, leaves) != leaves:
+        raise ValueError("the tree has not as many leaves as there are")
+    made = [Row(kind, _expand(runs), tuple(own)) for kind, own, runs in raw_rows]
+    record = TreeRecord(list(map(_kind_of, raw_kinds)), values, made)
+    _check_markers(record)
+    return record
+
+
+def _checked_rows(
+    rows: list[list[int]], kinds: list[_RawKind], value_count: int
+) -> list[_RawRow]:
+    """The rows of an index, of which each has the number of its kind, then the numbers
+    of its values, and then its children.
+
+    **Raises:** `ValueError` for rows that no tree has.
+    """
+    heads = [1 + len(kind.data) for kind in kinds]
+    out: list[_RawRow] = []
     total = 0
     for number, row in enumerate(rows):
-        if not row or not 0 <= row[0] < len(raw):
+        if not row or not 0 <= row[0] < len(kinds):
             raise ValueError("the tree has a row of no known kind")
-        own, children = row[1 : counts[row[0]]], row[counts[row[0]] :]
-        good = len(row) >= counts[row[0]] and all(0 <= x < len(values) for x in own)
+        kind, head = row[0], heads[row[0]]
+        values, children = row[1:head], row[head:]
+        good = len(row) >= head and all(0 <= x < value_count for x in values)
         good = good and max(children, default=-1) < number
         if not good or children and children[0] < 0:
             raise ValueError("the tree has a malformed row")
-        found.append(_RawRow(row[0], own, runs := _unpacked(children)))
-        total += (width := _width(runs))
-        if width != raw[row[0]].width or total > _MOST_CHILDREN:
+        runs = _unpacked(children)
+        width = sum(map(operator.itemgetter(1), runs))
+        total += width
+        if width != kinds[kind].width or total > _MAX_CHILDREN:
             raise ValueError("the tree has a row of other children than its kind")
-    if len({row.kind for row in found}) != len(raw):
+        out.append(_RawRow(kind, values, runs))
+    if len({row.kind for row in out}) != len(kinds):
         raise ValueError("the tree has a kind that no row is of")
-    # Before all children are there: few bytes stand for very many.
-    if _check_costs(raw, values, found, leaves) != leaves:
-        raise ValueError("the tree has not as many leaves as there are")
-    known = list(map(_kind_of, raw))
-    made = [Row(kind, _expand(runs), tuple(own)) for kind, own, runs in found]
-    record = TreeRecord(known, values, made)
-    _check_values(record)
-    return record
+    return out
 
 
 def _unpacked(children: Sequence[int]) -> list[tuple[int, int]]:
@@ -459,11 +493,6 @@ def _unpacked(children: Sequence[int]) -> list[tuple[int, int]]:
         else:
             out.append((out[-1][0], -child))
     return out
-
-
-def _width(runs: list[tuple[int, int]]) -> int:
-    """The number of children in runs."""
-    return sum(map(operator.itemgetter(1), runs))
 
 
 def _expand(runs: list[tuple[int, int]]) -> tuple[int, ...]:
@@ -484,12 +513,15 @@ def _checked_kind(kind: list[Any]) -> _RawKind:
     data = tuple(data or DATA.get(how, ()))
     checked = _RawKind(how, module, name, parts, data, labels, keys)
     width, names = checked.width, parts if type(parts) is list else []
-    good = len({*names}) == len(names) and len({*data}) == len(data)
-    good = good and all(map(_names.is_component, (*names, *filter(None, data))))
-    good = good and DATA.get(how, data) == data and len(labels) in (0, width)
-    good = good and (how not in _FIELDS or {*names}.isdisjoint(data))
-    good = good and (keys is None or how in DICTS and len(keys) == len(names))
-    if not good or width != _WIDTHS.get(how, width):
+    fields_of_one_class = (*names, *data) if how in _FIELDS else ()
+    if not (
+        all(map(_names.is_component, (*names, *filter(None, data))))
+        and all(len({*x}) == len(x) for x in (names, data, fields_of_one_class))
+        and DATA.get(how, data) == data
+        and (keys is None or how in DICTS and len(keys) == len(names))
+        and width == _WIDTHS.get(how, width)
+        and len(labels) in (0, width)
+    ):
         raise ValueError("the tree has a malformed kind")
     return checked
 
@@ -503,27 +535,22 @@ def _kind_of(kind: _RawKind) -> Kind:
     return Kind(how, (module, name), tuple(parts), data, tuple(labels), keys)
 
 
-# Kinds whose children and static values are fields of one class.
-_FIELDS = "module", "dataclass"
-_WIDTHS = {"partial": 2, "index": 1}
-_WIDTHS |= dict.fromkeys(("leaf", "value", "left", "none", "absent", "static"), 0)
-
-
-def _check_values(record: TreeRecord) -> None:
+def _check_markers(record: TreeRecord) -> None:
     """**Raises:** `ValueError` unless States and their indices have markers."""
     for kind, children, values in record.rows:
         how = record.kinds[kind].how
-        if how in ("state", "index"):
-            found = record.values[values[0]]
-            markers = found.get("markers") if type(found) is dict else None
-            width = len(children) if how == "state" else 1
-            if type(markers) is not list or len(markers) != width:
-                raise ValueError("the tree has a State without its markers")
-            for x in markers:
-                if not (type(x) is int or type(x) is str and x[:1] in ("=", "@")):
-                    raise ValueError("the tree has a malformed marker")
-            if len({*markers}) != width:
-                raise ValueError("the tree has two entries of a State of one marker")
+        if how not in ("state", "index"):
+            continue
+        found = record.values[values[0]]
+        markers = found.get("markers") if type(found) is dict else None
+        width = len(children) if how == "state" else 1
+        if type(markers) is not list or len(markers) != width:
+            raise ValueError("the tree has a State without its markers")
+        for x in markers:
+            if not (type(x) is int or type(x) is str and x[:1] in ("=", "@")):
+                raise ValueError("the tree has a malformed marker")
+        if len({*markers}) != width:
+            raise ValueError("the tree has two entries of a State of one marker")
 
 
 def check(record: TreeRecord) -> None:
@@ -532,57 +559,54 @@ def check(record: TreeRecord) -> None:
     parse(record.encoded, record.counts[-1])
 
 
-def _runs(children: Sequence[int]) -> list[tuple[int, int]]:
-    """Children that follow each other and are of one row: that, and how many."""
-    return [(child, len(list(some))) for child, some in it.groupby(children)]
-
-
 def _check_costs(
     kinds: Sequence[_RawKind],
     encoded: Sequence[Any],
     rows: Iterable[_RawRow],
     most: int,
 ) -> int:
-    """Bounds a tree of `most` leaves by what it would take to walk it, in time that
-    grows with its rows. Returns how many leaves it has.
+    """Bounds a tree of `most` leaves by the cost of a walk of it, in time that grows
+    with its rows. Returns how many leaves it has.
+
+    **Raises:** `ValueError` for a tree of more leaves, or of too high a cost.
     """
-    # Where each part ends in the text of all parts of its kind.
-    texts = [
+    # Where each part ends in the text of all parts of a kind; None if they are numbers.
+    ends_of = [
         None
         if isinstance(kind.parts, int)
         else [*it.accumulate(map(len, kind.parts), initial=0)]
         for kind in kinds
     ]
-    heads = [_VALUE * len(json.dumps(kind[:5])) for kind in kinds]
-    lengths = [len(json.dumps(x)) for x in encoded]
-    # Of each row the leaves, the nodes and values, and their cost, at and below it.
+    kind_costs = [_CHARACTER_COST * len(json.dumps(kind[:5])) for kind in kinds]
+    value_lengths = [len(json.dumps(x)) for x in encoded]
+    # At and below each row: the leaves, the nodes and values, and their cost.
     leaves: list[int] = []
     sizes: list[int] = []
     costs: list[int] = []
     for kind, values, runs in rows:
         how = kinds[kind].how
         stored, size = int(how == "leaf"), 1 + len(values)
-        own = list(map(lengths.__getitem__, values))
-        if max(own, default=0) > _MOST_LONG and how not in ("state", "index"):
+        lengths = list(map(value_lengths.__getitem__, values))
+        if max(lengths, default=0) > _MAX_CHARACTERS and how not in ("state", "index"):
             raise ValueError("the tree has a static value that is too long")
-        cost = _NODE + heads[kind] + _VALUE * sum(own)
-        at, ends = 0, texts[kind]
+        cost = _NODE_COST + kind_costs[kind] + _CHARACTER_COST * sum(lengths)
+        place, ends = 0, ends_of[kind]
         for child, count in runs:
             stored += count * leaves[child]
             size += count * sizes[child]
-            own = 4 * count
-            if ends is not None and len(ends) > at + count:
-                own = ends[at + count] - ends[at]
-            # The part of a name is in the names of all nodes below.
-            cost += count * (costs[child] + sizes[child]) + own * sizes[child]
-            at += count
+            # The parts of these children's names, which all nodes below have in theirs.
+            characters = 4 * count
+            if ends is not None and len(ends) > place + count:
+                characters = ends[place + count] - ends[place]
+            cost += count * (costs[child] + sizes[child]) + characters * sizes[child]
+            place += count
         if how == "leaf":
-            cost = _NODE
+            cost = _NODE_COST
         leaves.append(stored)
         sizes.append(size)
         costs.append(cost)
         if stored > most:
             raise ValueError("the tree has not as many leaves as there are")
-        if cost > limits.tree_cost + _PART * _names.MAX_DEPTH * stored:
+        if cost > limits.tree_cost + _PART_COST * _names.MAX_DEPTH * stored:
             raise ValueError("the tree has more nodes and static values than are read")
     return leaves[-1]

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._format import _names, _record, _template
 from .._format._leaves import Leaves
-from .._format._record import Label
+from .._format._record import Label, StateNode
 from . import _leaf, _register
 from ._flatten import Flat
 from ._node import Node
@@ -57,7 +57,7 @@ def states_of(flat: Flat, above: str = "") -> Mapping[str, Sequence[Label]]:
     walk = flat.walk.at(above)
     values = walk.values.encoded
     found = (
-        (names[place], group.kind.how, values[number])
+        StateNode(names[place], group.kind.how, values[number])
         for layer, names in zip(walk.layers, walk.nodes.names)
         for group in layer.groups
         if group.kind.how in ("state", "index")
