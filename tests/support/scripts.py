@@ -23,10 +23,13 @@ from concurrent import futures
 from typing import NamedTuple
 
 
-# In a fork the loop ends, and the script is run where a script is.
+# In a fork the loop ends, and the script is run where a script is. No collection of
+# garbage in it looks at what was imported: a fork would copy the memory of all that.
 _ORIGIN = """
-import json, os, select, signal, socket, sys
+import gc, json, os, select, signal, socket, sys
 import equinox, jax.numpy, support.whole
+gc.collect()
+gc.freeze()
 _listening, _owner = (socket.socket(fileno=int(x)) for x in sys.argv[1:])
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 while True:
