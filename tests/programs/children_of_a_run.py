@@ -19,6 +19,9 @@ with ec.CheckpointManager(sys.argv[1], signals=[signal.SIGTERM]) as manager:
     child.terminate()
     child.join(30)
     print(child.exitcode)
-    with fork.Pool(2) as pool:
+    started = fork.Semaphore(0)
+    with fork.Pool(2, started.release) as pool:
+        for _ in range(2):
+            started.acquire()
         pool.map_async(time.sleep, [60, 60])
     print(manager.should_stop())
