@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from .._formats import _safetensors
 from .._kernel._load import _checkpoint, _extra_files, _open
 from .._kernel._load._checkpoint import Checkpoint
-from .._kernel._runtime import _arguments
+from .._kernel._runtime import _arguments, _gc
 from .._kernel._runtime._processes import Processes
 from .._kernel._save import _background, _lazies, _options, _plan, _serialise
 from .._kernel._save._options import Base, Functions, PlaceKeywords, SaveOptions
@@ -25,6 +25,7 @@ from . import _export
 
 @_arguments.checked(_options.DEFAULTS)
 @_open.retried_if_replaced(0, "source")
+@_gc.paused()
 def convert(
     source: str | os.PathLike[str] | Checkpoint,
     target: str | os.PathLike[str],

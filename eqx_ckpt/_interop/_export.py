@@ -18,7 +18,7 @@ from .._kernel._format._template import Template
 from .._kernel._load import _lazy
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._lazy import LazyArray
-from .._kernel._runtime import _arguments, _processes, _progress
+from .._kernel._runtime import _arguments, _gc, _processes, _progress
 from .._kernel._runtime._arguments import Together, Who
 from .._kernel._runtime._processes import Processes
 from .._kernel._save import _lazies, _payload, _streams
@@ -42,6 +42,7 @@ from ._shards import TensorFile, WriteFiles
 
 
 @_arguments.checked()
+@_gc.paused()
 def export_safetensors(
     path: str | os.PathLike[str],
     pytree: PyTree,

@@ -2,6 +2,7 @@
 
 import ast
 import functools as ft
+import gc
 import pathlib
 import re
 
@@ -204,3 +205,16 @@ def test_keys_and_devices(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "a", tree)
     ec.convert(tmp_path / "a", tmp_path / "b")
     assert_alike(ec.tree_deserialise_leaves(tmp_path / "b", tree), tree)
+
+
+@pytest.mark.parametrize("target", ["b", "b.zip", "b.safetensors"])
+def test_many_leaves_are_converted_without_looks_for_cycles(tmp_path, target):
+    tree = {f"w{i}": np.full(4, i, np.float32) for i in range(3000)}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    ckpt = ec.open(tmp_path / "a")
+    gc.collect()
+    before = sum(x["collections"] for x in gc.get_stats())
+    ec.convert(ckpt, tmp_path / target, durable=False)
+    assert sum(x["collections"] for x in gc.get_stats()) - before <= 2
+    ec.export_safetensors(tmp_path / "c.safetensors", ckpt, durable=False)
+    assert sum(x["collections"] for x in gc.get_stats()) - before <= 4
