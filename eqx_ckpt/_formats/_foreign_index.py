@@ -374,4 +374,6 @@ def _glued(
 
 def flat_name(name: str) -> str:
     """The inverse of `names_of`."""
+    if "%" not in name:
+        return name
     return ".".join(map(_names.unquote, name.split(".")))

@@ -205,14 +205,18 @@ def _writer(
     """A function that writes tensors, in their order, to files of which each has the
     next few. A bar counts them."""
     size = min(_lazies.PART, max_bytes // _payload.COPIES)
-    templates: dict[Template, int] = {}
+    numbers: dict[Template, int] = {}
+    # Of leaves that are written alike, the template and its number.
+    alike: dict[tuple[Template, tuple[int, ...]], tuple[Template, int]] = {}
     leaves: list[PlannedLeaf] = []
     for leaf in tensors:
-        t = leaf.template._replace(chunk=_lazies.whole_chunks(leaf, size))
-        number = templates.setdefault(t, len(templates))
-        leaves.append(leaf._replace(template=t, template_number=number))
-    names, numbers = zip(*((x.name, x.template_number) for x in leaves))
-    spec = TreeSpec(names, numbers, tuple(templates), ())
+        key = leaf.template, _lazies.grain_of(leaf.value)
+        if key not in alike:
+            t = leaf.template._replace(chunk=_lazies.whole_chunks(*key, size))
+            alike[key] = t, numbers.setdefault(t, len(numbers))
+        leaves.append(PlannedLeaf(leaf.name, leaf.value, *alike[key], None))
+    names, template_of = zip(*((x.name, x.template_number) for x in leaves))
+    spec = TreeSpec(names, template_of, tuple(numbers), ())
     requests = _lazies.requests(leaves, max_bytes)
     bar = _progress.bar("save", spec.nbytes, len(leaves), progress)
     with bar as advance, _lazies.keeping(leaves):
@@ -236,9 +240,14 @@ def _write_tensors(
 
 def _runs(spec: TreeSpec, leaf_indices: Iterable[int], at: int) -> Iterator[ChunkRun]:
     """Leaves that lie one after the other in a file, from an offset on."""
+    kinds = [
+        (range(len(grid.keys)), t.nbytes)
+        for grid, t in zip(spec.template_grids, spec.templates)
+    ]
     for leaf_index in leaf_indices:
-        yield ChunkRun(leaf_index, range(len(spec.grids[leaf_index].keys)), at, None)
-        at += spec.templates[spec.template_of[leaf_index]].nbytes
+        chunks, size = kinds[spec.template_of[leaf_index]]
+        yield ChunkRun(leaf_index, chunks, at, None)
+        at += size
 
 
 class ExportPlan(NamedTuple):
@@ -341,7 +350,7 @@ def _tensors(
             raise ValueError(
                 f"The leaves `{out[to][0]}` and `{name}` both get the name `{to}`."
             )
-        out[to] = name, leaf._replace(name=to)
+        out[to] = name, leaf if to == name else leaf._replace(name=to)
         label = _record.label_text(of[i]) if i in of else None
         if label is not None:
             labels[to] = label

@@ -263,12 +263,16 @@ def requests(leaves: Sequence[PlannedLeaf], max_bytes: int) -> int:
     return max(1, min(_REQUESTS, max_bytes // (2 * PART))) if is_remote else 1
 
 
-def whole_chunks(leaf: PlannedLeaf, nbytes: int) -> tuple[int, ...]:
+def grain_of(value: object) -> tuple[int, ...]:
+    """The `grain` of a lazy leaf; () for any other value."""
+    return value.grain if isinstance(value, LazySource) else ()
+
+
+def whole_chunks(t: Template, grain: tuple[int, ...], nbytes: int) -> tuple[int, ...]:
     """The shape of slabs of about so many bytes that a leaf is written in where no file
     has chunks. Those of a lazy leaf are whole chunks of its source, if these lie one
     after the other as the array does: each chunk is read once, and decoded alone."""
-    t, value = leaf.template, leaf.value
-    own = (t.chunk or value.grain) if isinstance(value, LazySource) else ()
+    own = t.chunk or grain
     axis = _grid.cut_axis(t.shape, own) if own else None
     if axis is None:
         return _grid.choose(t.shape, t.itemsize, nbytes)
