@@ -121,7 +121,7 @@ class Formula:
                 assert overlap is not None
                 to, fro = overlap
                 out[(*to, ...)] = block[(*fro, ...)]
-        return view.arrange(out.reshape(view.picked_shape))
+        return view.arrange(out)
 
     def compute_at_once(
         self, view: View | None, parts: Sequence[np.ndarray]

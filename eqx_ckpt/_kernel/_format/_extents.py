@@ -76,9 +76,8 @@ class Extents:
         leaf = self.leaves.aliases.get(leaf, leaf)
         return slice(self.base.item(leaf), self.base.item(leaf + 1))
 
-    def _row(self, leaf: int, chunk: int) -> int:
-        """The row of a chunk."""
-        rows = self._rows(leaf)
+    def _row(self, rows: slice, chunk: int) -> int:
+        """The row of a chunk among those of its leaf."""
         if rows.stop - rows.start == 1:
             return rows.start
         return rows.start + int(self.first[rows].searchsorted(chunk, "right")) - 1
@@ -104,7 +103,8 @@ class Extents:
 
     def segment(self, record: LeafRecord, chunk: int) -> Segment:
         """The one that a chunk is in."""
-        row, rows = self._row(record.leaf_index, chunk), self._rows(record.leaf_index)
+        rows = self._rows(record.leaf_index)
+        row = self._row(rows, chunk)
         is_last = row + 1 == rows.stop
         stop = record.template.chunk_count if is_last else self.first.item(row + 1)
         file, offset = self.file.item(row), self.offset.item(row)
@@ -114,7 +114,7 @@ class Extents:
         """The bytes of chunks `[first, stop)` of a leaf, which are in one run."""
         if record.template.codec is None:
             return (stop - first) * record.template.full
-        at = self.coded.item(self._row(record.leaf_index, first))
+        at = self.coded.item(self._row(self._rows(record.leaf_index), first))
         return self.ends.item(at + stop) - self.ends.item(at + first)
 
     def locate(self, record: LeafRecord, chunk: int) -> ChunkExtent:
@@ -179,7 +179,8 @@ class Extents:
 
     def digest_of(self, record: LeafRecord, chunk: int) -> int:
         """The number of the first digest of a chunk."""
-        row, block_of = self._row(record.leaf_index, chunk), record.template.block_of
+        row = self._row(self._rows(record.leaf_index), chunk)
+        block_of = record.template.block_of
         before = block_of(self.first.item(row))
         return self._digests.first.item(row) + block_of(chunk) - before
 

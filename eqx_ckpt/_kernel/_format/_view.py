@@ -69,7 +69,7 @@ class View(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self._length(axis) for axis in self.axes)
+        return tuple([self._length(axis) for axis in self.axes])
 
     def _length(self, axis: Axis) -> int:
         """The length of one of the `axes`."""
@@ -123,11 +123,11 @@ class View(NamedTuple):
     def take(self, key: object) -> "View":
         """The view that `array[key]` is. **Raises:** `IndexError` and `TypeError`."""
         keys = [_known(k) for k in (key if isinstance(key, tuple) else (key,))]
-        given = sum(k is not None and k is not Ellipsis for k in keys)
-        dots = sum(k is Ellipsis for k in keys)
+        given = sum([k is not None and k is not Ellipsis for k in keys])
+        dots = sum([k is Ellipsis for k in keys])
         if given > len(self.axes) or dots > 1:
             raise IndexError(f"too many indices for an array of {len(self.axes)} axes")
-        if sum(isinstance(k, np.ndarray) for k in keys) > 1:
+        if sum([isinstance(k, np.ndarray) for k in keys]) > 1:
             raise TypeError(
                 "lazy arrays take one index array at a time: read the array, or index "
                 "again for the second one, which picks along its axis alone"
@@ -192,6 +192,8 @@ class View(NamedTuple):
                     values = values.take(own, at)
                 numbers[i, d] = [(i, new) for new in range(before, at)]
             picks[i] = IndexArray(values) if values.ndim else int(values)
+        if not numbers:
+            return self
         axes = [numbers.get(axis, [axis]) for axis in self.axes]
         return View(tuple(picks), tuple(it.chain.from_iterable(axes)))
 
@@ -211,8 +213,12 @@ class View(NamedTuple):
         found = enumerate(kept)
         return {at: x.values for at, x in found if isinstance(x, IndexArray)}
 
-    def arrange(self, array: np.ndarray) -> np.ndarray:
-        """The axes of the view from those of `stored[picks]`."""
+    def arrange(self, picked: np.ndarray) -> np.ndarray:
+        """The view from the elements of `stored[picks]`, in their order."""
+        axes = self._picked_axes
+        array = picked.reshape([length for _, length in axes])
+        if [axis for axis, _ in axes] == [*self.axes]:
+            return array
         order = self.order
         new = [axis is None or axis == EMPTY for axis in order]
         kept = [axis for axis in order if axis is not None and axis != EMPTY]

@@ -9,7 +9,8 @@ reads of stored arrays, `_read.read_arrays` gives the arrays as they arrive, and
 import collections
 import contextlib
 import itertools as it
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -84,18 +85,15 @@ def read_leaves(
     return leaves.finish("the checkpoint", source.root)
 
 
-@contextlib.contextmanager
 def bar(
     source: Source, wanted: Sequence[LeafRead], options: LoadOptions
-) -> Iterator[Advance | None]:
+) -> AbstractContextManager[Advance | None]:
     """The progress bar of a load, if it is to be shown."""
     if not options.progress:
-        yield None
-        return
+        return contextlib.nullcontext()
     reads = _stored_reads(source, wanted, options.verify)
     nbytes = sum(one.nbytes for one in reads)
-    with _progress.bar("load", nbytes, len(reads), True) as advance:
-        yield advance
+    return _progress.bar("load", nbytes, len(reads), True)
 
 
 def _stored_reads(
@@ -125,7 +123,7 @@ def _stored_reads(
             shared[array] = leaves = []
             out.append(StoredRead(record, views, conversion, leaves))
         leaves.append(i)
-    if all(one.views is None for one in out):
+    if len(out) == 1 or all(one.views is None for one in out):
         return out
     return _share_chunks(source, out, verify)
 
@@ -275,15 +273,16 @@ class LeafBuilder:
 
     def _make_queued(self) -> None:
         """Makes the leaves that wait."""
-        made: list[Any] = []
-        nbytes = 0
-        with _guards.lifted():
-            for plain in self._plain.values():
-                if plain is not None and plain.waiting:
-                    nbytes += sum(array.nbytes for _, array in plain.waiting)
-                    made += plain.make(self._out)
+        if self._queued:
+            made: list[Any] = []
+            nbytes = 0
+            with _guards.lifted():
+                for plain in self._plain.values():
+                    if plain is not None and plain.waiting:
+                        nbytes += sum(array.nbytes for _, array in plain.waiting)
+                        made += plain.make(self._out)
+            self._bound_transfers(nbytes, made)
         self._queued = self._arrived_bytes = 0
-        self._bound_transfers(nbytes, made)
 
     def _bound_transfers(self, nbytes: int, leaves: list[Any]) -> None:
         """Waits until no more than the budget is on its way to devices, these leaves

@@ -155,13 +155,13 @@ class LazyArray(_target.Unread):
         return self._body.view or _view.whole(self._body.template.shape)
 
     def _viewed(self, view: View) -> "LazyArray":
-        target = self._target._replace(registered=None)
+        target, shape = self._target, view.shape
         if target.kind in ("key", "str", "bytes"):
             raise TypeError(
                 f"The leaf `{self.name}` is a {target.kind}: read it to index it."
             )
-        if target.shape != view.shape:
-            target = target._replace(shape=view.shape, sharding=None)
+        sharding = target.sharding if target.shape == shape else None
+        target = target._replace(registered=None, shape=shape, sharding=sharding)
         return _changed(self, view, target)
 
     def astype(self, dtype: Any) -> "LazyArray":

@@ -79,7 +79,7 @@ def _read_once(reader: Reader, reads: Sequence[StoredRead]) -> Results:
                 known[key] = is_small
         if is_small and one.views != ():
             small.append(one)
-        elif 0 in one.record.template.shape or all(0 in x for x in one.shapes):
+        elif one.nbytes == 0:
             empty = [np.empty(shape, one.dtype) for shape in one.shapes]
             yield one, ReadResult(empty, True)
         else:
@@ -110,13 +110,14 @@ def _large_leaves(reader: Reader, reads: list[StoredRead]) -> list[LargeLeaf[Any
     own: list[ChunkLeaf] = []
     for one in reads:
         try:
-            leaf = _row_leaf.row_leaf(reader, one) or ChunkLeaf(reader, one)
+            leaf = _row_leaf.row_leaf(reader, one)
+            if leaf is None:
+                leaf = ChunkLeaf(reader, one)
+                if leaf.is_exact or leaf.is_decoded:
+                    own.append(leaf)
+            leaves.append(leaf)
         except Exception as e:
             reader.problems[one.record.name] = reader.explain(e)
-            continue
-        leaves.append(leaf)
-        if isinstance(leaf, ChunkLeaf) and (leaf.is_exact or leaf.is_decoded):
-            own.append(leaf)
     arrays: list[Any] = [LATER] * len(own)
     if own and source.directory.has_driver():
         arrays = source.open([(x.read.record, x.chunks) for x in own])

@@ -183,7 +183,7 @@ def arranged(
 ) -> ReadResult:
     """The result of a read from what was picked for each of its views, and from the
     errors of conversions."""
-    arrays = [v.arrange(x.reshape(v.picked_shape)) for v, x in zip(views, picked)]
+    arrays = [view.arrange(array) for view, array in zip(views, picked)]
     lost = _leaf.told(errors, sum(array.size for array in arrays))
     return ReadResult(arrays, True, lost)
 

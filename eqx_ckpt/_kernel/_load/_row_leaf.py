@@ -58,7 +58,7 @@ class _RowPart(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(stop - start for start, stop in self.spans)
+        return _size(self.spans)
 
 
 class RowLeaf(LargeLeaf[_RowPart]):
@@ -143,14 +143,14 @@ class RowLeaf(LargeLeaf[_RowPart]):
         stop = min(runs[-1][1] * self.unit_rows, self.row_count)
         found = [(x, _view.overlap(x.rows, first, stop)) for x in self.wanted]
         keeps = [(x, both.to, both.fro) for x, both in found if both is not None]
-        part = _RowPart(runs, list(map(self._bytes, runs)), keeps, None, is_last)
+        spans, into = list(map(self._bytes, runs)), None
         if len(keeps) == 1 and self.read.conversion is None:
             x, to, _ = keeps[0]
             if x.is_whole and isinstance(x.rows, range) and x.rows.step > 0:
                 # No more than what is wanted is read, in its order.
-                if part.nbytes == x.array[to].nbytes:
-                    return part._replace(keeps=[], into=x.array[to])
-        return part
+                if _size(spans) == x.array[to].nbytes:
+                    keeps, into = [], x.array[to]
+        return _RowPart(runs, spans, keeps, into, is_last)
 
     def _start_read(self, part: _RowPart) -> Callable[[], np.ndarray]:
         source = self.reader.source
@@ -328,6 +328,11 @@ def _runs(rows: Picks, step: int, gap: int) -> list[tuple[int, int]]:
     ends = np.flatnonzero(np.diff(units) > gap + 1)
     starts, stops = units[np.append(0, ends + 1)], units[np.append(ends, -1)] + 1
     return list(zip(starts.tolist(), stops.tolist()))
+
+
+def _size(spans: list[tuple[int, int]]) -> int:
+    """The bytes of some spans."""
+    return sum([stop - start for start, stop in spans])
 
 
 def _places(runs: list[tuple[int, int]], numbers: np.ndarray) -> np.ndarray:

@@ -168,12 +168,17 @@ def array_url(root: Backend, database: str | None, key: str) -> str:
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """A new array that starts at a multiple of 64 bytes, as JAX takes it uncopied."""
-    return aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    """A new array. Unless it is small, it starts at a multiple of 64 bytes, as JAX
+    takes it uncopied."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < _COPIED:
+        return np.empty(shape, dtype)
+    return aligned_bytes(size).view(dtype).reshape(shape)
 
 
-# On CPU, JAX takes memory as it is where it begins at a multiple of so many bytes.
-ALIGNED = 64
+# On CPU, JAX takes memory as it is where it begins at a multiple of so many bytes. To
+# get such memory takes longer than to copy fewer than these.
+ALIGNED, _COPIED = 64, 2**14
 
 
 def aligned_bytes(size: int) -> np.ndarray:

@@ -160,13 +160,13 @@ class LocalDirectory(Backend):
         """
         if self.pin is not None and key == self.pin[0]:
             return os.fstat(self.pin[1].fileno())
-        path = self.path
+        path, look = self.path, os.stat if self.follow else os.lstat
         parts = key.split("/")
         found = None
         for number, part in enumerate(parts, 1):
             path = f"{path}/{part}"
             try:
-                found = os.stat(path, follow_symlinks=self.follow)
+                found = look(path)
             except OSError as e:
                 if e.errno in _local_files.NOWHERE:
                     return None

@@ -376,9 +376,11 @@ def _unheld(count: int, total: int, example: object, dtype: np.dtype) -> UnheldE
 
 def told(errors: Sequence[ValueError], total: int) -> str:
     """One message about a leaf of `total` numbers, from the errors of its parts."""
+    if not errors:
+        return ""
     parts = [e for e in errors if isinstance(e, UnheldError)]
-    if len(parts) < len(errors) or not errors:
-        return str(errors[0]) if errors else ""
+    if len(parts) < len(errors):
+        return str(errors[0])
     counts, _, examples, dtypes = zip(*(e.facts for e in parts))
     return str(_unheld(sum(counts), total, examples[0], dtypes[0]))
 
