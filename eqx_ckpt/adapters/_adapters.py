@@ -572,12 +572,15 @@ def rows(fill: object = None) -> Adapter:
 
 def _filled(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """**Raises:** `ValueError` for values that the dtype does not hold."""
+    is_real = dtype.kind == "c" or not np.iscomplexobj(value)
     with np.errstate(over="ignore", invalid="ignore"):
-        out = value.astype(dtype)
+        out = (value if is_real else value.real).astype(dtype)
     if _template.is_floating(dtype):
         changed = np.isfinite(value) & ~np.isfinite(out)
     else:
         changed = out != value
+    if not is_real:
+        changed = changed | (value.imag != 0)
     if np.any(changed):
         raise ValueError(
             f"`fill` has {value[changed].flat[0]}, which {dtype}, as which the rows "

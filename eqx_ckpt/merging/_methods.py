@@ -229,6 +229,10 @@ def combine(
             f"Leaf `{leaf.name}`: `{method.name}` gave {list(out.shape)} for a block "
             f"of {list(shape or (1,))}."
         )
+    if out.dtype.kind == "c":  # No leaf that is merged is complex.
+        raise ValueError(
+            f"Leaf `{leaf.name}`: `{method.name}` gave complex numbers for {dtype}."
+        )
     return _cast(out, dtype).reshape(shape)
 
 

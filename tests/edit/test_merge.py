@@ -101,6 +101,9 @@ def test_methods_of_your_own_are_as_those_that_are_here(saved):
         ValueError, match=r"`own` gave \[1, 6\] for a block of \[40, 6\]"
     ):
         merged.model.layers[0].weight.read()
+    turned = ec.merging.Method("turned", lambda trees, base, leaf: trees[0] * 1j)
+    with pytest.raises(ValueError, match="`turned` gave complex numbers for float32"):
+        ec.merge(saved, turned).model.layers[0].weight.read()
     one, two = saved[1].tree, {"model": saved[2].tree.model}
     with pytest.raises(ValueError, match="not in all of the trees"):
         ec.merge([one, two], own)

@@ -510,7 +510,10 @@ def test_a_cast_after_another_adapter_holds_every_value(tmp_path):
     assert out.tolist() == [[300, 1], [0, 0]]
 
 
-@pytest.mark.parametrize(("dtype", "fill"), [("float16", -1e9), ("int32", 0.7)])
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [("float16", -1e9), ("int32", 0.7), ("int32", 1j), ("float32", 1 + 2j)],
+)
 def test_rows_that_the_saved_dtype_does_not_hold(tmp_path, dtype, fill):
     ec.tree_serialise_leaves(tmp_path / "c", {"e": jnp.ones((1, 2), dtype)})
     pair = (lambda m: m, "e", ec.adapters.rows(fill))
