@@ -35,17 +35,34 @@ def edited(ckpt: Checkpoint, names: Sequence[str], how: Rename) -> Any:
     for old, name in zip(names, new):
         _put(top, name, old)
     moves = _renamed.Moves(how, [*names], new, set())
-    return _build(_Edit(ckpt, moves, _labels(ckpt, moves)), top, "")
+    return _build(_Edit(ckpt, moves), top, "")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Edit:
-    """The moves of a checkpoint's leaves, and the labels of those of entries of States,
-    by the names that they have in it."""
+    """A checkpoint, and the moves of its leaves."""
 
     ckpt: Checkpoint
     moves: Moves
-    labels: Mapping[str, Label]
+
+    @ft.cached_property
+    def _of_states(self) -> tuple[Sequence[str], Mapping[int, Label], dict[int, Label]]:
+        leaves = _checkpoint.source_of(self.ckpt).index.leaves
+        moved = _renamed.moved_labels(leaves.labels, self.moves)
+        return leaves.names, leaves.labels, moved
+
+    @ft.cached_property
+    def labels(self) -> dict[str, Label]:
+        """The moved labels of leaves of entries of States, by their old names."""
+        names, _, moved = self._of_states
+        return {names[leaf_index]: label for leaf_index, label in moved.items()}
+
+    def indices(self, spec: Spec) -> tuple[tuple[str, str], ...]:
+        """The StateIndices of a node, with the moved labels of their entries."""
+        _, labels, moved = self._of_states
+        text = _record.label_text
+        new = {text(label): text(moved[i]) for i, label in labels.items()}
+        return tuple((part, new[label] or "") for part, label in spec.indices)
 
     @ft.cached_property
     def full(self) -> Set[str]:
@@ -65,12 +82,6 @@ class _Edit:
                     out[new] = node
                 out.setdefault(new, node)
         return out
-
-
-def _labels(ckpt: Checkpoint, moves: Moves) -> dict[str, Label]:
-    leaves = _checkpoint.source_of(ckpt).index.leaves
-    moved = _renamed.moved_labels(leaves.labels, moves)
-    return {leaves.names[leaf_index]: label for leaf_index, label in moved.items()}
 
 
 def _put(top: dict[str, Any], name: str, old: str) -> None:
@@ -123,7 +134,8 @@ def _build(edit: _Edit, new: dict[str, Any] | str, name: str) -> Any:
         attribute_of = dict(zip(old_keys, spec.attributes))
         attributes = tuple(map(attribute_of.get, parts))
     in_order = tuple(keys[part] for part in parts)
-    return Node(Body(Spec(in_order, spec.fields, labels, attributes), children))
+    own = labels, attributes, 0, edit.indices(spec)
+    return Node(Body(Spec(in_order, spec.fields, *own), children))
 
 
 def _entry_labels(

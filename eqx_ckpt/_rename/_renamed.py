@@ -86,16 +86,6 @@ class Moves:
         """The leaves below each node."""
         return _names.by_prefix(self._old)
 
-    @ft.cached_property
-    def ends(self) -> dict[tuple[str, ...], list[str]]:
-        """The nodes whose names end with some parts, by these."""
-        out: dict[tuple[str, ...], list[str]] = {}
-        for name in self.below:
-            parts = _names.parts(name)
-            for start in range(len(parts)):
-                out.setdefault(tuple(parts[start:]), []).append(name)
-        return out
-
     def node(self, name: str, field: str = "") -> list[str]:
         """The names of a stored node in the tree: several, if its leaves are now in
         several. `field` is the name of something that the node has.
@@ -161,25 +151,20 @@ class Moves:
 def moved_labels(labels: Mapping[int, Label], moves: Moves) -> dict[int, Label]:
     """The labels of leaves of entries of States, by any numbers of these, with the
     names that each StateIndex has after the moves."""
-    new: dict[Label, Label] = {}
-    for label in labels.values():
-        if label not in new:
-            new[label] = _moved_label(label, moves)
+    every = dict.fromkeys(labels.values())
+    by_marker = _record.names_by_markers(every, moves.below)
+    new = {label: _moved_label(label, moves, by_marker) for label in every}
     return {number: new[label] for number, label in labels.items()}
 
 
-def _moved_label(label: Label, moves: Moves) -> Label:
-    """The marker of a StateIndex is a path from the model. Where only that is known, it
-    may be that of any node whose name it ends; if there is none, it moves as the rules
-    say."""
-    if label.names:
-        names = label.names
-    else:
-        *owner, field = _record.path_of(label) or ("",)
-        names = [_names.joined(x, field) for x in moves.ends.get(tuple(owner), ())]
+def _moved_label(
+    label: Label, moves: Moves, by_marker: Mapping[Label, list[str]]
+) -> Label:
+    """Where no name is known that a marker leads to, it moves as the rules say."""
+    names = label.names or frozenset(by_marker.get(label, ()))
     new = frozenset(x for name in names for x in moves.field(name))
     if names:
-        return label if new == frozenset(names) else Label(new)
+        return label if new == names else Label(new)
     path = ".".join(_record.path_of(label) or ())
     moved = moves.by_rules(path) if path else None
     return label if moved is None else Label(marker=f".{moved}")

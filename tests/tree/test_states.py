@@ -222,6 +222,72 @@ def test_one_batch_norm_by_every_route(route, tmp_path):
             assert eqx.tree_equal(jtu.tree_leaves(loaded), jtu.tree_leaves(state))
 
 
+class _Deep(eqx.Module):
+    """The path of one of its norms ends that of the other."""
+
+    first: eqx.nn.BatchNorm
+    block: _Norms
+    second: eqx.nn.BatchNorm
+
+    def __init__(self):
+        self.first, self.second = (_Norms().first for _ in range(2))
+        self.block = _Norms()
+
+
+def _write(path, tree):
+    ec.tree_serialise_leaves(path, tree, eqx.is_array)
+    return path
+
+
+def _write_safetensors(path, tree):
+    path = path.with_suffix(".safetensors")
+    ec.export_safetensors(path, tree, eqx.is_array)
+    return path
+
+
+@pytest.mark.parametrize("make", [_made, _raw])
+@pytest.mark.parametrize("write", [_write, _write_safetensors])
+def test_nodes_that_are_put_elsewhere(write, make, tmp_path):
+    """Statistics go with the node, into whatever is made of it."""
+    model, state = make(_Deep)
+    state = _fill(state)
+    c = ec.open(write(tmp_path / "a", {"model": model, "state": state})).tree
+    turned = {"first": c.model.block.second, "second": c.model.first}
+    turned["block"] = {"first": c.model.second, "second": c.model.block.first}
+    both = lambda m: (m.first, m.second, m.block.first, m.block.second)
+    first, second, third, fourth = both(model)
+    wanted = [fourth, first, second, third]
+    for tree, old in (({**turned}, wanted), (c.model, both(model))):
+        tree = {"net": tree, "state": c.state}
+        for number, write_again in enumerate(_AGAIN):
+            path = tmp_path / f"b{number}"
+            load = write_again(path, tree)
+            like = dict(zip(("net", "state"), make(_Deep)))
+            out = load(like, eqx.is_array)
+            got = [out["state"].get(n.ema_state_index) for n in both(out["net"])]
+            assert_alike(got, [state.get(n.ema_state_index) for n in old])
+        ec.delete(tmp_path / "b0")
+
+
+def _again(path, tree):
+    ec.tree_serialise_leaves(path, tree)
+    return ft.partial(ec.tree_deserialise_leaves, path)
+
+
+def _again_as_safetensors(path, tree):
+    path = path.with_suffix(".safetensors")
+    ec.export_safetensors(path, tree)
+    return ft.partial(ec.tree_deserialise_leaves, path)
+
+
+def _again_as_dicts(path, tree):
+    read = jax.tree.map(lambda x: x.read(), tree)
+    return ft.partial(ec.from_state_dict, ec.to_state_dict(read))
+
+
+_AGAIN = [_again, _again_as_safetensors, _again_as_dicts]
+
+
 def test_labels_on_one_side_only(tmp_path):
     """A State with its model, loaded without it, whose markers are objects."""
     model, state = _raw(_Norms)

@@ -193,6 +193,23 @@ class Leaves:
         return self._texts[row]
 
     @ft.cached_property
+    def state_indices(self) -> Mapping[str, list[tuple[str, str]]]:
+        """Of each node with StateIndices the parts of it that lead to them, each with
+        the label of its entry as text."""
+        out: dict[str, list[tuple[str, str]]] = {}
+        labels = dict.fromkeys(self.labels.values())
+        alone = [label for label in labels if not label.names]
+        nodes = _names.by_prefix(self.names) if alone else {}
+        by_marker = _record.names_by_markers(alone, nodes)
+        for label in labels:
+            text = _record.label_text(label)
+            for name in sorted(label.names) or by_marker.get(label, ()):
+                node, _, part = name.rpartition(".")
+                if text is not None:
+                    out.setdefault(node, []).append((part, text))
+        return out
+
+    @ft.cached_property
     def leaf_indices(self) -> Mapping[str, int]:
         """The index of each name. **Raises:** `ValueError` for two of one name."""
         out = dict(zip(self.names, range(len(self.names))))

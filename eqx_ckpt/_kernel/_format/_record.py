@@ -301,6 +301,27 @@ def path_of(label: Label) -> tuple[str, ...] | None:
     return tuple(re.findall(r"\w+", re.sub(r"^\w+", "", label.marker)))
 
 
+def names_by_markers(
+    labels: Iterable[Label], nodes: Iterable[str]
+) -> dict[Label, list[str]]:
+    """The names that the StateIndices of labels have in a tree of these nodes, where
+    only their markers are known: below each node whose name ends as a marker does, but
+    for its last part. If several do, it is the longest."""
+    fields: dict[tuple[str, ...], dict[Label, str]] = {}
+    for label in labels:
+        path = path_of(label)
+        if not label.names and path is not None and len(path) > 1:
+            fields.setdefault(path[:-1], {})[label] = path[-1]
+    out: dict[Label, list[str]] = {}
+    for node in nodes if fields else ():
+        parts = tuple(node.split("."))
+        ends = (parts[start:] for start in range(len(parts)))
+        own = next((fields[end] for end in ends if end in fields), {})
+        for label, field in own.items():
+            out.setdefault(label, []).append(f"{node}.{field}")
+    return out
+
+
 def label_of(text: str) -> Label:
     """The label of a text: `=` is before a marker, `@` before names with commas between
     them."""

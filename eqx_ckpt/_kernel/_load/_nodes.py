@@ -184,8 +184,9 @@ class StoredBody(Body):
     @ft.cached_property
     def _spec(self) -> Spec:
         keys = tuple(key for key, _ in self._rows)
+        indices = self.source.index.leaves.state_indices.get(self.name, [])
         own = self._labels, self._attributes, self._length
-        return Spec(keys, self._fields, *own)
+        return Spec(keys, self._fields, *own, tuple(indices))
 
     @ft.cached_property
     def _row(self) -> int | None:

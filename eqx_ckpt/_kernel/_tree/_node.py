@@ -29,6 +29,9 @@ class Spec:
     attributes: tuple[str | None, ...] = ()
     # Of a sequence, how many children it had, where the last ones are not stored.
     length: int = 0
+    # The parts of the node that lead to each StateIndex, which has no leaves, and the
+    # label of the entry of a State that it leads to.
+    indices: tuple[tuple[str, str], ...] = ()
 
     @ft.cached_property
     def is_sequence(self) -> bool:

@@ -468,6 +468,14 @@ class Encoded(NamedTuple):
     value: Any
 
 
+def _state_index(label: str) -> eqx.nn.StateIndex:
+    """The StateIndex of an entry of a State that has this label where it is stored."""
+    out = object.__new__(eqx.nn.StateIndex)
+    object.__setattr__(out, "marker", Encoded(label))
+    object.__setattr__(out, "init", None)
+    return out
+
+
 def _open_node(x: Node) -> _OpenedOne:
     """A node of a checkpoint's own tree, which says its fields and labels itself."""
     body = _node.body_of(x)
@@ -483,5 +491,9 @@ def _open_node(x: Node) -> _OpenedOne:
     if spec.is_sequence and spec.size > 1 + int(spec.keys[-1].key):
         fields.setdefault(str(spec.size - 1), _values.ABSENT)
     data = list(map(Encoded, fields.values()))
-    kind = Kind("node", parts=parts, data=tuple(fields), labels=spec.attributes)
-    return _OpenedOne(kind, letters, body.children(), data)
+    indices = {part: label for part, label in spec.indices if part not in parts}
+    children = [*body.children(), *map(_state_index, indices.values())]
+    attributes = spec.attributes and (*spec.attributes, *[None] * len(indices))
+    parts, letters = (*parts, *indices), letters + "a" * len(indices)
+    kind = Kind("node", parts=parts, data=tuple(fields), labels=attributes)
+    return _OpenedOne(kind, letters, children, data)
