@@ -11,13 +11,16 @@ from ._schema import COUNT, ID, optional
 
 
 KEY = "eqx_ckpt.journal"
-# At most this many data files: a look at a step looks at each of them.
-_MOST_FILES = 10**6
+# A look at a step looks at each of its data files.
+_MAX_FILES = 10**6
 
 
 class StepRow(NamedTuple):
-    """Facts in the index of a step. `stamp` is that of the file of the index, and
-    `time` says when it was written, if that is known. `files`: see `IndexSummary`."""
+    """Facts in the index of a step: the id of its save, the numbers of its leaves, of
+    their bytes and of its data files (None where each leaf has its own), and its
+    metrics. `stamp` is that of the file of the index, which was written at `time`, if
+    that is known.
+    """
 
     step: int
     stamp: str
@@ -29,6 +32,14 @@ class StepRow(NamedTuple):
     metrics: dict[str, Any]
 
 
-_FACTS = COUNT, str, ID, COUNT, COUNT
-_KINDS = *_FACTS, optional(range(_MOST_FILES)), optional(float), dict
+_KINDS = (
+    COUNT,  # step
+    str,  # stamp
+    ID,  # save
+    COUNT,  # leaves
+    COUNT,  # nbytes
+    optional(range(_MAX_FILES)),  # files
+    optional(float),  # time
+    dict,  # metrics
+)
 FORMAT = RowFormat("journal", StepRow, _KINDS)

@@ -1,8 +1,10 @@
 """Descriptors of open files and directories.
 
-Ctrl-C raises `KeyboardInterrupt` between any two steps of Python. So a file is opened,
-and closed, by one call that Python does not interrupt; and a file that is left open
-all the same is closed when nobody has it any more.
+Ctrl-C raises `KeyboardInterrupt` between any two steps of Python. If it came between
+the call that opens a file and the step that notes its number, nobody could close the
+file. So a file is opened and noted in one step, by a function in C that goes through an
+iterator of both. It is closed so too. A file that is left open all the same is closed
+when nobody has its `Descriptor` any more.
 """
 
 import collections
@@ -12,11 +14,13 @@ import os
 
 
 # A process may have been started without standard streams. A file of ours that had the
-# number of one would get what any library says there.
+# number of one would get what any library says there. So it is given a larger number.
 _LEAST = 3
 _DUPLICATE = fcntl.F_DUPFD_CLOEXEC
 # The flags that open a directory.
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+# Goes through an iterator in one step.
+_exhaust = ft.partial(collections.deque, maxlen=0)
 
 
 def opener(path: str, flags: int) -> int:
@@ -31,7 +35,7 @@ def opener(path: str, flags: int) -> int:
 class _Closed:
     """A file that is closed. It has no `__del__`: Ctrl-C in one would be lost."""
 
-    # There are none if the file was never opened.
+    # The number of the file, while it is open.
     _numbers: list[int] = []
 
     def __exit__(self, *error: object) -> None:
@@ -55,21 +59,18 @@ class Descriptor(_Closed):
         if isinstance(above, Descriptor):
             above = above._numbers[0]
         open_it = ft.partial(os.open, dir_fd=above)
-        # Python does not interrupt the one call that opens it and notes its number.
+        opening = map(open_it, (path,), (flags | os.O_CLOEXEC,), (0o666,))
         try:
-            self._numbers.extend(
-                map(open_it, (path,), (flags | os.O_CLOEXEC,), (0o666,))
-            )
+            self._numbers.extend(opening)
         except BaseException:
             if not self._numbers:
                 # Nothing is left to do in `__del__`, where Python drops interrupts.
                 setattr(self, "__class__", _Closed)
             raise
         if self._numbers[0] < _LEAST:
-            # In place of it, in one step.
             low = self._numbers[0]
             self._numbers[:0] = map(fcntl.fcntl, (low,), (_DUPLICATE,), (_LEAST,))
-            collections.deque(map(os.close, map(self._numbers.pop, (-1,))), maxlen=0)
+            _exhaust(map(os.close, map(self._numbers.pop, (-1,))))
 
     def fileno(self) -> int:
         return self._numbers[0]
@@ -79,13 +80,12 @@ class Descriptor(_Closed):
     def __exit__(self, *error: object) -> None:
         numbers = self._numbers
         try:
-            # One call here too: soon another file may have the number.
-            closing = map(os.close, map(numbers.pop, [-1] * len(numbers)))
-            collections.deque(closing, maxlen=0)
+            # A number is forgotten in the step that closes it: soon another file may
+            # have it.
+            _exhaust(map(os.close, map(numbers.pop, [-1] * len(numbers))))
         finally:
-            # Ctrl-C may come before that call. Then this one closes the file.
-            closing = map(os.close, map(numbers.pop, [-1] * len(numbers)))
-            collections.deque(closing, maxlen=0)
+            # Ctrl-C may come before that step. Then this one closes the file.
+            _exhaust(map(os.close, map(numbers.pop, [-1] * len(numbers))))
             setattr(self, "__class__", _Closed)
 
     close = __exit__
