@@ -1,5 +1,5 @@
-"""Publication of one file: it is written beside its path, or to a store as a whole, and
-takes the place of what is there, atomically.
+"""Publication of one file, atomically: it is written beside its path and renamed, or it
+is put into an object store as a whole.
 """
 
 import contextlib
@@ -30,34 +30,40 @@ def publish(
 
     **Raises:** `FileExistsError`.
     """
-    if not isinstance(root, LocalDirectory):
-        directory, key = root.split()
-        buffer = io.BytesIO()
-        write(buffer)
-        if overwrite:
-            directory.write(key, [buffer.getbuffer()])
-        elif not directory.replace(key, buffer.getvalue(), None):
-            raise _came_meanwhile(root)
+    if isinstance(root, LocalDirectory):
+        _rename_into_place(root, write, overwrite, sync, nbytes)
         return
-    path = root.real()
-    with contextlib.ExitStack() as stack:
-        undo = stack.enter_context(contextlib.ExitStack())
-        txn = FileTransaction(path, _path_state.NOTHING, undo)
-        txn.overwrite = overwrite
-        stack.callback(discard, txn.work)
-        with contextlib.ExitStack() as held:
-            with errors_before_commit(root, nbytes):
-                txn.begin(held)
-                name = f"{txn.work.path}/{txn.last_file}"
-                with open(name, "xb", opener=_descriptor.opener) as file:
-                    write(file)
-                    file.flush()
-                    if sync:
-                        _local_files.fsync(file.fileno())
-            try:
-                txn.publish(b"", {}, sync)
-            except FileExistsError:
-                raise _came_meanwhile(root) from None
+    directory, key = root.split()
+    buffer = io.BytesIO()
+    write(buffer)
+    if overwrite:
+        directory.write(key, [buffer.getbuffer()])
+    elif not directory.replace(key, buffer.getvalue(), None):
+        raise _came_meanwhile(root)
+
+
+def _rename_into_place(
+    root: LocalDirectory,
+    write: Callable[[BinaryIO], None],
+    overwrite: bool,
+    sync: bool,
+    nbytes: int,
+) -> None:
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
+        txn = FileTransaction(root.real(), undo, overwrite)
+        held.callback(discard, txn.work)
+        with errors_before_commit(root, nbytes):
+            txn.begin(held)
+            name = f"{txn.work.path}/{txn.last_file}"
+            with open(name, "xb", opener=_descriptor.opener) as file:
+                write(file)
+                file.flush()
+                if sync:
+                    _local_files.fsync(file.fileno())
+        try:
+            txn.publish(b"", {}, sync)
+        except FileExistsError:
+            raise _came_meanwhile(root) from None
 
 
 class FileSink:
@@ -74,10 +80,17 @@ class FileSink:
 
 class FileTransaction(BesideTransaction):
     """One file that is written in a directory beside its path. It holds everything, so
-    `publish` ignores the index."""
+    there is no index to publish, and nothing beside it."""
 
     last_file = "file"
-    overwrite: bool
+
+    def __init__(
+        self, root: LocalDirectory, undo: contextlib.ExitStack, overwrite: bool
+    ):
+        super().__init__(root, _path_state.NOTHING, undo)
+        self.overwrite = overwrite
+        # Of the file that was written, by which it is known at its path.
+        self._stamp: Any = None
 
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         self.check_there()
