@@ -1,4 +1,8 @@
-"""The saves of a run: one goes on at a time, and older steps are deleted after it."""
+"""The saves of a run: one goes on at a time, and older steps are deleted after it.
+
+A state that is given and not due is *kept*: it is saved at the end of the run, if it is
+the last one then.
+"""
 
 import contextlib
 import dataclasses
@@ -76,7 +80,7 @@ class Saves:
         self.kept: KeptState | None = None
         # The leaves of the last kept state: the next ones are copied into their memory.
         self._copies: list[Any] = []
-        # The looks of the last state that was checked before it was kept.
+        # The looks (`KeptState.looks`) of the last state that was checked.
         self._checked: tuple[Any, ...] = ()
         self._pid = os.getpid()
         # Whether the last call of `save` has raised: the caller knows that its state is
@@ -106,43 +110,48 @@ class Saves:
         return self._in_turn(lambda: self._save_if_due(state))
 
     def _in_turn(self, act: Callable[[], T]) -> T:
+        """Runs a call after those of other threads."""
         _context.check_fork()  # Whoever had the turn may not be in a child.
         self._after.check_thread()
         return self._turn.run(act)
 
     def _save_if_due(self, state: PendingState) -> bool:
+        self._has_raised = True  # Unless this comes to its end.
         is_begun = False
         if state.force or self.policy.may_be_due(state.step):
             try:
                 is_begun = self._save(state)
             except BaseException as e:
-                # Another try might do what a disk or a store has not done now.
-                # What is refused leaves the state before it the last one.
-                is_refused = isinstance(e, (FileExistsError, TypeError, ValueError))
-                goes_on = any(
-                    saving.step == state.step for saving in self.running.copy()
-                )
-                if not (is_refused or goes_on) and _processes.count() == 1:
+                if self._may_try_again(state, e):
                     self._keep(self._as_kept(state))
-                self._has_raised = True
                 raise
         if is_begun:
             self.kept = None
         else:
             self.steps.say(_log.DEBUG, "Skipped", state.step, "it is not due")
-            self._has_raised = True
             kept = self._as_kept(state)
             self._check(state, kept)
             self._keep(kept)
         self._has_raised = False
         return is_begun
 
+    def _may_try_again(self, state: PendingState, error: BaseException) -> bool:
+        """Whether another try might save a state, such as when a disk was full. A state
+        that is refused leaves the one before it the last one."""
+        is_refused = isinstance(error, (FileExistsError, TypeError, ValueError))
+        return not (is_refused or self._is_running(state)) and _processes.count() == 1
+
+    def _is_running(self, state: PendingState | KeptState) -> bool:
+        return any(saving.step == state.step for saving in self.running.copy())
+
     def _as_kept(self, state: PendingState) -> KeptState:
         return KeptState.of(state, self.options.is_leaf)
 
     def _check(self, state: PendingState, kept: KeptState) -> None:
-        """Before a state is kept. **Raises:** what its save would raise at once: so the
-        state before it stays the last one. Of states that are alike one is looked at.
+        """Checks a state before it is kept. Of states that are alike one is checked.
+
+        **Raises:** what its save would raise at once. The state before it then stays
+        the last one.
         """
         _json.check_json(state.checked_metadata())
         # Of many processes, the others would not hear of it.
@@ -156,8 +165,8 @@ class Saves:
             self._checked = looks
 
     def _keep(self, kept: KeptState) -> None:
-        # First: the copy is made in the memory of the state before, and spoils that one
-        # also if it is interrupted.
+        # The copy is made in the memory of the state before. If it is interrupted, that
+        # one is spoiled, and must not be the kept one any more.
         self.kept = kept
         self.kept = kept.copied(self._copies)
         self._copies = self.kept.leaves
@@ -174,7 +183,7 @@ class Saves:
         decision = self._decide(state, processes)
         if decision is None:
             return False
-        # The others are about to save.
+        # The other processes are about to save too, and have to hear of an error.
         is_shared = self.policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
             processes=processes.within(self.together, f"step {step}, save"),
@@ -259,46 +268,46 @@ class Saves:
         self.check_begin()
         self.steps.check_not_linked(step)
         self._check_metrics(state)
-        found = None
         if step in self.damaged:
             _removal.set_aside(self.steps, step, force)
         elif force or not self.steps.is_new(step):
-            self.steps.check_free(step)
-            found = self.steps.signature(step)
-            if found is None and self.steps.orbax.items(step):
-                raise self._of_orbax(step)
-        if found and not found.is_ours:
-            raise self._of_orbax(step)
-        elif found and not force:
+            self._check_place(step, force)
+        # The metrics of process 0 count for all.
+        metrics, wrong = state.metrics_as_json()
+        why = "" if wrong is None else str(wrong) or type(wrong).__name__
+        return json.dumps(Decision(force, metrics, why)).encode()
+
+    def _check_place(self, step: int, force: bool) -> None:
+        """**Raises:** `FileExistsError` for a step that is there, and may not be
+        replaced."""
+        steps = self.steps
+        steps.check_free(step)
+        found = steps.signature(step)
+        if steps.orbax.items(step) if found is None else not found.is_ours:
             raise FileExistsError(
-                f"Step {step} exists already, at `{self.steps.path(step)}`. Delete it, "
-                "or replace it with `force=True`."
+                f"Step {step} exists already in `{steps.root}`: there is an Orbax "
+                "checkpoint, which is left as it is."
             )
-        elif found and _numbered.has(self.steps.root, PINS, step):
+        if found and not force:
+            raise FileExistsError(
+                f"Step {step} exists already, at `{steps.path(step)}`. Delete it, or "
+                "replace it with `force=True`."
+            )
+        if found and _numbered.has(steps.root, PINS, step):
             raise FileExistsError(
                 f"Step {step} exists already, and is pinned. Call `unpin({step})` "
                 "before you replace it."
             )
-        # Those of process 0 count for all.
-        metrics, wrong = state.metrics_as_json()
-        why = "" if wrong is None else str(wrong) or type(wrong).__name__
-        return json.dumps([force, metrics, why]).encode()
 
     def check_begin(self) -> None:
-        """Before the first save, also to near disks. **Raises:** where a run cannot
-        be."""
+        """Checks the place of the run before the first save, also to near disks.
+        **Raises:** where a run cannot be."""
         if self.last_whole is None:
             _options.check_name(self.steps.root)
             self.steps.root.check_writable()
             self.steps.check_root()
             if self.steps.latest() is None:
                 self.steps.orbax.check_readable()
-
-    def _of_orbax(self, step: int) -> FileExistsError:
-        return FileExistsError(
-            f"Step {step} exists already in `{self.steps.root}`: there is an Orbax "
-            "checkpoint, which is left as it is."
-        )
 
     def _check_metrics(self, state: PendingState) -> None:
         """Warns once of metrics without that of `best`, as long as no step has it: it
@@ -347,6 +356,7 @@ class Saves:
             _log.warn(f"The work after a save was not all done:\n  {text}")
 
     def _forget(self, saving: RunningSave) -> None:
+        """Counts a save as over."""
         # Another thread may have waited for it too.
         with contextlib.suppress(ValueError):
             self.running.remove(saving)
@@ -396,8 +406,11 @@ class Saves:
             if kept is not None and not is_saved:
                 error.add_note(self._not_saved(kept, _STOPPED))
             raise
-        if kept is None or is_saved:
-            return
+        if kept is not None and not is_saved:
+            self._save_after(error, kept)
+
+    def _save_after(self, error: BaseException, kept: KeptState) -> None:
+        """Saves a kept state after an error, which gets a note if that is not done."""
         if kept.is_gone:
             error.add_note(self._not_saved(kept, _DONATED))
         elif _processes.count() > 1:
@@ -417,7 +430,7 @@ class Saves:
 
     def _is_under_way(self, kept: KeptState) -> bool:
         """Whether the state is being saved, or is saved."""
-        if any(saving.step == kept.step for saving in self.running.copy()):
+        if self._is_running(kept):
             return True
         if self._begun != kept.step:
             return False

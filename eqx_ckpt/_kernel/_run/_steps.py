@@ -1,5 +1,9 @@
 """The steps of a run: where they are, which are complete, and which count.
 
+A *listing* has the steps that have a directory. Those of them are *complete* whose save
+is committed. The *lineage* says which of these count: after a run went back, the steps
+that an earlier attempt has left do not.
+
 A step is a checkpoint at `<root>/<step>/default`, where Orbax's CheckpointManager has
 one too. In an object store it is the same, by other means: there are no links, locks
 and renames, and each look at a step is a request.
@@ -38,7 +42,8 @@ LOOKS = 100
 
 
 class Signature(NamedTuple):
-    """A mark that tells saves of a step apart. `is_ours`: it is not one of Orbax."""
+    """A mark that tells saves of a step apart: the stamp of the file that completes it.
+    `is_ours`: the step is not one of Orbax."""
 
     stamp: Any
     is_ours: bool = True
@@ -63,9 +68,10 @@ class Steps:
         self.orbax = OrbaxSteps(self.root)
         self.journal = Journal(self.root, lambda: self.listing().steps)
         self.history = History(self.root)
-        # The attempts that were read, by their numbers, and on a disk by the stamps of
-        # their files: an attempt never changes, but another run may come in the place
-        # of this one. In an object store no file of the history is then that of before.
+        # The attempts that were read, by their numbers and, on a disk, the stamps of
+        # their files. An attempt never changes, but another run may come in the place
+        # of this one. In an object store that is seen by the files of the history, of
+        # which then none is as before.
         self._attempts: dict[tuple[int, str], Attempt] = {}
         self._history_names: set[str] = set()
         # In an object store, the steps of the last list, with those saved here since,
@@ -110,14 +116,7 @@ class Steps:
                 "nothing is listed. Restore one that you know, with `step=`."
             )
         if isinstance(self.root, ObjectStore):
-            listing = _listing.list_run(self.root, self.journal.steps, asked)
-            self.orbax.listed_trees = listing.trees
-            self.there = set(listing.steps)
-            names = {*(listing.history or ())}
-            if names.isdisjoint(self._history_names):
-                self._attempts.clear()
-            self._history_names = names
-            return listing
+            return self._list_store(self.root, asked)
         names = self.root.list_top() or {}
         # Others may have called a file by a number.
         may_be_step = lambda name: names[name] or self.root.is_link(name)
@@ -127,16 +126,30 @@ class Steps:
         history = None if PLACE in names else []
         return Listing(dict.fromkeys(steps), attempts, history)
 
+    def _list_store(self, root: ObjectStore, asked: KeyList | None) -> Listing:
+        listing = _listing.list_run(root, self.journal.steps, asked)
+        self.orbax.listed_trees = listing.trees
+        self.there = set(listing.steps)
+        names = {*(listing.history or ())}
+        if names.isdisjoint(self._history_names):
+            self._attempts.clear()
+        self._history_names = names
+        return listing
+
     def listings(self, first: Listing | None = None) -> Iterator[Listing]:
         """Listings of the run, until the caller stops. `first` is a look that was just
-        taken. Between two looks others may complete a newer step and delete an older
-        one. So a caller that finds no complete step looks again, until looks agree."""
+        taken.
+
+        Between two looks others may complete a newer step and delete an older one. So a
+        caller that finds no complete step looks again, until three looks in a row have
+        the same steps, or two have none.
+        """
         before: list[set[int]] = []
         for _ in range(LOOKS):
             listing, first = first or self.listing(), None
             there = set(listing.steps)
-            looks = 2 if there else 1
-            if before[-looks:] == [there] * looks:
+            count = 2 if there else 1
+            if before[-count:] == [there] * count:
                 return
             yield listing
             before.append(there)
@@ -156,6 +169,7 @@ class Steps:
         return Signature(stamp, is_ours=False) if stamp else None
 
     def ask_each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
+        """The answers for steps, together: in an object store each is a request."""
         return _store.gather(self.root, [ft.partial(ask, step) for step in steps])
 
     def is_complete(self, step: int, listing: Listing) -> bool:
@@ -165,9 +179,10 @@ class Steps:
         """The complete steps, in order."""
         for listed in self.listings() if listing is None else [listing]:
             # From the oldest on: an older one goes when a newer one is complete.
-            rest = sorted(s for s, save in listed.steps.items() if save is None)
-            there = dict(zip(rest, self.ask_each(self.signature, rest)))
-            found = [s for s in sorted(listed.steps) if there.get(s, True)]
+            steps = sorted(listed.steps)
+            unsure = [step for step in steps if listed.steps[step] is None]
+            signatures = dict(zip(unsure, self.ask_each(self.signature, unsure)))
+            found = [step for step in steps if signatures.get(step, True)]
             if found:
                 return found
         return []
