@@ -1,10 +1,15 @@
 """Functions of a checkpoint in a save of its lazy leaves: those are kept as they are.
 
-A function needs its leaves, of the same shapes and dtypes. A leaf of the same name
-stands for each, unless the array that was there has moved elsewhere: then nothing says
-which is meant. Without that name it is the array itself, wherever it is now; or what is
-computed of it alone, as an average of models, at the same place of a node that has
-moved. The leaves that are baked into it have to be as they were, if they are there.
+A function needs its leaves, of the same shapes and dtypes. For each of them one of the
+leaves that are saved now is found:
+
+1. The leaf of the same name. If the array that had the name is now saved under another
+   one, nothing says which of the two is meant, and that is an error.
+2. Without that name, the same array, wherever it is now.
+3. Without that array, what is computed of it alone, as an average of models is. It has
+   to be at the same place of a node that has moved as a whole.
+
+Leaves that are baked into a function have to be as they were, if they are saved.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,13 +27,23 @@ from ._stored_function import Function
 
 
 class _NewLeaves(NamedTuple):
-    """The leaves that are saved: `by_name` has all. The others go by names in the
-    checkpoint of a function: `unchanged` has those that are an array of it, and
-    `derived` those that are computed of one array alone."""
+    """The leaves that are saved, as seen from one checkpoint.
+
+    - `by_name`: all of them.
+    - `unchanged`: by names of that checkpoint, the leaves that are an array of it.
+    - `derived`: by such names, the leaves that are computed of one array alone.
+    """
 
     by_name: dict[str, PlannedLeaf]
     unchanged: dict[str, list[PlannedLeaf]]
     derived: dict[str, list[PlannedLeaf]]
+
+
+class _Candidate(NamedTuple):
+    """A function of a checkpoint, and the leaves that are saved as seen from there."""
+
+    function: Function
+    new: _NewLeaves
 
 
 def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
@@ -36,27 +51,27 @@ def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
 
     **Raises:** `ValueError` for one that cannot be kept.
     """
-    found: dict[str, list[tuple[Function, _NewLeaves]]] = {}
+    found: dict[str, list[_Candidate]] = {}
     for source in _sources(leaves):
         new = _sort_leaves(leaves, source)
         for name in source.index.functions:
-            found.setdefault(name, []).append((Function(source, name), new))
-    return {name: _one_of(functions) for name, functions in found.items()}
+            candidate = _Candidate(Function(source, name), new)
+            found.setdefault(name, []).append(candidate)
+    return {name: _one_of(candidates) for name, candidates in found.items()}
 
 
-def _one_of(found: Sequence[tuple[Function, _NewLeaves]]) -> PlannedFunction:
-    """The function that checkpoints have under one name. Those say which are its leaves
-    now that have given some."""
-    found = [pair for pair in found if _has_some(*pair)] or found
-    functions = [function for function, _ in found]
-    kept = [_kept(*pair) for pair in found]
-    first = kept[0].stored
-    for function, (stored, _) in zip(functions, kept):
+def _one_of(candidates: Sequence[_Candidate]) -> PlannedFunction:
+    """The function that checkpoints have under one name. Its leaves are found by those
+    of the checkpoints that have given some of them."""
+    candidates = [one for one in candidates if _has_some(*one)] or candidates
+    kept = [_kept(*one) for one in candidates]
+    first, first_path = kept[0].stored, candidates[0].function.path
+    for (function, _), (stored, _) in zip(candidates, kept):
         if (stored.digest, stored.leaves) != (first.digest, first.leaves):
             raise ValueError(
                 f"The lazy leaves are of checkpoints with different functions "
                 f"`{function.name}`, or with one of different leaves: "
-                f"`{functions[0].path}` and `{function.path}`. Say which is to be "
+                f"`{first_path}` and `{function.path}`. Say which is to be "
                 'kept, `functions={**ckpt.functions}`, or `functions="drop"`.'
             )
     return kept[0]
@@ -70,13 +85,13 @@ def _has_some(function: Function, new: _NewLeaves) -> bool:
 
 
 def _sources(leaves: Iterable[PlannedLeaf]) -> list[Source]:
+    """The checkpoints with functions that lazy leaves are of."""
     lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
     found = {source.index.save: source for source in _lazy.sources_of(lazies)}
     return [source for source in found.values() if source.index.functions]
 
 
 def _sort_leaves(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
-    """Sorts the leaves that are saved by what they are of a checkpoint."""
     new = _NewLeaves({leaf.name: leaf for leaf in leaves}, {}, {})
     for leaf in leaves:
         if not isinstance(leaf.value, LazySource):
@@ -84,9 +99,10 @@ def _sort_leaves(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
         name = leaf.value.name_in(source)
         if name is not None:
             new.unchanged.setdefault(name, []).append(leaf)
-        of = leaf.value.parts_in(source)
-        for name in of if len(of) == 1 else ():
-            new.derived.setdefault(name, []).append(leaf)
+        parts = leaf.value.parts_in(source)
+        if len(parts) == 1:
+            (part,) = parts
+            new.derived.setdefault(part, []).append(leaf)
     return new
 
 
@@ -96,17 +112,16 @@ def _origin(old: Leaves, leaf_index: int) -> str:
 
 
 def keep(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
-    """A function of a checkpoint, beside other leaves.
+    """A function of a checkpoint, to be saved with these leaves.
 
-    **Raises:** `ValueError` if it is not one of these.
+    **Raises:** `ValueError` if they are not what it needs.
     """
     return _kept(function, _sort_leaves(leaves, function._source))
 
 
 def _kept(function: Function, new: _NewLeaves) -> PlannedFunction:
     source, stored = function._source, function._stored
-    old = source.index.leaves
-    records = list(map(old.record, stored.leaves))
+    records = list(map(source.index.leaves.record, stored.leaves))
     found = [_leaf_of_name(function, new, record) for record in records]
     taken = {leaf.name for leaf in found if leaf is not None}
     names: list[str] = []
@@ -122,8 +137,8 @@ def _kept(function: Function, new: _NewLeaves) -> PlannedFunction:
             )
     _check_nodes(function, new, dict(zip(function.leaves, names)))
     leaf_indices = {name: leaf_index for leaf_index, name in enumerate(new.by_name)}
-    own = list(map(leaf_indices.__getitem__, names))
-    stored = stored._replace(leaves=own, baked=_baked(function, new))
+    leaves = list(map(leaf_indices.__getitem__, names))
+    stored = stored._replace(leaves=leaves, baked=_baked(function, new))
     return PlannedFunction(stored, _extra_files.read_function(source, function.name))
 
 
@@ -138,14 +153,12 @@ def _leaf_of_name(
     """
     leaf, old = new.by_name.get(record.name), function._source.index.leaves
     origin = _origin(old, record.leaf_index)
-    moved = [x.name for x in new.unchanged.get(origin, ())]
-    if leaf is None or leaf.name in moved:
+    names = [x.name for x in new.unchanged.get(origin, ())]
+    if leaf is None or leaf.name in names:
         return leaf
-    leaf_indices = {
-        name: old.leaf_indices[name] for name in moved if name in old.leaf_indices
-    }
-    for name in moved:
-        if name not in leaf_indices or _origin(old, leaf_indices[name]) != origin:
+    for name in names:
+        leaf_index = old.leaf_indices.get(name)
+        if leaf_index is None or _origin(old, leaf_index) != origin:
             raise _lost_error(
                 function,
                 f"the leaf `{record.name}`, which is another one now, and what it was "
@@ -163,11 +176,11 @@ def _moved_leaf(
     **Raises:** `ValueError` if there is none.
     """
     origin = _origin(function._source.index.leaves, record.leaf_index)
-    moved, made = new.unchanged.get(origin, []), new.derived.get(origin, [])
+    moved, derived = new.unchanged.get(origin, []), new.derived.get(origin, [])
     last = record.name.rpartition(".")[2]
-    some = moved or [x for x in made if x.name.rpartition(".")[2] == last]
+    some = moved or [x for x in derived if x.name.rpartition(".")[2] == last]
     free = [x for x in some if x.name not in taken]
-    if not free and some:
+    if some and not free:
         raise _lost_error(
             function,
             f"the leaf `{record.name}` besides `{some[0].name}`, which stands for "
@@ -182,24 +195,29 @@ def _moved_leaf(
 
 
 def _check_nodes(function: Function, new: _NewLeaves, became: dict[str, str]) -> None:
-    """**Raises:** `ValueError` for a leaf of another name that is computed of one which
-    a function uses. All that the function uses of that node may have moved with it."""
-    made = {x.name for some in new.derived.values() for x in some}
+    """Checks the names that leaves of a function `became`. Where one is computed of a
+    leaf of another name, all that the function uses of its node has to have moved with
+    it.
+
+    **Raises:** `ValueError` where it has not.
+    """
+    derived = {x.name for some in new.derived.values() for x in some}
     for old, name in became.items():
-        if name == old or name not in made:
+        if name == old or name not in derived:
             continue
+        # The node that has moved: both names without the end that they have in common.
         before, after = old.split("."), name.split(".")
         while before and after and before[-1] == after[-1]:
             before, after = before[:-1], after[:-1]
         for other, now in became.items():
-            parts = other.split(".")
-            if parts[: len(before)] == before:
-                if now.split(".") != [*after, *parts[len(before) :]]:
-                    raise _lost_error(
-                        function,
-                        f"the leaf `{old}`, which is not saved; `{name}` is computed "
-                        f"of it, and `{now}` is elsewhere",
-                    )
+            parts, depth = other.split("."), len(before)
+            is_inside = parts[:depth] == before
+            if is_inside and now.split(".") != [*after, *parts[depth:]]:
+                raise _lost_error(
+                    function,
+                    f"the leaf `{old}`, which is not saved; `{name}` is computed "
+                    f"of it, and `{now}` is elsewhere",
+                )
 
 
 def _baked(function: Function, new: _NewLeaves) -> dict[str, str]:
@@ -216,22 +234,25 @@ def _baked(function: Function, new: _NewLeaves) -> dict[str, str]:
         leaf = new.by_name.get(name) or next(iter(moved), None)
         if leaf is None:
             continue
-        if not any(leaf is x for x in moved):
-            same = _fits(leaf, old.record(leaf_index))
-            if not same or _index.digest(_payload.whole(leaf)) != digest:
-                raise _lost_error(
-                    function,
-                    f"the leaf `{name}` with the value that it had, which is a part of "
-                    "the function",
-                )
+        is_same = any(leaf is x for x in moved) or (
+            _fits(leaf, old.record(leaf_index))
+            and _index.digest(_payload.whole(leaf)) == digest
+        )
+        if not is_same:
+            raise _lost_error(
+                function,
+                f"the leaf `{name}` with the value that it had, which is a part of "
+                "the function",
+            )
         out[leaf.name] = digest
     return out
 
 
 def _fits(leaf: PlannedLeaf, record: LeafRecord) -> bool:
+    """Whether a leaf is of the same kind, dtype and shape as a saved one."""
     a, b = leaf.template, record.template
-    same = (a.kind, a.dtype, a.logical_shape, a.impl)
-    return same == (b.kind, b.dtype, b.logical_shape, b.impl)
+    own = a.kind, a.dtype, a.logical_shape, a.impl
+    return own == (b.kind, b.dtype, b.logical_shape, b.impl)
 
 
 def _lost_error(function: Function, what: str) -> ValueError:
