@@ -94,7 +94,8 @@ def _has_tree(directory: Backend, name: str) -> bool:
 
 
 def _item(probe: Probe) -> str | None:
-    """The one directory with a tree in it. **Raises:** `ValueError` for several."""
+    """The directory with a tree in it: the only one, or `default`. **Raises:**
+    `ValueError` for several others."""
     directory = probe.directory
     names = [name for name in sorted(probe.names) if name.isprintable()][:_MANY]
     is_run = not probe.names & _MARKS
@@ -103,6 +104,8 @@ def _item(probe: Probe) -> str | None:
         if (there := _within(directory, name)) is not None:
             raise ValueError(f"it is a directory of steps: open one, such as `{there}`")
     items = [n for n in names if _has_tree(directory, n)]
+    if "default" in items:
+        return "default"
     if len(items) > 1:
         raise ValueError(f"it has several trees in it: open one, such as `{items[-1]}`")
     return items[0] if items else None

@@ -56,7 +56,7 @@ def test_what_orbax_wrote(base, name):
     assert (tree["step"], tree["rate"], tree["flag"]) == (3, 1e-3, True)
     assert type(tree["flag"]) is bool
     assert tree.get("text") == ("héllo" if name in _V0 else None)
-    assert ckpt.metadata == ({"width": 8} if name == "v1" else None)
+    assert ckpt.metadata == ({"width": 8} if name in ("v1", "manager/5") else None)
     store = ckpt["model.w"].store
     assert np.array_equal(store[3].read().result(), w[3])
 
@@ -93,9 +93,23 @@ def test_reads_only_what_is_asked_for(base, name):
 
 
 def test_a_run_of_orbax_is_its_newest_step(base):
-    assert ec.open(base / "manager").path == f"{base}/manager/5/default"
+    for path in ("manager", "manager/5"):
+        ckpt = ec.open(base / path)
+        assert ckpt.path == f"{base}/manager/5"
+        # Orbax has it beside the tree.
+        assert ckpt.metadata == {"width": 8}
     # So is one whose steps have other items, one of which is a tree.
-    assert ec.open(base / "items").path == f"{base}/items/7/state"
+    assert ec.open(base / "items").path == f"{base}/items/7"
+
+
+def test_of_several_trees_in_a_step_the_one_called_default(base, tmp_path):
+    shutil.copytree(base / "manager/5", tmp_path / "5")
+    shutil.copytree(tmp_path / "5/default", tmp_path / "5/another")
+    for path in (tmp_path, tmp_path / "5"):
+        assert len(ec.open(path)["big"].read()) > 0
+    shutil.move(tmp_path / "5/default", tmp_path / "5/one")
+    with pytest.raises(ValueError, match="several trees"):
+        ec.open(tmp_path / "5")
 
 
 def test_verify_and_saves_refuse(base):

@@ -43,7 +43,8 @@ for ocdbt in (False, True):
             saver.save(path, args=ocp.args.PyTreeSave({**tree, "text": "héllo"}))
 v1.save(f"{base}/v1", tree, custom_metadata={"width": 8})
 with ocp.CheckpointManager(f"{base}/manager") as manager:
-    manager.save(5, args=ocp.args.StandardSave(tree))
+    args = ocp.args.StandardSave(tree)
+    manager.save(5, args=args, custom_metadata={"width": 8})
     manager.wait_until_finished()
 with ocp.CheckpointManager(f"{base}/items", item_names=("state", "more")) as manager:
     more = ocp.args.JsonSave({"a": 1})

@@ -8,7 +8,7 @@ from .._errors import DamagedError
 from .._storage._objects import KeyList, ObjectStore
 from . import _numbered, _step_state
 from ._listing import Listing
-from ._steps import Steps
+from ._steps import below, Steps
 
 
 T = TypeVar("T")
@@ -55,9 +55,17 @@ def stands_for(path: str | os.PathLike[str]) -> Callable[[bool], Any]:
         step = run and _unless_it_fails(lambda: run.latest(first=listing))
         if run is None or step is None:
             return _step_at(path, run) if is_empty else None
-        return run.path(step)
+        return _path_of(run, step)
 
     return meant
+
+
+def _path_of(run: Steps, step: int) -> str | os.PathLike[str]:
+    """What a step is opened by. Orbax has metadata beside the tree, in the directory
+    of the step."""
+    path = run.path(step)
+    of_orbax = run.orbax.trees.get(step)
+    return path if of_orbax is None else below(run.location, of_orbax.partition("/")[0])
 
 
 def _step_at(path: str | os.PathLike[str], run: Steps | None) -> Any:
