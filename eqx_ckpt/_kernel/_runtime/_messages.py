@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from . import _log, _threads
 
@@ -92,7 +92,7 @@ class CallEnd(NamedTuple):
         return ERROR + json.dumps(self).encode()
 
     @classmethod
-    def decode(cls, answer: bytes) -> Self:
+    def decode(cls, answer: bytes) -> "CallEnd":
         text, signs, silent, is_vague = json.loads(answer[1:])
         return cls(text, [CallSign(*sign) for sign in signs], silent, is_vague)
 
