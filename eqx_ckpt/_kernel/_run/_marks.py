@@ -22,8 +22,8 @@ def mark_complete(
     is called as soon as the mark is there."""
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         with steps.at(step).lock(wait=True):
-            if is_new and steps.there is not None:
-                steps.there.add(step)
+            if is_new and steps.listed is not None:
+                steps.listed.add(step)
             if (is_new and not steps.is_local) or _is_ours(steps, step):
                 write_mark(steps, step, marked)
 

@@ -76,8 +76,8 @@ def remove(
             return False
         steps.root.drop_directory(str(step))
     steps.saved.pop(step, None)
-    if steps.there is not None:
-        steps.there.discard(step)
+    if steps.listed is not None:
+        steps.listed.discard(step)
     steps.journal.deleted(step)
     steps.say(_log.INFO, "Deleted", step, seconds=timer.seconds)
     return True

@@ -22,8 +22,8 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple, SupportsIndex
 
 from .. import _rooms
-from .._format import _files, _schema, _text
-from .._format._history import HistoryRow, PLACE
+from .._format import _files, _history, _schema, _text
+from .._format._history import HistoryRow
 from .._runtime import _log
 from .._storage import _root, _store
 from .._storage._backend import Backend
@@ -76,7 +76,7 @@ class Steps:
         self._history_names: set[str] = set()
         # In an object store, the steps of the last list, with those saved here since,
         # and without those deleted here. None: it was not listed yet.
-        self.there: set[int] | None = None
+        self.listed: set[int] | None = None
         # What was saved here, and is in the history.
         self.saved: dict[int, SavedStep] = {}
 
@@ -88,6 +88,7 @@ class Steps:
         return isinstance(self.root, LocalDirectory)
 
     def path(self, step: SupportsIndex) -> str | os.PathLike[str]:
+        """The path of a step, as other calls take it."""
         step = check_step(step)
         if self.is_local:
             self.signature(step)  # One of Orbax may be elsewhere.
@@ -122,14 +123,15 @@ class Steps:
         may_be_step = lambda name: names[name] or self.root.is_link(name)
         own = filter(may_be_step, filter(_numbered.is_step, names))
         steps = [*map(int, own), *self.orbax.take_names(names)]
+        # Where there are any, they are listed only if they are asked for.
         attempts = None if _attempts.PLACE in names else []
-        history = None if PLACE in names else []
+        history = None if _history.PLACE in names else []
         return Listing(dict.fromkeys(steps), attempts, history)
 
     def _list_store(self, root: ObjectStore, asked: KeyList | None) -> Listing:
         listing = _listing.list_run(root, self.journal.steps, asked)
         self.orbax.listed_trees = listing.trees
-        self.there = set(listing.steps)
+        self.listed = set(listing.steps)
         names = {*(listing.history or ())}
         if names.isdisjoint(self._history_names):
             self._attempts.clear()
@@ -157,7 +159,7 @@ class Steps:
     def is_new(self, step: int) -> bool:
         """Whether a step was neither listed nor saved here, where it takes requests to
         know more. If another process has saved it since, the commit is refused."""
-        return self.there is not None and step not in self.there
+        return self.listed is not None and step not in self.listed
 
     def signature(self, step: int) -> Signature | None:
         """The signature of a step, which changes with the save; None if the step is not
@@ -203,7 +205,7 @@ class Steps:
     def newest(
         self, listing: Listing, lineage: Lineage, without: Collection[int] = ()
     ) -> int | None:
-        """The newest complete step, in the order in which they are restored."""
+        """The first complete step, in the order in which they are restored."""
         for step in in_restore_order(listing, lineage):
             if step not in without and self.is_complete(step, listing):
                 return step
