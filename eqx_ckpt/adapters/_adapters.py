@@ -574,13 +574,13 @@ def _filled(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """**Raises:** `ValueError` for values that the dtype does not hold."""
     is_real = dtype.kind == "c" or not np.iscomplexobj(value)
     with np.errstate(over="ignore", invalid="ignore"):
-        out = (value if is_real else value.real).astype(dtype)
+        out = (value if is_real else np.real(value)).astype(dtype)
     if _template.is_floating(dtype):
         changed = np.isfinite(value) & ~np.isfinite(out)
     else:
         changed = out != value
     if not is_real:
-        changed = changed | (value.imag != 0)
+        changed = changed | (np.imag(value) != 0)
     if np.any(changed):
         raise ValueError(
             f"`fill` has {value[changed].flat[0]}, which {dtype}, as which the rows "
