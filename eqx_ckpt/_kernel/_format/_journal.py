@@ -17,9 +17,9 @@ _MAX_FILES = 10**6
 
 class StepRow(NamedTuple):
     """Facts in the index of a step: the id of its save, the numbers of its leaves, of
-    their bytes and of its data files (None where each leaf has its own), and its
-    metrics. `stamp` is that of the file of the index, which was written at `time`, if
-    that is known.
+    their bytes and of its data `files`, and its metrics. `files` is None where each
+    leaf has its own. `stamp` is that of the file of the index, which was written at
+    `time`, if that is known.
     """
 
     step: int
