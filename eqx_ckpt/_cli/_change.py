@@ -1,5 +1,6 @@
 """`edit`, `average`, `merge`, `convert` and `export`: checkpoints from checkpoints."""
 
+import functools as ft
 import importlib
 import inspect
 import json
@@ -13,6 +14,7 @@ import jax.random as jr
 
 from .. import merging
 from .._edit import _edited, _merge
+from .._formats import _foreign_index
 from .._interop import _convert, _export
 from .._kernel._format import _layouts, _names, _text
 from .._kernel._format._index import BaseFacts
@@ -239,10 +241,17 @@ def _common(every: list[Any]) -> Any:
     """Entries on which all metadata agree: hyperparameters, and not the metrics of a
     step."""
     first, *others = every
-    if isinstance(first, dict) and all(isinstance(other, dict) for other in others):
-        is_same = lambda key: all(other.get(key) == first[key] for other in others)
-        return {key: first[key] for key in first if is_same(key)}
-    return first if all(other == first for other in others) else None
+    text = ft.partial(json.dumps, sort_keys=True)  # To `==` 1 and True are one.
+    if all(isinstance(one, dict) for one in every):
+        shared = {**first}
+        for other in others:
+            shared = {
+                key: value
+                for key, value in shared.items()
+                if key in other and text(other[key]) == text(value)
+            }
+        return shared
+    return first if all(text(other) == text(first) for other in others) else None
 
 
 def _common_base(every: list[Checkpoint]) -> BaseFacts | None:
@@ -289,11 +298,14 @@ def export(
     metadata: list[tuple[str, str]],
     **options: Any,
 ) -> CommandResult:
+    ckpt = _checkpoint.open(source)
+    is_held = not node and _foreign_index.is_texts(ckpt.metadata)
+    texts = {**(ckpt.metadata if is_held else {}), **dict(metadata)}
     _export.export_safetensors(
         target,
-        _tree(_checkpoint.open(source), node),
+        _tree(ckpt, node),
         rename=rename or None,
-        metadata=dict(metadata) or None,
+        metadata=texts or None,
         **options,
     )
     return _written(target)

@@ -79,6 +79,26 @@ def test_adapters_that_are_merged_keep_their_base(ckpt, tmp_path, run):
             assert ec.open(to).base == found
 
 
+def test_metadata_that_are_alike(tmp_path, run):
+    """Numbers that Python takes for equal are not, nor is null what is not there."""
+    some = [{"a": 1, "b": None, "c": [0]}, {"a": True, "c": [0]}]
+    for i, metadata in enumerate(some):
+        ec.tree_serialise_leaves(
+            tmp_path / f"{i}", {"w": jnp.ones(2)}, metadata=metadata
+        )
+    assert (
+        run("average", tmp_path / "0", tmp_path / "1", "--to", tmp_path / "c")[0] == 0
+    )
+    assert ec.open(tmp_path / "c").metadata == {"c": [0]}
+
+
+def test_an_export_keeps_texts(tmp_path, run):
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    ec.export_safetensors(source, {"w": jnp.ones(2)}, metadata={"format": "pt"})
+    assert run("export", source, target, "--metadata", "by=me")[0] == 0
+    assert ec.open(target).metadata == {"format": "pt", "by": "me"}
+
+
 class _Norms(eqx.Module):
     a: eqx.nn.BatchNorm
     b: eqx.nn.BatchNorm
