@@ -56,19 +56,23 @@ def _calls(at: pathlib.Path, count: int) -> _Calls:
     read = lambda key: lambda: x[key].read(verify=False)
     save = lambda tree: ec.tree_serialise_leaves(at / "s", tree, durable=False)
     load = lambda: ec.materialise(ec.open(at / "s").tree)
+    export = lambda: ec.export_safetensors(at / "e", ec.open(at / "s"), durable=False)
+    convert = lambda: ec.convert(at / "s", at / "c", durable=False)
     merge = lambda: save(ec.merge([at / "s"] * 2, ec.merging.average()))
     begin = lambda: ASYNCHRONOUS["eqx_ckpt"](at / "a", small, False)
     blocking = lambda: flax.save_file(dict(small), at / "p")
     save(small)
     return {
-        "a row": (read(777), slices([777]), 20, 8),
-        "a row, verified": (lambda: x[777].read(), slices([777]), 20, 10),
+        "a row": (read(777), slices([777]), 20, 6),
+        "a row, verified": (lambda: x[777].read(), slices([777]), 20, 7),
         "16 rows by a stride": (read(cut), slices(range(2**16)[cut]), 20, 5),
         "100 rows by number": (read(some), slices(some.tolist()), 9, 4),
         "chunks of 1 KiB, and unverified": (y.read, lambda: y.read(verify=False), 2, 4),
         "each seventh row of them, and all": (lambda: y[::7].read(), y.read, 2, 1.7),
         "call of an asynchronous save, and safetensors": (begin, blocking, 1, 1.2),
         "merge of two and save, and load and save": (merge, lambda: save(load()), 1, 5),
+        "export, and load": (export, load, 1, 1.6),
+        "conversion, and load": (convert, load, 1, 2.2),
         "stats, and load": (lambda: ec.stats(at / "s"), load, 1, 3),
     }
 
