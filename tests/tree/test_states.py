@@ -2,6 +2,7 @@
 come back to what they belong to, or it is an error."""
 
 import functools as ft
+import itertools as it
 import re
 from typing import Any
 
@@ -257,16 +258,13 @@ def test_nodes_that_are_put_elsewhere(write, make, tmp_path):
     both = lambda m: (m.first, m.second, m.block.first, m.block.second)
     first, second, third, fourth = both(model)
     wanted = [fourth, first, second, third]
-    for tree, old in (({**turned}, wanted), (c.model, both(model))):
-        tree = {"net": tree, "state": c.state}
-        for number, write_again in enumerate(_AGAIN):
-            path = tmp_path / f"b{number}"
-            load = write_again(path, tree)
-            like = dict(zip(("net", "state"), make(_Deep)))
-            out = load(like, eqx.is_array)
-            got = [out["state"].get(n.ema_state_index) for n in both(out["net"])]
-            assert_alike(got, [state.get(n.ema_state_index) for n in old])
-        ec.delete(tmp_path / "b0")
+    sides = (turned, wanted), (c.model, both(model))
+    cases = it.product(("model", "net"), _AGAIN, sides)
+    for number, (name, again, (tree, old)) in enumerate(cases):
+        load = again(tmp_path / f"b{number}", {name: tree, "state": c.state})
+        out = load(dict(zip((name, "state"), make(_Deep))), eqx.is_array)
+        got = [out["state"].get(n.ema_state_index) for n in both(out[name])]
+        assert_alike(got, [state.get(n.ema_state_index) for n in old])
 
 
 def _again(path, tree):

@@ -273,7 +273,8 @@ def labels_of_states(found: Iterable[StateNode]) -> dict[str, list[Label]]:
     labels: dict[str | int, Label] = {}  # States share them.
     for marker in it.chain.from_iterable(states.values()):
         own = label_of(marker) if type(marker) is str else Label()
-        labels[marker] = own._replace(names=own.names.union(names.get(marker, ())))
+        # The names that it had are no more, if its StateIndex is here.
+        labels[marker] = own._replace(names=frozenset(names.get(marker, own.names)))
     paths = {path_of(label) for label in labels.values()}
     for marker, label in labels.items():
         if any(_is_of_another(name, path_of(label), paths) for name in label.names):
