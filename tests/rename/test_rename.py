@@ -224,6 +224,79 @@ def test_statistics_go_with_layers_that_are_exchanged(save, make, tmp_path):
         assert_alike(got, state.get(there.ema_state_index))
 
 
+# A layout is None for a BatchNorm, or a dict of layouts.
+
+
+def _layout(rng, depth=0):
+    if depth == 3 or (depth and rng.random() < 0.4):
+        return None
+    names = rng.sample(["a", "b", "c"], rng.randint(2, 3))
+    return {name: _layout(rng, depth + 1) for name in names}
+
+
+def _paths(layout, path="model.parts"):
+    """The names of its BatchNorms."""
+    if layout is None:
+        return [path]
+    return [x for key, y in layout.items() for x in _paths(y, f"{path}.{key}")]
+
+
+def _exchanged(rng, layout):
+    """The same with other keys, in the order that they had."""
+    if layout is None:
+        return None
+    keys = _shuffled(rng, [*layout])
+    return {key: _exchanged(rng, x) for key, x in zip(keys, layout.values())}
+
+
+class _Nested(eqx.Module):
+    parts: dict
+
+    def __init__(self, layout, *, key):
+        build = lambda x: _norm() if x is None else {k: build(y) for k, y in x.items()}
+        self.parts = build(layout)
+
+
+def _norms(tree):
+    is_norm = lambda x: isinstance(x, eqx.nn.BatchNorm)
+    return [x for x in jtu.tree_leaves(tree, is_leaf=is_norm) if is_norm(x)]
+
+
+def _own(path, tree):
+    ec.tree_serialise_leaves(path / "a", tree)
+    return ft.partial(ec.tree_deserialise_leaves, path / "a")
+
+
+@pytest.mark.parametrize("seed", [*range(6), *long(*range(6, 100))])
+def test_statistics_of_any_layers_that_were_exchanged(seed, tmp_path):
+    """In memory first, where no marker says so, and then by a rename."""
+    rng = random.Random(seed)
+    make, layout = rng.choice([_raw, _made]), _layout(rng)
+    model, state = make(_Nested, layout=layout)
+    order = _shuffled(rng, _norms(model))
+    model = eqx.tree_at(_norms, model, order)
+    weights = [jnp.full(3, float(i)) for i in range(len(order))]
+    model = eqx.tree_at(lambda m: [x.weight for x in _norms(m)], model, weights)
+    for norm in _norms(model):
+        mean = norm.weight.astype("float32")
+        state = state.set(norm.ema_state_index, (mean, mean))
+    new = _exchanged(rng, layout)
+    moves = dict(zip(_paths(layout), _paths(new)))
+
+    def rename(name):
+        norm, dot, rest = name.rpartition(".")
+        return moves.get(norm, norm) + dot + rest
+
+    routes = _own, _saved_again, _of_safetensors, _exported, _of_a_state_dict
+    for number, save in enumerate(routes):
+        (tmp_path / f"{number}").mkdir()
+        load = save(tmp_path / f"{number}", _named((model, state)))
+        out = load(_named(make(_Nested, layout=new)), rename=rename)
+        for norm in _norms(out["model"]):
+            mean, _ = out["state"].get(norm.ema_state_index)
+            assert jnp.array_equal(mean, norm.weight)
+
+
 def test_statistics_that_could_be_of_two(tmp_path):
     """The weights of two BatchNorms are exchanged, and the rest of them is not."""
     model, state = _filled(_made(_Old))
