@@ -170,22 +170,26 @@ class Bucket:
         if _words.are_opposites(*lacked):
             return None
         is_same = _form_without_numbers(old) == _form_without_numbers(new)
-        # The norm of an attention has that word, on a side where any group has it.
+        # Words that one group lacks, and others of its side have. If one of them is
+        # "attention", only one of two norms is that of an attention.
         elsewhere = lacked.old & self._wanted.words | lacked.new & self._saved.words
         is_other_norm = "norm" in old.words & new.words and "attention" in elsewhere
         is_clear = bool(aligned) and not is_other_norm
         return GroupPair(layers, likeness, ways, is_clear, is_same, lacked)
 
     def _share_words(self, old: LayerGroup, new: LayerGroup, pair: GroupPair) -> bool:
+        """Whether names have words in common that tell something, or too few words to
+        differ."""
         shared = old.words & new.words
         if all(pair.lacked):
-            # Of groups whose other words differ, such words tell little.
+            # Where each has words that the other lacks, such words tell little.
             common = self._saved.common_words & self._wanted.common_words
             shared = shared - _words.KINDS - common
         have_none = not old.words and not new.words
         is_last_same = _last_word(old.form) == _last_word(new.form)
-        are_short = pair.likeness > 0 and not any(pair.lacked)  # Some for the others.
-        return bool(shared) or have_none or is_last_same or are_short
+        # Words that are short for others are in common too, as "attn" for "attention".
+        are_all_alike = pair.likeness > 0 and not any(pair.lacked)
+        return bool(shared) or have_none or is_last_same or are_all_alike
 
     def take_best(self, found: FoundPairs) -> GroupPair | None:
         """Takes out the pair with the highest score of those that are clear, and with
@@ -226,6 +230,7 @@ def _score(pair: GroupPair, found: FoundPairs) -> float | None:
         if not pair.likeness or not _share_below_words(pair, pair.lacked, found):
             return None
     score = pair.likeness + (1 if pair.is_same else 0)
+    # The nearest node above each; "" for the top.
     old, new = (["", *_layers.nodes_above(x)][-1] for x in pair.first)
     score += _NEIGHBOURS * found.share_below(old, new)
     usual = found.usual_ways[_layers.weight_names(pair.first)]
@@ -367,8 +372,8 @@ def _telling_words(
     pair: GroupPair, distinct: WordPair, is_old_told: bool, is_new_told: bool
 ) -> WordPair:
     """Those of the words that the other group lacks that are `distinct`: they tell a
-    group from others of its side. Where no words tell the groups of one side apart, all
-    count, if the other group has distinct ones."""
+    group from others of its side. On a side where no words tell groups apart (it is not
+    `told`), all that the other group lacks count, if that has distinct ones."""
     old, new = distinct.old & pair.lacked.old, distinct.new & pair.lacked.new
     if new and not is_old_told:
         old = pair.lacked.old
