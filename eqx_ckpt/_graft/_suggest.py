@@ -84,6 +84,7 @@ def lines(
     is_cut = twins.is_cut
     renamed = twins.renamed()
     covered = {n for pair in pairs for n in pair.numbers}
+    # It is better than pairs if it is shorter, or has leaves that they lack.
     if renamed is not None and (
         len(pairs) > len(renamed.lines) or is_cut or not renamed.numbers <= covered
     ):
@@ -211,22 +212,18 @@ class _Twins:
         found, model, stored = self._alike.names, self._model, self._stored
         if not found:
             return None
-        a, b = (_common_node(x) for x in (found, self._origins))
-        names = {_names.below(x, a): _names.below(y, b) for x, y in found.items()}
-        here, there = (
-            [_names.below(names[n], node) for n in below[node]]
-            for names, below, node in (
-                (model.names, model.below, b),
-                (stored.saved.names, stored.below, a),
-            )
-        )
-        rules = _rules.rules(names, there, here)
-        code = _code(model, b)
+        old, new = _common_node(found), _common_node(self._origins)
+        moves = {_names.below(x, old): _names.below(y, new) for x, y in found.items()}
+        saved = [_names.below(stored.saved.names[i], old) for i in stored.below[old]]
+        wanted = [_names.below(model.names[n], new) for n in model.below[new]]
+        rules = _rules.rules(moves, saved, wanted)
+        code = _code(model, new)
         if code is None or not rules:
             return None
-        adapters = {_names.below(x, b): y for x, y in self._alike.adapters.items()}
+        adapters = {_names.below(x, new): y for x, y in self._alike.adapters.items()}
+        # The last line ends the call of `rename`; here that is the end of a pair too.
         first, *rows, _ = _rules.lines(rules, adapters)
-        first = f"(lambda m: {code}, lambda c: {_saved_code(stored, a)}, {first}"
+        first = f"(lambda m: {code}, lambda c: {_saved_code(stored, old)}, {first}"
         numbers = {self._numbers[x] for x in self._origins}
         leaf_indices = {stored.saved.leaf_indices[x] for x in found}
         return Suggestion([first, *rows, "])),"], numbers, leaf_indices)
@@ -248,9 +245,9 @@ class _Twins:
         found: dict[str, StackKey] = {}
         for sequence, rest in self._keys_of_shape.get(shape, []):
             self._left -= len(wanted)
-            ends = f".{rest}".endswith(f".{below}") if below else True
-            full = _names.joined(prefix, below), _names.joined(sequence, "*", rest)
-            if self._left <= 0 or not ends or not _alike.may_be(*full):
+            is_end = f".{rest}".endswith(f".{below}") if below else True
+            both = _names.joined(prefix, below), _names.joined(sequence, "*", rest)
+            if self._left <= 0 or not is_end or not _alike.may_be(*both):
                 continue
             node = rest.removesuffix(below).rstrip(".") if below else rest
             keys = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
@@ -335,6 +332,7 @@ def _children(below: dict[str, list[int]]) -> dict[str, list[str]]:
 def _only(names: list[str], last: str) -> str | None:
     """The one of these names that is left without copies of others, as moments are; of
     several, the one that ends with `last`. None if that does not leave one."""
+    # A copy ends with all of another name but its first part.
     tails = {x: "." + (x.partition(".")[2] or x) for x in names}
     is_copy = lambda x: any(x != y and x.endswith(tails[y]) for y in names)
     left = [x for x in names if not is_copy(x)]
@@ -475,6 +473,7 @@ def _adapters_between(
         return []
     if sorted(x for x in saved if x != 1) == sorted(x for x in wanted if x != 1):
         return [_leaf_kinds.turn(saved, wanted)]
+    # Leaves are joined or split, and not both: one of the counts of the rest is 0.
     if len(wanted) - len(saved) == 1 and 1 < wanted[0] <= saved_count:
         rest = _adapters_between(saved, wanted[1:], saved_count // wanted[0], 0)
         return None if rest is None else [*rest, "stack()"]
