@@ -162,6 +162,7 @@ def _ways(old: str, new: str, is_general: bool) -> Iterator[NameRule]:
     """Rules that take one name to another: from the least of it that has to change to
     all of it. General ones have any numbers where both names have the same."""
     olds, news = old.split("."), new.split(".")
+    # Of the last parts that both have, all may stay, or fewer.
     pairs = zip(reversed(olds), reversed(news))
     most = sum(1 for _ in it.takewhile(lambda pair: pair[0] == pair[1], pairs))
     for same in range(most, -1, -1):
@@ -206,6 +207,7 @@ def _effect(
         new = pattern.sub(rule.replacement, name)
         if new == name:
             continue
+        # It changes a name that is to stay, or makes a wanted one of another name.
         is_harm = moves[name] == name if name in moves else new in wanted
         if is_harm:
             return None
@@ -222,9 +224,9 @@ def _ordered(
     make. Empty if that does not help."""
     rules = list(chosen)
     patterns = [re.compile(rule.pattern) for rule in rules]
-    # By the number of each rule: the rules whose names it would take, which have to
-    # come before it; and those that would change again the names that it makes. These
-    # have to come before it too, unless it marks the names.
+    # By the number of each rule, those that have to come before it: the rules whose
+    # names it would take; and, unless it marks the names that it makes, the rules that
+    # would change these again.
     taken: dict[int, set[int]] = {i: set() for i in range(len(rules))}
     undoing: dict[int, set[int]] = {i: set() for i in range(len(rules))}
     effects = enumerate(chosen.values())
