@@ -84,6 +84,7 @@ def place(
     goes_on = offset[1:] == aligned(offset[:-1] + nbytes[:-1])
     is_begin[1:] |= ~goes_on & (nbytes[1:] > 0)
     file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    # Runs of no bytes need not be aligned, and begins are.
     offset = np.where(nbytes > 0, offset, aligned(offset))
     columns = lane, leaf, first, file, offset
     begins = np.stack([column[is_begin].astype(np.int64) for column in columns], 1)
@@ -92,7 +93,7 @@ def place(
     order = np.argsort(key, kind="stable")
     del key
     leaf, first, stop, lane = leaf[order], first[order], stop[order], lane[order]
-    # Where a lane only goes on in another place, its run goes on too.
+    # A begin in the middle of a leaf's run in its lane only moves the rest of that.
     is_new = ~is_begin[order]
     is_new[1:] |= (leaf[1:] != leaf[:-1]) | (lane[1:] != lane[:-1])
     is_new[:1] = True
@@ -194,7 +195,7 @@ def lay(placement: Placement, files: int, leaves: Leaves) -> Extents:
     begins = placement.begins
     begins = begins[np.lexsort((begins[:, 2], begins[:, 1], begins[:, 0]))]
     leaf, first, lane = _split(_expand(placement, leaves, chunks), begins, chunks)
-    order, group, begins = _in_files(leaf, first, lane, begins)
+    order, begin_of, begins = _in_files(leaf, first, lane, begins)
     stop = _extents.stops_of(leaf, first, chunks)
     nbytes = (stop - first) * full[leaf]
     coded = ends = np.zeros(0, np.int64)
@@ -208,10 +209,10 @@ def lay(placement: Placement, files: int, leaves: Leaves) -> Extents:
         ends = np.append(0, np.cumsum(placement.sizes, dtype=np.int64))
         nbytes[own] = ends[coded[own] + stop[own]] - ends[coded[own] + first[own]]
     offset = np.empty(len(leaf), np.int64)
-    bounds = np.searchsorted(group, np.arange(len(begins) + 1))
+    bounds = np.searchsorted(begin_of, np.arange(len(begins) + 1))
     offset[order] = _offsets(aligned(nbytes)[order], bounds, begins)
     file = np.empty(len(leaf), np.uint32)
-    file[order] = begins[group, 3]
+    file[order] = begins[begin_of, 3]
     base = np.append(0, np.cumsum(np.bincount(leaf, minlength=len(chunks))))
     first = first.astype(np.uint32)
     return Extents(leaves, files, base, first, file, offset, coded, ends)
@@ -317,15 +318,15 @@ def _in_files(
     is_first = np.append(True, lane[1:] != lane[:-1])[: len(lane)]
     if (is_first & ~is_begin).any():
         raise ValueError("the index has chunks without a place")
-    group = np.cumsum(is_begin) - 1
-    files = np.lexsort((begins[:, 4], begins[:, 3]))
-    rank = np.empty_like(files)
-    rank[files] = np.arange(len(files))
-    group = rank[group]
-    if (group[1:] < group[:-1]).any():
-        again = np.argsort(group, kind="stable")
-        order, group = order[again], group[again]
-    return order, group, begins[files]
+    # Begins come in the order of the lanes, and get numbers in that of the files.
+    in_files = np.lexsort((begins[:, 4], begins[:, 3]))
+    number = np.empty_like(in_files)
+    number[in_files] = np.arange(len(in_files))
+    begin_of = number[np.cumsum(is_begin) - 1]
+    if (begin_of[1:] < begin_of[:-1]).any():
+        again = np.argsort(begin_of, kind="stable")
+        order, begin_of = order[again], begin_of[again]
+    return order, begin_of, begins[in_files]
 
 
 def _first_sizes(sizes: np.ndarray, count: np.ndarray, full: np.ndarray) -> np.ndarray:
