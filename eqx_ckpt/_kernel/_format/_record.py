@@ -40,7 +40,8 @@ class Kind(NamedTuple):
 
 
 # A "leaf" is stored; a "value" is a leaf that is compared instead; a "left" one is
-# neither, such as an array that `filter_spec` leaves out. All others are nodes.
+# neither, such as an array that `filter_spec` leaves out. All others are nodes: the
+# table in FORMAT.md, "The tree", says what each is.
 HOWS = (
     *("leaf", "value", "left", "none", "absent", "list", "tuple", "dict", "ordered"),
     *("default", "namedtuple", "module", "wrapper", "dataclass", "partial", "static"),
@@ -78,8 +79,8 @@ LEAF = 0
 class Label(NamedTuple):
     """Identifies an entry of an eqx.nn.State, or a child without a key.
 
-    An entry has the dotted names of its StateIndex, and as its marker a path from the
-    model. The marker of a child is its attribute."""
+    An entry has the dotted names of its StateIndex, and as its marker the path from the
+    model that Equinox has put there. The marker of a child is its attribute."""
 
     names: frozenset[str] = frozenset()
     marker: str | None = None
@@ -261,7 +262,8 @@ class TreeRecord:
 
 def labels_of_states(found: Iterable[StateNode]) -> dict[str, list[Label]]:
     """The labels of the entries of each eqx.nn.State, by its name, of all States and
-    StateIndices of a tree."""
+    StateIndices of a tree. Their markers are texts of labels (see `label_of`), or
+    numbers, which only say which StateIndices an entry has."""
     states: dict[str, list[str | int]] = {}
     # By the marker of an entry, the names of the StateIndices that have it.
     names: dict[str | int, list[str]] = {}
@@ -275,6 +277,7 @@ def labels_of_states(found: Iterable[StateNode]) -> dict[str, list[Label]]:
         own = label_of(marker) if type(marker) is str else Label()
         # The names that it had are no more, if its StateIndex is here.
         labels[marker] = own._replace(names=frozenset(names.get(marker, own.names)))
+    # The marker of a module that was moved counts for nothing.
     paths = {path_of(label) for label in labels.values()}
     for marker, label in labels.items():
         if any(_is_of_another(name, path_of(label), paths) for name in label.names):
@@ -616,8 +619,9 @@ def _check_costs(
         for child, count in runs:
             stored += count * leaves[child]
             size += count * sizes[child]
-            # The parts of these children's names, which all nodes below have in theirs.
-            characters = 4 * count
+            # The parts of these children's names. The names of all nodes below have
+            # them too, each with a dot.
+            characters = 4 * count  # As if each number had four digits.
             if ends is not None and len(ends) > place + count:
                 characters = ends[place + count] - ends[place]
             cost += count * (costs[child] + sizes[child]) + characters * sizes[child]
