@@ -34,7 +34,7 @@ class LocalShards(NamedTuple):
 
     def find(self, stored: Sequence[int], region: Sequence[slice]) -> Region | None:
         """Where a region of the whole array lies in the `stored` shape, if it is in one
-        of those that are there. It may lack the last axes, of which it has all."""
+        of those that are there. Along last axes that it does not name it has all."""
         rows = stored[0] // len(self.starts)
         shape = (rows, *stored[1:])
         for number, start in enumerate(self.starts):
@@ -72,8 +72,8 @@ class LeafRecord(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The stored names of leaves that were renamed; and for the name of a node now,
-    those of the stored nodes that stand for it."""
+    """What leaves were renamed from: their stored `names`; and, by the name of each
+    node now, the names of the stored nodes that stand for it."""
 
     names: Sequence[str]
     nodes: Mapping[str, list[str]]
@@ -94,9 +94,9 @@ class Leaves:
     A leaf of `aliases` is the same array as the earlier one that it leads to. `parts`
     has the leaves that are not all there: those of which one process has saved its
     shards, and those of another format that cannot be read. `recorded` is the record of
-    the tree, or its JSON; other formats have none. `given_labels` are those of leaves
-    of entries of States, where they are not those of the record. Leaves that were
-    renamed have an `origin`.
+    the tree, or its JSON; other formats have none. `given_labels` are the `labels`,
+    where these do not follow from the record. Leaves that were renamed have an
+    `origin`.
     """
 
     names: Sequence[str]
@@ -142,7 +142,8 @@ class Leaves:
 
     @ft.cached_property
     def labels(self) -> Mapping[int, Label]:
-        """The label of the entry of an eqx.nn.State that a leaf is in, by its index."""
+        """By the index of a leaf, the label of the entry of an eqx.nn.State that it is
+        in."""
         if self.given_labels is not None:
             return self.given_labels
         states = {} if self.tree is None else self.tree.states()
@@ -194,13 +195,14 @@ class Leaves:
 
     @ft.cached_property
     def state_indices(self) -> Mapping[str, list[tuple[str, str]]]:
-        """Of each node with StateIndices the parts of it that lead to them, each with
-        the label of its entry as text."""
+        """By the name of each node with StateIndices, the last parts of their names,
+        each with the label of its entry as text."""
         out: dict[str, list[tuple[str, str]]] = {}
         labels = dict.fromkeys(self.labels.values())
-        alone = [label for label in labels if not label.names]
-        nodes = _names.by_prefix(self.names) if alone else {}
-        by_marker = _record.names_by_markers(alone, nodes)
+        # Where only the marker is known, it is looked for among the names of nodes.
+        nameless = [label for label in labels if not label.names]
+        nodes = _names.by_prefix(self.names) if nameless else {}
+        by_marker = _record.names_by_markers(nameless, nodes)
         for label in labels:
             text = _record.label_text(label)
             for name in sorted(label.names) or by_marker.get(label, ()):
