@@ -80,7 +80,8 @@ class Saves:
         self.kept: KeptState | None = None
         # The leaves of the last kept state: the next ones are copied into their memory.
         self._copies: list[Any] = []
-        # The looks (`KeptState.looks`) of the last state that was checked.
+        # What the last state that was checked looks like, but for its values: see
+        # `KeptState.looks`.
         self._checked: tuple[Any, ...] = ()
         self._pid = os.getpid()
         # Whether the last call of `save` has raised: the caller knows that its state is
@@ -191,8 +192,8 @@ class Saves:
             reuse=self.last_whole if is_shared else None,
             functions=state.functions,
         )
-        # This call says nothing, unless there is an error. The others have that in the
-        # call below, where they wait: both calls are of one line (`_processes`).
+        # Here only an error is told, on the line (see `_processes`) of the save below:
+        # the others may wait there by now, and have it as the error of that call.
         path = self.steps.path(step)
         with _serialise.processes_of(path, None, options).share_errors():
             self.wait()
@@ -283,7 +284,8 @@ class Saves:
         steps = self.steps
         steps.check_free(step)
         found = steps.signature(step)
-        if steps.orbax.items(step) if found is None else not found.is_ours:
+        is_of_orbax = steps.orbax.items(step) if found is None else not found.is_ours
+        if is_of_orbax:
             raise FileExistsError(
                 f"Step {step} exists already in `{steps.root}`: there is an Orbax "
                 "checkpoint, which is left as it is."
