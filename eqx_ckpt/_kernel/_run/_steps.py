@@ -70,8 +70,8 @@ class Steps:
         self.history = History(self.root)
         # The attempts that were read, by their numbers and, on a disk, the stamps of
         # their files. An attempt never changes, but another run may come in the place
-        # of this one. In an object store that is seen by the files of the history, of
-        # which then none is as before.
+        # of this one. An object store is not asked for stamps: it has another run once
+        # none of the history's files has a name that was there before.
         self._attempts: dict[tuple[int, str], Attempt] = {}
         self._history_names: set[str] = set()
         # In an object store, the steps of the last list, with those saved here since,
@@ -150,6 +150,7 @@ class Steps:
         for _ in range(LOOKS):
             listing, first = first or self.listing(), None
             there = set(listing.steps)
+            # So many looks before this one had the same.
             count = 2 if there else 1
             if before[-count:] == [there] * count:
                 return
@@ -243,7 +244,7 @@ class Steps:
         return self._attempts[key]
 
     def _is_save(self, step: int, save: str, listing: Listing) -> bool:
-        """Whether a step is still a save, or nothing or damaged by now."""
+        """Whether a step is still this save, or one that cannot be read any more."""
         return step in listing.steps and self.save_of(step, listing) in (save, None)
 
     def save_of(self, step: int, listing: Listing) -> str | None:
