@@ -163,6 +163,7 @@ class Processes:
         if self.leads and is_first:
             return self._meet(channel, word)
         if self.leads:
+            # It is None only in first rounds.
             return self._collect(channel, word, {}) or []
         if is_first:
             self._said = signed(WORD, self._sign, b"" if alike else word)
@@ -360,6 +361,7 @@ class Processes:
     ) -> Words | None:
         """The same in the first round, in which words have signs."""
         for index, value in gone.items():
+            # It may have left another call. Of a vague one nobody can tell.
             if self._is_vague or not unsigned(value).sign.is_like(self._sign):
                 return None
             raise _gone_error(index)
