@@ -37,8 +37,8 @@ class Group(NamedTuple):
 
     - `letters`: of the keys of their children.
     - `places`: of the nodes in the layer.
-    - `start`, `by_node`: their children are in the next layer from `start` on, in the
-        order of `Opened`.
+    - `start`, `by_node`: their children are in the next layer from `start` on: node
+        after node; or, if not `by_node`, all first children, all second ones and so on.
     - `numbers`, `kept`: for each name of `kind.data` a column with the number of each
         node's value, and one with the values, as far as these are kept.
     """
@@ -121,6 +121,7 @@ class Walk:
 
     def _descend(self, tree: PyTree, is_leaf: IsLeaf) -> list[Any]:
         """Opens all nodes. **Returns:** the leaves, layer by layer."""
+        # How nodes of each type are opened; None for leaves.
         ways: dict[type, Any] = {_Chosen: None}
         statics = Statics(self.values)
         nodes, found = [tree], []
@@ -184,7 +185,7 @@ class Walk:
 
     def _leaf_counts(self) -> list[list[int]]:
         """For each layer, how many leaves are at and below each place. A node without
-        children counts as one, which does not matter: it only leaves out a rank."""
+        children counts as one too: its rank is left out, and the order is the same."""
         out: list[list[int]] = []
         below: list[int] = []
         for layer in reversed(self.layers):
@@ -284,7 +285,8 @@ class Walk:
 
     @ft.cached_property
     def nodes(self) -> NodeTexts:
-        """Below the largest depth all nodes have the name of the node above."""
+        """The names and letters of all nodes and leaves. Below the largest depth they
+        have the names of the nodes above."""
         names, letters = [self.above], [""]
         out = NodeTexts([], [])
         sizes = [layer.size for layer in self.layers[1:]] + [0]
