@@ -68,6 +68,7 @@ class Descriptor(_Closed):
                 setattr(self, "__class__", _Closed)
             raise
         if self._numbers[0] < _LEAST:
+            # The new number comes before the low one, which is the last, and is closed.
             low = self._numbers[0]
             self._numbers[:0] = map(fcntl.fcntl, (low,), (_DUPLICATE,), (_LEAST,))
             _exhaust(map(os.close, map(self._numbers.pop, (-1,))))
