@@ -69,7 +69,7 @@ def _rename_into_place(
 class FileSink:
     """The `Sink` of a save of one file: a file object, which gets its bytes."""
 
-    is_remote = True
+    is_remote = True  # Threads would wait for each other.
 
     def __init__(self, file: BinaryIO | io.BytesIO):
         self._file = file

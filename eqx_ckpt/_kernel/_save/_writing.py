@@ -28,7 +28,8 @@ FAR_FILE, _FAR_COPIES = 64 * 2**20, 2
 
 @runtime_checkable
 class Sink(Protocol):
-    """A place to write files to, each of them once and whole: a store, or a zip."""
+    """A place to write files to, each of them once and whole: a store, or a zip. If it
+    `is_remote`, threads that write to it spend their time waiting."""
 
     is_remote: bool
 
