@@ -134,6 +134,7 @@ def pieces(
             return None
         for place, inside, to in found:
             part, _, row = held[place]
+            # A scalar has no rows.
             rows = tuple(slice(s.start + row, s.stop + row) for s in inside[:1])
             piece = PartPiece(number, (*rows, *inside[1:]), to)
             out.setdefault(part, []).append(piece)
@@ -231,7 +232,8 @@ class Parts:
         # A tree that does not fit `like` is an error of the load.
         readers: set[int] = set()
         with contextlib.suppress(Exception):
-            wanted = self._match(next(iter(self._opened))).reads.values()
+            any_part = next(iter(self._opened))
+            wanted = self._match(any_part).reads.values()
             readers = _readers(leaves, wanted, count)
         regions = [leaves.record(i, True) for i in sorted(leaves.parts)]
         whole = [name for i, name in enumerate(leaves.names) if i not in leaves.parts]
