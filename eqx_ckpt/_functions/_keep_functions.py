@@ -61,8 +61,8 @@ def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
 
 
 def _one_of(candidates: Sequence[_Candidate]) -> PlannedFunction:
-    """The function that checkpoints have under one name. Its leaves are found by those
-    of the checkpoints that have given some of them."""
+    """The function that checkpoints have under one name. Those count that have given
+    some of its leaves, or all if none has."""
     candidates = [one for one in candidates if _has_some(*one)] or candidates
     kept = [_kept(*one) for one in candidates]
     first, first_path = kept[0].stored, candidates[0].function.path
