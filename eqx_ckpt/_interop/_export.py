@@ -5,7 +5,7 @@ import functools as ft
 import itertools as it
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -306,18 +306,7 @@ def _tensors(
     entries = _states.state_entries(flat)
     _states.check_order(flat, {*numbers})
     unread = unreadable_leaves(names, leaves)
-    known = {name for name, _ in unread}
-    described: list[PlannedLeaf] = []
-    alike: dict[Any, _lazies.StoredValue] = {}
-    for name, leaf in zip(names, leaves):
-        if name not in known:
-            likeness = _lazies.likeness(leaf) or name
-            if likeness in alike:
-                value, template = alike[likeness]
-                value = value.like(leaf)
-            else:
-                value, template = alike[likeness] = _as_stored(name, leaf)
-            described.append(PlannedLeaf(name, value, template, 0, None))
+    described = _described(names, leaves, {name for name, _ in unread})
     templates = {id(x.template): x.template for x in described}
     refused = {key: _refused(template) for key, template in templates.items()}
     bad = [(x.name, what) for x in described if (what := refused[id(x.template)])]
@@ -330,10 +319,10 @@ def _tensors(
         parts = [(why, bad), (UNREADABLE, unread)]
         error = ValueError if unread else TypeError
         raise error(skip_message(parts, names, "" if unread else holds))
-    of = {i: entries[i].label for i in numbers if i in entries}
+    label_of = {i: entries[i].label for i in numbers if i in entries}
     new = names
     if rename is not None:
-        new, of = _moved(rename, names, all_names, of)
+        new, label_of = _moved(rename, names, all_names, label_of)
     out: dict[str, tuple[str, PlannedLeaf]] = {}
     labels: dict[str, str] = {}
     for i, to, leaf in zip(numbers, new, described):
@@ -351,13 +340,32 @@ def _tensors(
                 f"The leaves `{out[to][0]}` and `{name}` both get the name `{to}`."
             )
         out[to] = name, leaf if to == name else leaf._replace(name=to)
-        label = _record.label_text(of[i]) if i in of else None
+        label = _record.label_text(label_of[i]) if i in label_of else None
         if label is not None:
             labels[to] = label
     # As the library of the format writes them: the widest first, so all are aligned.
     order = {ours: -number for number, ours in enumerate(_safetensors.DTYPES.values())}
     key = lambda leaf: (order[leaf.template.dtype], leaf.name.encode())
     return _Tensors(sorted((leaf for _, leaf in out.values()), key=key), labels)
+
+
+def _described(
+    names: Sequence[str], leaves: Sequence[Any], unreadable: Set[str]
+) -> list[PlannedLeaf]:
+    """The leaves that can be read, as they are stored. Of lazy ones that are alike only
+    the first is described: the others are made like it."""
+    out: list[PlannedLeaf] = []
+    known: dict[Any, _lazies.StoredValue] = {}
+    for name, leaf in zip(names, leaves):
+        if name not in unreadable:
+            likeness = _lazies.likeness(leaf) or name
+            if likeness in known:
+                value, template = known[likeness]
+                value = value.like(leaf)
+            else:
+                value, template = known[likeness] = _as_stored(name, leaf)
+            out.append(PlannedLeaf(name, value, template, 0, None))
+    return out
 
 
 def _moved(
