@@ -43,14 +43,14 @@ def open_path(
     if _open_files.is_file(path):
         return _open_file(path, like)
     root = _root.resolve(path, follow_symlinks)
-    source, error, meant = None, None, None
+    source, error, find_other = None, None, None
     try:
         if not root.is_remote:
             source = _find(root, like)
         elif (source := _source.ours_at(root)) is None:
             if not _store.is_likely_file(root):
                 # The list of a run comes while other formats are looked for.
-                meant = _rooms.stands_for(path)
+                find_other = _rooms.stands_for(path)
             source = _other_at(root, like)
     except (DamagedError, _index.Newer):
         raise
@@ -58,12 +58,12 @@ def open_path(
         error = e
     if source is None:
         is_empty = not isinstance(error, ValueError)
-        meant = meant or _rooms.stands_for(path)
-        source = _open_stand_in(path, meant, is_empty, like, follow_symlinks)
+        find_other = find_other or _rooms.stands_for(path)
+        source = _open_other(path, find_other, is_empty, like, follow_symlinks)
     if source is None:
         raise error or _missing_error(root)
     # The list goes on as long as this is there, which an error may refer to.
-    del meant
+    del find_other
     return source
 
 
@@ -83,21 +83,21 @@ def _open_file(path: Any, like: PyTree) -> Source:
     return source
 
 
-def _open_stand_in(
+def _open_other(
     path: object,
-    meant: Callable[[bool], Any],
+    find_other: Callable[[bool], Any],
     is_empty: bool,
     like: PyTree,
     follow_symlinks: bool,
 ) -> Source | None:
-    """The source of what a path without one stands for."""
+    """The source of what a path without one stands for, as `find_other` says."""
     before = None
-    while (other := meant(is_empty)) not in (None, before):
+    while (other := find_other(is_empty)) not in (None, before):
         try:
             return open_at(other, like, follow_symlinks)
         except FileNotFoundError:
             # Its run may have deleted it since, for a newer one.
-            before, meant = other, _rooms.stands_for(path)
+            before, find_other = other, _rooms.stands_for(path)
     return None
 
 
