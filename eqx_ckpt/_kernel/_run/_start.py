@@ -24,10 +24,11 @@ class AttemptStart:
         # The number of the attempt that counts, once a save has begun.
         self.number = 0
         # Whether the next save may begin an attempt: nothing was saved since the start
-        # or the last restore. The last saved step. And newer steps that an attempt
-        # passes over, until the warning about them.
+        # or the last restore.
         self._is_open = True
+        # The last saved step.
         self._saved: int | None = None
+        # Newer steps that an attempt passes over, until the warning about them.
         self._passed: Sequence[int] = ()
         # The restored step; the id of its near save, if it is a near step; and whether
         # the last attempt had near steps of its own when that was restored.
@@ -65,16 +66,16 @@ class AttemptStart:
         lineage = self._steps.lineage(listing, self._had_near)
         newest = self._steps.newest(listing, lineage, damaged)
         now, self.number = lineage.attempt, lineage.number
-        # An attempt that has begun and saved nothing does not count.
+        # The last attempt is void if it does not count: it has saved nothing.
         last = max(self._steps.attempts(listing), default=0)
         is_void = last != (now.number if now else 0)
         after, earlier = (now.after, now.earlier) if now else (None, [])
         # Training from a restored step gives only later steps.
         restored = self._restored
-        from_ = restored if restored is not None and restored < step else None
-        is_other = from_ is not None and lineage.is_left(from_)
-        if newest is not None and (step < newest or is_other):
-            after = from_
+        origin = restored if restored is not None and restored < step else None
+        is_left = origin is not None and lineage.is_left(origin)
+        if newest is not None and (step < newest or is_left):
+            after = origin
             complete = self._steps.complete(listing)
             gone = _left(lineage, complete, after)
             # After this attempt begins, nothing else says which attempt they are of.
