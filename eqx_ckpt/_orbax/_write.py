@@ -100,8 +100,8 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
         with errors_before_commit(root):
             if isinstance(root, LocalDirectory):
                 added = _store.tops_of(files).keys() - _store.tops_of(index.others)
-                # The last goes first then.
-                for key in sorted(added, key=_metadata.LAST.__eq__):
+                # They are deleted the other way round, and so the last one first.
+                for key in _in_order(added):
                     undo.callback(discard, root, key)
                 _put(root, index.save, files, data, found)
             else:
@@ -138,15 +138,13 @@ def _files_of(ckpt: Checkpoint) -> dict[str, bytes]:
         raise ValueError(f"`{source.root}` does not say of what tree it is.")
     # Whatever cannot be read cannot be told to others.
     names = tuple(x.name for x in leaves.records())
-    number, aliases = (
-        tuple(map(int, leaves.template_of)),
-        sorted(leaves.aliases.items()),
-    )
-    spec = TreeSpec(names, number, tuple(leaves.templates), tuple(aliases))
+    template_of = tuple(map(int, leaves.template_of))
+    aliases = tuple(sorted(leaves.aliases.items()))
+    spec = TreeSpec(names, template_of, tuple(leaves.templates), aliases)
     texts = [
         (leaf_index, ckpt[name].read())
         for leaf_index, name in enumerate(names)
-        if spec.templates[number[leaf_index]].kind == "str"
+        if spec.templates[template_of[leaf_index]].kind == "str"
     ]
     files = _metadata.files(spec, tuple(texts), record, ("",), index.layout)
     if index.layout == "zarr":
@@ -186,6 +184,7 @@ def _put(
 
 
 def _in_order(files: Iterable[str]) -> list[str]:
+    """The files as they are written: without the last one Orbax finds nothing."""
     return sorted(files, key=_metadata.LAST.__eq__)
 
 
@@ -214,10 +213,11 @@ def _put_in_store(
     put(last)
     if root.replace(_files.INDEX, index, found) is None:
         raise replaced_error(root, PathState(found, frozenset()))
-    # Another, whose file was the same, may have taken it away before it was listed.
+    # Another call, which has written the same file and failed, may have deleted it
+    # before the index listed it.
     if lost := [key for key in _in_order(files) if not root.has(key)]:
         for key in lost:
             if written := root.replace(key, files[key], None):
                 stamps[key] = written.generation.hex()
-        # Or because all of the save is gone.
+        # If the whole save is gone, they go too.
         drop_unlisted(root, stamps)
