@@ -123,7 +123,7 @@ def _rules(names: list[str], rules: list[tuple[str, str]]) -> Rename:
 # ---- Several.
 
 
-# Of what a method has to be given, on the command line.
+# What is given for arguments of a method that have no default in Python.
 _DEFAULTS = {"t": 0.5, "decay": 0.9, "density": 0.2, "epsilon": 0.1}
 _DEFAULTS |= {"weights": 1.0, "seed": 0}
 # Arguments of methods that options have another name for.

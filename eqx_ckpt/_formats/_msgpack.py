@@ -154,8 +154,8 @@ def _ext(reader: "_Reader", path: list[str], code: int, size: int) -> ForeignLea
     return leaf
 
 
-# Marks of what has a size, which comes after them in a format: some of each kind follow
-# each other.
+# By each mark that a size follows: the format of the size, and of what kind that is.
+# Marks of one kind follow each other, each with a wider size than the one before.
 _SIZED = {
     first + i: (f">{format}", kind)
     for first, kind, formats in (

@@ -23,7 +23,8 @@ def open_foreign(probe: Probe, like: PyTree) -> Source | None:
     archive, ours = _zip_source.open_archive(probe)
     if ours is not None:
         return ours
-    # Files have numbers that say what they are; a directory may be one of ours as well.
+    # A file that begins like one of an unread format is one. A directory may be of a
+    # format that is read all the same.
     other = _magic.unread_format(probe) if archive is None else None
     if other is None or probe.key is None:
         try:

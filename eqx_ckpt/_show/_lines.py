@@ -19,8 +19,8 @@ class TreeLine(NamedTuple):
 
 
 def labels(leaves: Leaves) -> Mapping[int, Label]:
-    """The labels of entries of States, by the places of these. A record of the tree
-    that cannot be read is told to whoever loads."""
+    """The labels of entries of States, by the indices of leaves in them. There are none
+    if the record of the tree cannot be read: whoever loads is told why."""
     try:
         return leaves.labels
     except ValueError:

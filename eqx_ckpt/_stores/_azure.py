@@ -171,6 +171,8 @@ class AzureBackend(BucketBackend):
     def _write_blob(
         self, path: str | list[str], data: bytes | None, expected: bytes | None
     ) -> Any:
+        """Writes a blob, or deletes it if there is no `data`. Several blobs are only
+        deleted, on no condition."""
         import obstore
         from obstore.exceptions import (
             AlreadyExistsError,

@@ -42,14 +42,14 @@ class Retention:
 
     def __init__(self, steps: Steps, policy: Policy):
         self._steps, self._policy = steps, policy
-        # The complete steps.
+        # The complete steps, as they were last looked at.
         self._seen: Seen = {}
-        # The attempt that was begun here by then, and the one that counted.
+        # At that look, the attempt that had been begun here, and the one that counted.
         self._attempt: Attempt | None = None
         self._lineage = Lineage(None, lambda *_: False)
         # When each was saved, in seconds, if that counts.
         self._times: dict[tuple[int, Signature], int | None] = {}
-        # So many metrics had been added by then.
+        # How many changes of metrics were known at that look.
         self._changes = 0
         # Saves since all of them were looked at.
         self._saves = 0

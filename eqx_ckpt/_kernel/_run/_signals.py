@@ -34,7 +34,8 @@ class Signals:
         # Runs are not those of forked children.
         self._process = os.getpid()
         numbers = {*numbers}
-        # A handler of Python's has taken the place of JAX's, or JAX's that of Python's.
+        # Python does not know of JAX's handler. If it has its own, one of the two has
+        # taken the place of the other.
         is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         service = distributed.global_state.preemption_sync_manager
         is_served = numbers == {signal.SIGTERM} and is_free and service is not None

@@ -52,6 +52,7 @@ def deal(
             dealt[process][which].append((leaf_index, run))
     files: list[tuple[int, Runs]] = []
     for process in range(processes):
+        # There may be millions: those that are in files are let go.
         both, dealt[process] = dealt[process], ([], [])
         for runs in both:
             files += zip(it.repeat(process), _pack(leaves, runs, target))

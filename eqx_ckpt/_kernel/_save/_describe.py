@@ -67,11 +67,11 @@ def plan_leaves(
     **Raises:** naming the leaf that cannot be stored.
     """
     values = list(map(flat.leaves.__getitem__, numbers))
-    # The kinds of the last tree like it, where these are the same.
+    # A list, in which `find_kinds` keeps what it finds for the next tree like it.
     last = flat.walk.once("kinds", None, list) if flat.is_walk_kept else []
     leaf_kinds = _leaf.find_kinds(values, last)
     key = _key(flat, numbers, values, leaf_kinds, options)
-    # A list that is empty at first, and holds the result from the second save on.
+    # A list that all trees like it share: the first save puts its result there.
     kept: list[Any] = [] if key is None else flat.walk.once(key, None, list)
     parts: dict[int, LocalShards] = {}
     if not kept:

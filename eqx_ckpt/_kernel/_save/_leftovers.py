@@ -39,8 +39,8 @@ def beside(root: Backend) -> list[LocalDirectory]:
 
 def beside_all(directory: LocalDirectory, prefix: str = "") -> list[LocalDirectory]:
     """The directories of saves to any path in a directory; or to one path, if `prefix`
-    is how their names begin. In a checkpoint with `layout="zarr"` leaves may have such
-    names."""
+    is how their names begin. In a checkpoint with `layout="zarr"` there are none:
+    what has such a name there is a leaf or a node."""
     with contextlib.suppress(OSError):
         # Of a save to a path among 10,000, this takes most of the time.
         names = [name for name in directory.names() if name.startswith(prefix)]
@@ -55,7 +55,7 @@ _node_type = re.compile(rb'"node_type"\s*:\s*"([a-z]*)"')
 
 
 def _is_array(directory: Backend) -> bool:
-    """Whether a directory is that of a leaf, whatever has become of the others."""
+    """Whether a directory is that of a leaf, in what is left of a checkpoint."""
     try:
         found = directory.read("zarr.json", stop=4096)
     except (OSError, ValueError):

@@ -157,7 +157,7 @@ def _check_state(flat: Flat, record: TreeRecord) -> None:
     """Warns of layers whose values are in a State, in a tree that has none."""
     if flat.walk.types.isdisjoint((eqx.nn.State, Node)):
         rows = [row for row in record.rows if record.kinds[row.kind].how == "index"]
-        # Before `make_with_state` has taken it out, each has its first value.
+        # The child of each is its first value, until `make_with_state` takes that out.
         if any(record.counts[row.children[0]] == 0 for row in rows):
             _log.warn(
                 "The tree that is saved has layers whose values are in an "

@@ -165,6 +165,7 @@ def find_kinds(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
     """
     types = list(map(type, leaves))
     distinct = dict.fromkeys(types)
+    # For each type, the results of both functions of `_traits` for its leaves.
     traits: dict[type, tuple[list[Any], list[Any]]] = {}
     for cls in distinct:
         own = leaves
