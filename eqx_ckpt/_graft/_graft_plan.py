@@ -18,7 +18,7 @@ from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
 from ._matching import Job, Matching
 from ._report import StaticDifference
-from ._sides import leaf_index_of, Model, StoredSide, target_of
+from ._sides import leaf_index_of, Model, SideNode, StoredSide, target_of
 
 
 class GraftPlan(NamedTuple):
@@ -83,7 +83,7 @@ def _match(
         for i, given in enumerate(pairs)
     ]
     new = [] if fresh is None else _nested.flat(model.nodes(fresh, "fresh"))
-    out = [] if drop is None else _nested.flat(stored.nodes(drop, "drop"))
+    out = [] if drop is None else _whole(_nested.flat(stored.nodes(drop, "drop")))
     matching = Matching(model, stored, parsed)
     matching.fresh = {n: a.name for a in new for n in a.leaves.values()}
     matching.dropped = {
@@ -91,6 +91,20 @@ def _match(
     }
     matching.find_jobs()
     return matching
+
+
+def _whole(dropped: list[SideNode]) -> list[SideNode]:
+    """**Raises:** `ValueError` for a view of a leaf: nobody would have spoken of the
+    rest of it."""
+    for node in dropped:
+        for lazy in node.leaves.values():
+            if not _lazy.is_as_stored(lazy):
+                raise ValueError(
+                    f"`drop` returned a view of the leaf `{lazy.name}`, and a leaf is "
+                    "dropped as a whole. One that a pair takes a part of is not to be "
+                    "dropped."
+                )
+    return dropped
 
 
 def _find_abstract(matching: Matching) -> None:

@@ -962,6 +962,13 @@ def test_fresh_and_drop_that_are_none(path, model, kwargs, error, said):
         ec.graft(model, path, [ENCODER], **{**REST, **kwargs})
 
 
+@pytest.mark.parametrize("view", [lambda x: x[:2], lambda x: x.T, list])
+def test_a_part_of_a_leaf_is_not_dropped(path, model, view):
+    drop = lambda c: [*REST["drop"](c), view(c.model.head.weight)]
+    with pytest.raises(ValueError, match="a view of the leaf `model.head.weight`"):
+        ec.graft(model, path, [ENCODER], **{**REST, "drop": drop})
+
+
 def test_nodes_of_another_checkpoint(path, model, tmp_path):
     ec.tree_serialise_leaves(tmp_path / "x", {"w": jnp.ones(2)})
     other = ec.open(tmp_path / "x")
