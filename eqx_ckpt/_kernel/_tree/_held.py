@@ -23,9 +23,10 @@ _MOST, _DEEPEST = 2**14, 8
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, enum.Enum, type),
     *(np.ndarray, np.generic, np.dtype, types.ModuleType, types.FunctionType),
-    *(types.MethodType, types.BuiltinFunctionType, ft.partial, np.ufunc),
+    *(types.MethodType, types.BuiltinFunctionType, np.ufunc),
 )
 _SEQUENCES = list, tuple, collections.deque
+_OF_PARTIALS = "func", "args", "keywords"
 
 
 def is_of_jax(cls: type) -> bool:
@@ -60,4 +61,6 @@ def _parts(x: object) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", held) for key, held in pairs.items())
     elif isinstance(x, _SEQUENCES):
         yield from ((f"[{i}]", held) for i, held in enumerate(x))
+    elif isinstance(x, ft.partial):
+        yield from ((f".{name}", getattr(x, name)) for name in _OF_PARTIALS)
     yield from ((f".{name}", held) for name, held in _opening.attributes(x).items())

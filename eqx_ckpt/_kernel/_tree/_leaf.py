@@ -248,6 +248,11 @@ def recipe(leaf: object) -> str:
     if isinstance(leaf, np.random.Generator):
         return ", or put its `bit_generator.state` in its place"
     place = _held.array_in(leaf)
+    if place is not None and isinstance(leaf, ft.partial):
+        return (
+            f": it holds an array of JAX, `{place}`, so make it a "
+            "`jax.tree_util.Partial`, which is a node"
+        )
     if place is not None:
         return (
             f": it holds an array of JAX, `{place}`, so make it a node, as "
