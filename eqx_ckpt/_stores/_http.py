@@ -8,7 +8,7 @@ import contextlib
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorstore as ts
 
@@ -64,11 +64,16 @@ class HttpBackend(BucketBackend):
     def list_all(self, start: str = "") -> list[str] | None:
         return None
 
-    def check_writable(self) -> None:
+    def check_writable(self) -> NoReturn:
         raise ValueError(
             f"`{self}` can only be read: nothing is saved over HTTP. Save to a "
             "directory, or to an `s3://` or `gs://` URL, and publish that."
         )
+
+    def start_write(
+        self, key: str, data: bytes | None, expected: bytes | None = None
+    ) -> NoReturn:
+        self.check_writable()
 
 
 def is_leading(url: str) -> bool:

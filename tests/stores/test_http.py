@@ -100,6 +100,21 @@ def test_over_http(served):
         ckpt["w"].read()
 
 
+def test_nothing_is_deleted_or_marked(served):
+    path, url = served
+    with ec.CheckpointManager(path / "run") as manager:
+        manager.save(1, {"w": np.ones(3)})
+    there = ec.CheckpointManager(f"{url}/run")
+    for call in (
+        lambda: ec.delete(f"{url}/run/1/default"),
+        lambda: there.pin(1),
+        lambda: there.add_metrics(1, {"loss": 1.0}),
+    ):
+        with pytest.raises(ValueError, match="can only be read: .* over HTTP"):
+            call()
+    assert manager.restore({"w": np.zeros(3)})[0]["w"].all()
+
+
 @pytest.mark.parametrize("patience", [0, 1])
 def test_directories_of_other_formats(served, monkeypatch, patience):
     """Also where the server is asked for its redirect before TensorStore says it."""

@@ -147,6 +147,8 @@ def test_nothing_there(published):
             ec.open(url)
     with pytest.raises(ValueError, match="can only be read.*`ec.convert"):
         ec.tree_serialise_leaves("hf://org/ours", _tree())
+    with pytest.raises(ValueError, match="can only be read"):
+        ec.delete("hf://org/ours")
 
 
 @pytest.mark.parametrize("inside", ["", "/sub", "/model.safetensors", "/m.zip"])
