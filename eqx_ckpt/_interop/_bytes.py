@@ -66,8 +66,8 @@ def from_bytes(
 ) -> PyTree:
     """Loads leaves into a tree from the bytes of [`to_bytes`][], each by its name.
 
-    Bytes of other formats work too: those of a `.safetensors`, a `.eqx` or a msgpack
-    file of flax. To open the bytes lazily, use `ec.open(io.BytesIO(data))`.
+    Bytes of other formats work too: those of any one file that [`open`][] reads, such
+    as a `.safetensors`. To open the bytes lazily, use `ec.open(io.BytesIO(data))`.
 
     **Arguments:**
 

@@ -69,8 +69,8 @@ def export_safetensors(
     - `path`: the file to write, as in [`open`][].
     - `pytree`: a tree; an open [`Checkpoint`][], or a node of its tree.
     - `filter_spec`: which leaves to write, as in [`tree_serialise_leaves`][]: functions
-        and strings are not among them by default. `eqx.is_array` leaves out NumPy's
-        arrays and Python's numbers as well.
+        and strings are not among them by default. `eqx.is_array` leaves out Python's
+        numbers as well.
     - `skip`: names of leaves that are not written, or patterns of them, in which `*`
         stands for any text. `.safetensors` has only arrays, of the dtypes of PyTorch:
         anything else is an error, which lists it, until it is in `skip`. Such are

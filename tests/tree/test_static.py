@@ -256,8 +256,10 @@ def test_every_call(tmp_path, call):
         call(tmp_path / "a", like, static=names)
     for names in (["value"], ["*.valu"], ["model.0"], ["*.width", "*.x"], ["*.w"]):
         message = "names no static field of the checkpoint .*[.] (The nearest|It has) "
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as info:
             call(tmp_path / "a", like, static=names)
+        shown = re.findall("`model[^`]*`", str(info.value))
+        assert len(shown) == len({*shown})
     for wrong in ("maybe", "*.value"):
         with pytest.raises(ValueError, match="`static` must be .*put it into a list"):
             call(tmp_path / "a", like, static=wrong)

@@ -296,18 +296,19 @@ def open(
     """Opens a checkpoint. Reads its index, one small file, and no array.
 
     It may be one of another format, which is recognised by what is there: a
-    `.safetensors` file, or a directory of such files with their index; PyTorch's zips
-    (`.pt`, `pytorch_model.bin`); NumPy's `.npz` and `.npy`; a `.eqx` file; a directory
-    of Orbax, levanter or eformer; a file of flax in msgpack. These have no digests, so
-    nothing in them can be verified. A checkpoint of ours in a `.zip` has digests.
+    `.safetensors` file, or a directory of such files; a file of `torch.save` (`.pt`,
+    `pytorch_model.bin`), or several with their index; NumPy's `.npz` and `.npy`; a
+    `.eqx` file; a directory of Orbax, levanter or eformer; a file of flax in msgpack.
+    These have no digests, so nothing in them can be verified. A checkpoint of ours in a
+    `.zip` has digests.
 
     **Arguments:**
 
     - `path`: a string or `os.PathLike`, relative or absolute, `~` expanded, or a URL
-        (`s3://`, `gs://`, `https://`, `file://`, `memory://`), or a [`Store`][]. It
-        may be a symbolic link. The directory of a run stands for its newest complete
-        step, and that of a step for the checkpoint in it. You may also give a file that
-        is open for reading in binary; it has to stay at its path.
+        (`s3://`, `gs://`, `az://`, `hf://`, `https://`, `memory://`), or a
+        [`Store`][]. It may be a symbolic link. The directory of a run stands for its
+        newest complete step, and that of a step for the checkpoint in it. You may also
+        give a file that is open for reading in binary; it has to stay at its path.
     - `like`: a tree of the structure that was saved, real or a skeleton, for a format
         whose leaves have no names: `.eqx`. Others do not use it.
     - `follow_symlinks`: whether the files in the directory may be symbolic links too,

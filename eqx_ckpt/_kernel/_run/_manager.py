@@ -53,7 +53,7 @@ class CheckpointManager:
     """The checkpoints of a run, one for each step that is saved.
 
     A step is an ordinary checkpoint at `<root>/<step>/default`. All other calls take it
-    too, and Orbax's `CheckpointManager` reads it.
+    too. With `orbax=True` the `CheckpointManager` of Orbax reads it.
 
     **Arguments:**
 

@@ -32,7 +32,8 @@ def exists(path: str | os.PathLike[str]) -> bool:
 
     **Arguments:**
 
-    - `path`: as in [`open`][]; also that of a checkpoint of one file.
+    - `path`: as in [`open`][]; also that of a checkpoint of one file. The directory of
+        a run, or of a step, has none itself: that is `<root>/<step>/default`.
 
     **Raises:** `ValueError` if its index is a symbolic link.
 

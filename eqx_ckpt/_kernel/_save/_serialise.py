@@ -57,7 +57,7 @@ def tree_serialise_leaves(
     **Arguments:**
 
     - `path`: where to save: a string or `os.PathLike`, relative or absolute, `~`
-        expanded, or a URL (`s3://`, `gs://`, `file://`, `memory://`), or a [`Store`][].
+        expanded, or a URL (`s3://`, `gs://`, `az://`, `memory://`), or a [`Store`][].
         A directory is made; or one file, a zip that is not compressed, if the path ends
         in `.zip`. If it is a file open for writing in binary, that gets such a zip.
     - `pytree`: the tree. Its arrays are not copied. Lazy leaves ([`LazyArray`][]) are

@@ -303,16 +303,17 @@ def passing(
     if isinstance(static, str):
         return lambda name: static == "ignore"
     patterns = list(static)
-    names = [
+    # Both sides mostly have the same ones.
+    names = dict.fromkeys(
         name
         for record, above in (sides() if patterns else ())
         if record is not None
         for name in record.field_names(above)
-    ]
+    )
     for pattern in patterns:
         if not any(matches(pattern, name) for name in names):
             near = _nearest.NameIndex(names).nearest(pattern, 3)
-            some = ", ".join(f"`{x}`" for x in near or names[:3])
+            some = ", ".join(f"`{x}`" for x in near or [*names][:3])
             head = "The nearest there are" if near else "It has"
             raise ValueError(
                 f"`static` has {pattern!r}, which names no static field of the {what}. "
