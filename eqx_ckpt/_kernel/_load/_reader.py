@@ -150,7 +150,8 @@ def in_order(
         threads = max(1, min(8, per_core * _machine.cores(), count))
     with Crew(threads) as crew:
         for nbytes, start in it.chain(ahead, jobs):
-            # A store that does not answer is not asked again.
+            # What is done is given first: after an error, such as that of a store that
+            # does not answer, nothing more is asked for.
             is_done = len(waiting) > 0 and waiting[0][1].done()
             while waiting and (
                 is_done or used + nbytes > budget or len(waiting) >= most
