@@ -137,7 +137,7 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         if array is not LATER and not self.is_exact:
             return ft.partial(wait, _arrays.start_read(array, into, part.region))
 
-        def read() -> None:  # As threads are free for it.
+        def read() -> None:  # It begins once a thread is free for it.
             opened = array
             if array is LATER:
                 (opened,) = source.open([(self.read.record, part.chunks)])

@@ -46,9 +46,10 @@ class _Wanted(NamedTuple):
 
 
 class _RowPart(NamedTuple):
-    """Runs that are read together, and the bytes of each; the wanted arrays that get
-    elements of them, their places there, and the rows after the first one; and the
-    memory that they are read into, if that is of an array."""
+    """Runs that are read together, and the bytes of each (`spans`). `keeps`: the wanted
+    arrays that get elements of them, each with the places there, and the rows that go
+    there, counted from the first one here. `into` is the memory that they are read
+    into, if that is of an array."""
 
     runs: list[tuple[int, int]]
     spans: list[tuple[int, int]]
@@ -184,7 +185,8 @@ class RowLeaf(LargeLeaf[_RowPart]):
         # All chunks are as long, but for the last one of the leaf.
         starts: Iterable[int] = range(0, len(whole), full)
         if self.touched is not None:
-            # Some are only between others: these have one digest each.
+            # Only those are verified: others were read as they lie between two of them.
+            # Each chunk is so small that it has one digest.
             low, high = part.runs[0][0], part.runs[-1][1]
             numbers = self.touched[slice(*self.touched.searchsorted((low, high)))]
             numbers = _places(part.runs, numbers)
