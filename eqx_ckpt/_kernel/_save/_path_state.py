@@ -56,7 +56,8 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
     # An object store may have a file at the path, and files below it.
     is_file = ft.partial(_store.is_file, root)
     looks = [list_it, is_file, read]
-    # What must not be replaced is read only if it is there.
+    # In a store they begin together, but for the read of an index that must not be
+    # replaced: that is made if it is listed.
     first = looks if overwrite else looks[:2]
     listed, is_file, index = [*_store.ahead(root, first), *looks[len(first) :]]
     there = listed() or {}
