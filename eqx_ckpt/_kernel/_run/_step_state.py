@@ -44,12 +44,12 @@ def why_skipped(steps: Steps, step: int) -> Skip | None:
     root = steps.at(step)
     tops, works = names_in(root), _work_directories(root)
     for looks_left in reversed(range(LOOKS)):
-        # Nothing is in the directory of a save before that has its lock.
+        # A save makes its directory, locks it, and then writes there.
         is_new = not root.is_remote and {} in [x.list_top() for x in works.values()]
         if any(work.is_locked() for work in works.values()):
             return Skip("it is being saved", False, is_going=True)
-        # It has that just after it, but on a busy machine. Or the save whose files were
-        # seen may have ended since, and be deleted.
+        # So one that is empty may have no lock yet. A save that was seen may have ended
+        # since. A second look tells, after a moment.
         time.sleep(_LOCKING_SECONDS if works else 0)
         before = tops, works.keys()
         tops, works = names_in(root), _work_directories(root)
