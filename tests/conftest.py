@@ -15,6 +15,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Some images forbid it, and then each of the processes compiles the whole package.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Arrays are small, too: threads would but wait for work.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Each program is small, and is run a few times: to compile it takes the longest.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if "XLA_FLAGS" not in os.environ:
@@ -123,6 +125,8 @@ def pytest_collection_finish(session):
     hypothesis.find(st.none(), lambda _: True)
     gc.collect()
     gc.freeze()
+    # Nor are all objects looked at often that tests and JAX's caches then hold.
+    gc.set_threshold(700, 10, 50)
     gc.enable()
 
 

@@ -10,13 +10,12 @@ import pytest
 import eqx_ckpt as ec
 
 
-plt = pytest.importorskip("matplotlib.pyplot")
-
-
 @pytest.fixture(autouse=True)
-def figures():
+def plt():
+    """Imported where it is used: its import takes longer than a test."""
+    plt = pytest.importorskip("matplotlib.pyplot")
     plt.switch_backend("agg")
-    yield
+    yield plt
     plt.close("all")
 
 
@@ -29,7 +28,7 @@ def save(tmp_path):
     return call
 
 
-def test_leaves(save):
+def test_leaves(save, plt):
     tree = {
         "curve": jnp.arange(9.0),
         "picture": jnp.arange(12.0).reshape(3, 4) - 4,
@@ -66,7 +65,7 @@ def test_a_large_leaf_is_a_sample(save):
     assert axes.get_title() == "x (a sample)" and bytes_read() < 34 * 2**20
 
 
-def test_a_difference(save):
+def test_a_difference(save, plt):
     a = save("a", {f"w{i}": jnp.ones(3) for i in range(40)})
     b = save("b", {f"w{i}": jnp.ones(3) + i for i in range(40)})
     axes = ec.diff(a, b, values=True).plot()
@@ -77,7 +76,7 @@ def test_a_difference(save):
     assert ec.diff(a, a).plot(plt.figure().gca()).patches[:] == []
 
 
-def test_a_run(tmp_path):
+def test_a_run(tmp_path, plt):
     with ec.CheckpointManager(tmp_path / "run", keep=1) as manager:
         assert manager.plot() is plt.gca()
         for step in (1, 2):
