@@ -44,18 +44,20 @@ CALLS = {
 }
 
 
-def _is_in_finaliser(frame):
+def _is_in_finaliser(frame, first):
     """Of an object that the caller has let go, after a call: Python ignores what is
-    raised there."""
-    while frame is not None and frame.f_code is not weakref.finalize.__call__.__code__:
+    raised there. The frame that is the first one is not looked at, nor those before."""
+    code = weakref.finalize.__call__.__code__
+    while frame is not first and frame.f_code is not code:
         frame = frame.f_back
-    return frame is not None
+    return frame is not first
 
 
 def _call_with_a_signal(call, at):
     """Makes a call. At its line of this number a signal comes: its handler is called
     with the frame that it interrupts, as Python does."""
     count = 0
+    here = sys._getframe()
 
     def trace_line(frame, event, arg):
         nonlocal count
@@ -69,7 +71,7 @@ def _call_with_a_signal(call, at):
         # Before the first line of one of these, it is not called yet.
         is_at_block = frame.f_code.co_name in ("__enter__", "__exit__")
         is_ours = interrupts._is_ours(frame) and not is_at_block
-        return trace_line if is_ours and not _is_in_finaliser(frame) else None
+        return trace_line if is_ours and not _is_in_finaliser(frame, here) else None
 
     sys.settrace(trace)
     try:
