@@ -25,8 +25,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import pytest
-
 
 class Request(NamedTuple):
     """`sent` and `got`: the bytes of the bodies of the request and of the answer.
@@ -331,6 +329,8 @@ def az() -> Iterator[int]:
     it is not installed."""
     program = shutil.which("azurite-blob")
     if program is None:
+        import pytest
+
         pytest.skip("Azurite is not here: `npm install --global azurite`")
     options = "--inMemoryPersistence --silent --skipApiVersionCheck --disableTelemetry"
     with _running(program, *options.split(), "--blobPort", "0") as port:
