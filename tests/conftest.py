@@ -88,6 +88,9 @@ _FIRST = [
     *("test_faults", "test_structures", "test_unreachable", "test_benchmarks"),
 ]
 _ranks = {f"{name}.py": rank for rank, name in enumerate(_FIRST)}
+# Each leaves a process that is slower: see `support/audits.py`.
+for _name in ("test_modes", "test_removal", "test_torch"):
+    _ranks[f"{_name}.py"] = len(_FIRST) + 1
 
 # Where each server, and Chromium, is started once: these files go to one worker.
 _SERVED = re.compile(

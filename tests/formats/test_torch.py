@@ -6,7 +6,6 @@ import pathlib
 import pickle
 import re
 import shutil
-import sys
 import urllib.parse
 import zipfile
 
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from attacks import pickles
 from attacks.pickles import PICKLES
-from support import inside, servers
+from support import audits, inside, servers
 from support.command import main
 from support.helpers import run_program
 
@@ -273,20 +272,8 @@ def calls():
         ):
             seen.append((event, args))
 
-    _hooks.append(hook)
-    yield seen
-    _hooks.remove(hook)
-
-
-_hooks = []
-
-
-def _audit(event, args):
-    for hook in _hooks:
-        hook(event, args)
-
-
-sys.addaudithook(_audit)
+    with audits.heard(hook):
+        yield seen
 
 
 @pytest.mark.parametrize("name", PICKLES)

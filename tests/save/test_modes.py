@@ -7,11 +7,11 @@ import os
 import pathlib
 import stat
 import struct
-import sys
 import tempfile
 
 import numpy as np
 import pytest
+from support import audits
 from support.helpers import run_program
 from support.stores import StoredFiles
 
@@ -19,9 +19,6 @@ import eqx_ckpt as ec
 
 
 _CALLS = {"open", "os.rename", "os.chmod"}
-_heard = []
-# Hooks cannot be taken away again.
-sys.addaudithook(lambda event, _: event in _CALLS and [f() for f in _heard])
 TREE = {"w": np.ones(3)}
 WAYS = {
     "a.zip": {},
@@ -62,23 +59,22 @@ def test_what_replaces_something_is_private_meanwhile(tmp_path, name):
     save(path, WAYS[name])
     private = 0o700 if path.is_dir() else 0o600
     os.chmod(path, private)
-    wrong, calls = [], []
+    wrong, calls, is_listing = [], [], False
 
-    def hear():
-        if len(_heard) == 1:
-            _heard.append(lambda: None)  # To list opens directories too.
+    def hear(event, _):
+        nonlocal is_listing
+        # To list opens directories too.
+        if event in _CALLS and not is_listing:
+            is_listing = True
             calls.append(0)
             try:
                 wrong.extend(open_to_others(tmp_path))
             except FileNotFoundError:
                 pass
-            _heard.pop()
+            is_listing = False
 
-    _heard.append(hear)
-    try:
+    with audits.heard(hear):
         save(path, WAYS[name])
-    finally:
-        _heard.clear()
     assert calls and not wrong and mode(path) == private
     # A new one has the mode that any new file has.
     save(tmp_path / f"new-{name}", WAYS[name])
