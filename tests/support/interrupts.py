@@ -239,6 +239,7 @@ def _manage(path: pathlib.Path) -> None:
     step = int(path.parent.name)
     signals = [signal.SIGTERM]
     with ec.CheckpointManager(path.parent.parent, keep=2, signals=signals) as manager:
+        manager.unpin(step)  # A call that was interrupted may have left it pinned.
         manager.save(step, tree(2), force=True)
         manager.save(step + 1, tree(2), {"loss": 1.0}, force=True)
         manager.save(step, tree(2), force=True)
