@@ -329,13 +329,16 @@ def test_a_manager_deletes_no_step_that_is_read(tree, tmp_path):
     thread.join()
     assert not ec.diff(first.model, ec.open(tmp_path / "pruned").tree.model)
     # One that waits for the save of the manager itself.
-    second, event = ec.open(manager.path(2)).tree, threading.Event()
+    second = ec.open(manager.path(2)).tree
+    event, last = threading.Event(), threading.Event()
     manager.save(3, {"x": _held(event, tree.opt[0])})
-    handle = ec.async_tree_serialise_leaves(tmp_path / "pruned", second.model)
+    pruned = {"model": second.model, "wait": _held(last, tree.opt[0])}
+    handle = ec.async_tree_serialise_leaves(tmp_path / "pruned", pruned)
     event.set()
-    handle.result()
     manager.wait()
     assert manager.steps() == [2, 3]
+    last.set()
+    handle.result()
     save(4, ec.open(manager.path(3)).tree)
     assert manager.steps() == [4]
     np.testing.assert_array_equal(ec.open(manager.path(4))["x"].read(), jnp.ones(3))
