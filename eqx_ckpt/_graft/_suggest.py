@@ -257,14 +257,19 @@ class _Twins:
         if name is None:
             return None
         sequence, node = found[name]
-        items = _saved_code(self._stored, sequence)
-        if node:
-            first = _saved_code(self._stored, _names.joined(sequence, "0"))
-            part = _saved_code(self._stored, _names.joined(sequence, "0", node))
-            items = f"[x{part[len(first) :]} for x in {items}]"
         used = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
         leaf_indices = set().union(*(self._stacks[key].leaf_indices for key in used))
+        items = self._items_code(sequence, node)
         return Twin(f"{items}, ec.adapters.stack()", leaf_indices)
+
+    def _items_code(self, sequence: str, node: str) -> str:
+        """`c.layers`, or `[x.norm for x in c.layers]` for a node of each item."""
+        items = _saved_code(self._stored, sequence)
+        if not node:
+            return items
+        first = _saved_code(self._stored, _names.joined(sequence, "0"))
+        part = _saved_code(self._stored, _names.joined(sequence, "0", node))
+        return f"[x{part[len(first) :]} for x in {items}]"
 
     def _is_stack(self, key: StackKey, shape: tuple[int, ...]) -> bool:
         """Whether leaves that are in no pair yet, stacked, have this shape."""
