@@ -74,6 +74,8 @@ class AttemptStart:
         restored = self._restored
         origin = restored if restored is not None and restored < step else None
         is_left = origin is not None and lineage.is_left(origin)
+        # The run goes back. Otherwise near steps or a void attempt may need another
+        # one, in which the same steps count as before.
         if newest is not None and (step < newest or is_left):
             after = origin
             complete = self._steps.complete(listing)
