@@ -60,7 +60,7 @@ def verify(
 
     **Returns:** a list of [`Problem`][]s, which is empty if all is well. If the index
     is damaged, nothing else can be checked, and it is the only problem. After 1000
-    of them it stops.
+    of them no other read is begun.
 
     **Raises:** `FileNotFoundError` if there is no checkpoint; `RuntimeError` if it was
     replaced or deleted meanwhile (a path is verified again then, for half a minute at
