@@ -361,11 +361,10 @@ def _one_file(peer: Claimant, path: pathlib.Path) -> Cell:
     path = path.with_name(path.name + ".zip" * (peer == OURS))
     peer.save(path, {"x": jnp.ones(3)})
     count = len(_files(path))
-    done = f"saved: {count} file" + "s" * (count > 1)
     if peer == OURS:
         assert path.is_file()
         return Cell("yes, `.zip`", f"saved to a path that ends with .zip: {count} file")
-    return _yes(path.is_file(), done)
+    return _yes(path.is_file(), f"saved: {count} file" + "s" * (count > 1))
 
 
 def _formats(peer: Claimant, path: pathlib.Path) -> Cell:
@@ -431,13 +430,11 @@ def _policies(peer: Claimant, path: pathlib.Path) -> Cell:
     even = lambda step: step % 2 == 0
     done = "gave the manager a function that keeps even steps, saved 1 to 5: "
     if peer == OURS:
-        rule = lambda step: even(step.number)
-        with ec.CheckpointManager(path, keep=1, keep_if=rule) as manager:
+        with ec.CheckpointManager(path, keep=1, keep_if=lambda x: even(x.number)) as m:
             for step in range(1, 6):
-                manager.save(step, {"x": jnp.ones(2)})
-            manager.wait()
-            steps = manager.steps()
-        assert steps == [2, 4, 5], steps
+                m.save(step, {"x": jnp.ones(2)})
+            m.wait()
+            assert (steps := m.steps()) == [2, 4, 5], steps
         return Cell("yes", done + "2, 4 and the newest are there")
     elif peer == ORBAX:
         ocp = peers.ocp()

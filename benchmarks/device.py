@@ -172,7 +172,6 @@ def disk(scratch: pathlib.Path, nbytes: int) -> dict[str, float]:
 
 # ---- The trees and the peers.
 
-
 _NAMES = (
     "eqx_ckpt|eqx_ckpt, asynchronous|eqx_ckpt, unverified|raw, one thread|"
     "safetensors.flax|Orbax v0|Orbax v1"

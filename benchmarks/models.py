@@ -209,8 +209,6 @@ def _skeleton(tree: Any) -> Any:
 
 # The package imports a function when it is first asked for: before the clock starts.
 _ours = ft.partial(ec.tree_serialise_leaves, durable=False)
-
-
 _safetensors = next(peer for peer in PEERS if peer.name == "safetensors.flax")
 _load, _same = ec.tree_deserialise_leaves, lambda tree: tree
 ALL: dict[str, Peer] = {

@@ -249,7 +249,6 @@ ASYNCHRONOUS: dict[str, Callable[[Path, Tree, bool], Any]] = {
     "safetensors in a thread": _safetensors_in_a_thread,
 }
 
-
 PEERS = [
     # Digests are written, and verified; files for Orbax are not written.
     Peer("eqx_ckpt", _ours(), _ours_load(True), _ours_part(True)),
