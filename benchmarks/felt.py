@@ -71,8 +71,8 @@ def _calls(at: pathlib.Path, count: int) -> _Calls:
         "each seventh row of them, and all": (lambda: y[::7].read(), y.read, 2, 1.7),
         "call of an asynchronous save, and safetensors": (begin, blocking, 1, 1.2),
         "merge of two and save, and load and save": (merge, lambda: save(load()), 1, 5),
-        "export, and load": (export, load, 1, 1.6),
-        "conversion, and load": (convert, load, 1, 2.2),
+        "export, and load": (export, load, 1, 2),
+        "conversion, and load": (convert, load, 1, 2.4),
         "stats, and load": (lambda: ec.stats(at / "s"), load, 1, 3),
     }
 
