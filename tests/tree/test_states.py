@@ -3,6 +3,7 @@ come back to what they belong to, or it is an error."""
 
 import functools as ft
 import itertools as it
+import random
 import re
 from typing import Any
 
@@ -366,6 +367,90 @@ def test_statistics_follow_the_weights_through_a_graft(tmp_path):
         assert _values(out) == [(11, 11), (10, 10)]
     out, _ = ec.graft(_with([0, 0]), path, [(lambda m: m, lambda c: c)])
     assert _values(out) == [(10, 10), (11, 11)]
+
+
+_PLACES = ["norm", "a.norm", "a.b.norm", "b.norm", "b.a.norm", "other"]
+
+
+def _grown(places, fill):
+    """A model with a layer at each of these places, all of whose numbers are `fill`."""
+
+    def make():
+        out = {}
+        for place in places:
+            *above, last = place.split(".")
+            node = out
+            for part in above:
+                node = node.setdefault(part, {})
+            node[last] = eqx.nn.BatchNorm(2, "batch", mode="ema")
+        return out
+
+    model, state = eqx.nn.make_with_state(make)()
+    full = lambda x: jnp.full_like(x, fill) if x.dtype == jnp.float32 else x
+    return {"m": model, "s": jtu.tree_map(full, state)}
+
+
+def _at(tree, place):
+    return ft.reduce(lambda node, part: node[part], place.split("."), tree["m"])
+
+
+def _means(tree, places):
+    mean = lambda norm: tree["s"].get(norm.ema_state_index)[0][0]
+    return {place: float(mean(_at(tree, place))) for place in places}
+
+
+def _grow(seed, path):
+    """Saves a model and makes another, with some of the same layers."""
+    rng = random.Random(seed)
+    saved, here = (rng.sample(_PLACES, rng.randrange(2, 6)) for _ in range(2))
+    here = [*{*here, saved[0]}]
+    ec.tree_serialise_leaves(path, _grown(saved, 7), durable=False)
+    expected = {place: 7.0 if place in saved else 1.0 for place in here}
+    return saved, here, _grown(here, 1), expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_layers_that_come_and_go_have_their_own_statistics(tmp_path, seed):
+    """However much their names resemble each other."""
+    saved, here, like, expected = _grow(seed, tmp_path / "c")
+    load = ft.partial(ec.tree_deserialise_leaves, tmp_path / "c", like, missing="keep")
+    assert _means(load(unexpected="ignore"), here) == expected
+    if {*saved} <= {*here}:
+        assert _means(load(), here) == expected
+    place = saved[0]
+    parts = lambda t: [_at(t, place), *_entries(t, _at(t, place))]
+    out = ec.tree_deserialise_leaves(tmp_path / "c", like, where=parts)
+    assert _means(out, here) == dict.fromkeys(here, 1.0) | {place: 7.0}
+    for new in (x for x in here if x not in saved):
+        both = lambda t: [*parts(t), *_entries(t, _at(t, new))]
+        out = load(where=both)
+        assert _means(out, here) == dict.fromkeys(here, 1.0) | {place: 7.0}
+
+
+def _entries(tree, norm):
+    indices = norm.ema_first_time_index, norm.ema_state_index
+    return [*map(tree["s"].get, indices)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_new_layers_in_a_graft_take_no_statistics(tmp_path, seed):
+    saved, here, like, expected = _grow(seed, tmp_path / "c")
+    both, new = [x for x in here if x in saved], [x for x in here if x not in saved]
+    pairs = [(lambda m, x=x: _at(m, x), lambda c, x=x: _at(c, x)) for x in both]
+    fresh = lambda m: [y for x in new for y in (_at(m, x), *_entries(m, _at(m, x)))]
+    # Entries lie in the order of the layers, two of each.
+    order = sorted(saved, key=lambda place: place.split("."))
+    drop = lambda c: [
+        y
+        for i, x in enumerate(order)
+        if x not in here
+        for y in (_at(c, x), c["s"][2 * i], c["s"][2 * i + 1])
+    ]
+    options = {"fresh": fresh} if new else {}
+    options |= {} if {*saved} <= {*here} else {"drop": drop}
+    pairs.append((lambda m: m["s"], lambda c: c["s"]))
+    out, _ = ec.graft(like, tmp_path / "c", pairs, **options)
+    assert _means(out, here) == expected
 
 
 def test_a_model_without_its_state_is_told(tmp_path):

@@ -274,7 +274,8 @@ class _Matcher:
         like = list(zip(self.stored, self.flat.leaves, self.chosen))
         # What a leaf of `like` stands for that is loaded, or would be if it was chosen.
         known = {name for name, x, good in like if good or _filters.by_default(x)}
-        whole = _names.within(nodes)
+        there = map(self._stored_node, nodes)
+        whole = _names.within([node for node in there if node is not None])
         extra = [n for n in saved.names if n not in known and whole(n) is not None]
         if not extra:
             return
@@ -304,6 +305,28 @@ class _Matcher:
                 text += ")"
             if good:
                 self._add("unexpected", name, text, record.name)
+
+    def _stored_node(self, node: str) -> str | None:
+        """The stored name of a node of `like`: another one for an entry of a State, and
+        None if the saved State has none for it."""
+        for number in self._moved_below.get(node, ()):
+            stored = self.stored[number]
+            below = _names.below(self.names[number], node)
+            end = "." + below if below else ""
+            if stored is not None and stored.endswith(end):
+                return stored.removesuffix(end)
+            entry = self.entries.get(number)
+            if stored is None and entry is not None and len(node) > len(entry.state):
+                return None
+        return node
+
+    @ft.cached_property
+    def _moved_below(self) -> dict[str, list[int]]:
+        """The leaves with other stored names below each node, by their numbers."""
+        pairs = zip(self.names, self.stored)
+        moved = [number for number, (name, there) in enumerate(pairs) if name != there]
+        found = _names.by_prefix([self.names[number] for number in moved])
+        return {node: [moved[i] for i in some] for node, some in found.items()}
 
     def _find_static(self, nodes: list[str], passes: Callable[[str], bool]) -> None:
         saved = self.saved

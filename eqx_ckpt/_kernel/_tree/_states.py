@@ -178,7 +178,9 @@ def match_entries(
 ) -> dict[int, int | None]:
     """For each position in one State, the position in another that its label leads to,
     or None: by a name that both have of the StateIndex; else by its marker, without the
-    name of the class; else by a marker that ends the name of the other.
+    name of the class; else, unless both have names, by a marker that ends the name of
+    the other. Where several lead to one position, the one that does so by the first of
+    these ways has it.
 
     If one of the two has no labels at all, only the order is left. A State has none if
     it comes without its model, and its markers are objects.
@@ -195,47 +197,69 @@ def match_entries(
         _check_positions(state, alone, rest, False)
     find = _finder(known)
     out = {
-        position: (position if position in rest else None)
+        position: _Found(position if position in rest else None, 0)
         if position in alone
         else find(label)
         for position, label in wanted.items()
     }
     count = collections.Counter(out.values())
-    return {key: None if count[place] > 1 else place for key, place in out.items()}
+    first: dict[int | None, int] = {}
+    for place, way in out.values():
+        first[place] = min(way, first.get(place, way))
+    return {
+        position: found.place
+        if count[found] == 1 and found.way == first[found.place]
+        else None
+        for position, found in out.items()
+    }
+
+
+class _Found(NamedTuple):
+    """The position that a label leads to, and by which of the ways."""
+
+    place: int | None
+    way: int
 
 
 # Labels are data from a file, and comparing all of them takes so many steps.
 _MAX_PAIRS = 2**20
 
 
-def _finder(known: Mapping[int, Label]) -> Callable[[Label], int | None]:
+def _finder(known: Mapping[int, Label]) -> Callable[[Label], _Found]:
     """A function that finds the one position that a label leads to."""
     by_name = _grouped(
         (name, at) for at, label in known.items() for name in label.names
     )
     by_path = _grouped((_record.path_of(label), at) for at, label in known.items())
-    # Of each label the paths whose ends are compared.
+    # Of each label the paths whose ends are compared. Two labels that have names, and
+    # none in common, are of two layers, even if the one's name ends as the other's.
     ends = [
         (at, is_name, words)
         for at, label in known.items()
         for is_name, words in _paths(label)
     ]
+    named = {at for at, label in known.items() if label.names}
 
-    def find_entry(label: Label) -> int | None:
+    def find_entry(label: Label) -> _Found:
+        way = 0
         found = {at for name in label.names for at in by_name.get(name, ())}
         if not found and label.marker is not None:
+            way = 1
             found = by_path.get(_record.path_of(label), set())
         if not found:
+            way = 2
             near: dict[int, int] = {}
             own = _paths(label) if len(ends) * len(known) <= _MAX_PAIRS else []
             for is_name, words in own:
                 for at, is_other_name, others in ends:
+                    if label.names and at in named:
+                        continue
                     short, long = sorted((words, others), key=len)
                     if is_name != is_other_name and long[-len(short) :] == short:
                         extra = len(long) - len(short)
                         near[at] = min(near.get(at, extra), extra)
             found = {at for at, n in near.items() if n == min(near.values())}
-        return found.pop() if len(found) == 1 else None
+        return _Found(min(found) if len(found) == 1 else None, way)
 
     return find_entry
 
