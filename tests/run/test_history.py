@@ -211,6 +211,10 @@ def test_no_link_is_followed(tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/link").symlink_to(tmp_path / "there")
     assert ec.runs(tmp_path / "sweep") == []
+    # Nor is one that is called as a step taken for that of a run beside it.
+    shutil.copytree(tmp_path / "there/run", tmp_path / "sweep/1")
+    (tmp_path / "sweep/2").symlink_to(tmp_path / "sweep/1")
+    assert [run.path for run in ec.runs(tmp_path / "sweep")] == [f"{tmp_path}/sweep/1"]
     shutil.rmtree(tmp_path / "there/run" / PLACE)
     (tmp_path / "there/run" / PLACE).symlink_to(tmp_path)
     with pytest.raises(ValueError, match=f"`{PLACE}` .* is a symbolic link"):

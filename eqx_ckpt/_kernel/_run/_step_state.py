@@ -84,5 +84,6 @@ def is_run(steps: Steps, listing: Listing | None = None) -> bool:
         return True
     newest = sorted(listing.steps, reverse=True)
     is_complete = lambda step: steps.is_complete(step, listing)
-    is_begun = lambda step: why_skipped(steps, step)
+    # A link with the name of a step may lead to another run, beside others.
+    is_begun = lambda step: not steps.is_linked(step) and why_skipped(steps, step)
     return any(map(is_complete, newest)) or any(map(is_begun, newest))
