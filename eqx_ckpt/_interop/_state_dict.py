@@ -271,8 +271,19 @@ def _leaves(state_dict: Mapping, like: PyTree, is_leaf: IsLeaf) -> _Flat:
         template = template._replace(keys=keys, chunk=chunk)
         values[name] = value
         numbers.append(templates.setdefault(template, len(templates)))
+    labels = _with_names(labels, list(values))
     saved = Leaves(list(values), list(templates), numbers, given_labels=labels)
     return _Flat(saved, list(values.values()))
+
+
+def _with_names(labels: dict[int, Label], names: Sequence[str]) -> dict[int, Label]:
+    """The labels with the names that their StateIndices have beside these leaves."""
+    nodes = _names.by_prefix(names) if labels else ()
+    found = _record.names_by_markers({*labels.values()}, nodes)
+    return {
+        number: label._replace(names=frozenset(found.get(label, label.names)))
+        for number, label in labels.items()
+    }
 
 
 def _own_name(name: str) -> tuple[str, str]:

@@ -417,6 +417,9 @@ def test_layers_that_come_and_go_have_their_own_statistics(tmp_path, seed):
     assert _means(load(unexpected="ignore"), here) == expected
     if {*saved} <= {*here}:
         assert _means(load(), here) == expected
+    given = ec.to_state_dict(_grown(saved, 7))
+    out = ec.from_state_dict(given, like, missing="keep", unexpected="ignore")
+    assert _means(out, here) == expected
     place = saved[0]
     parts = lambda t: [_at(t, place), *_entries(t, _at(t, place))]
     out = ec.tree_deserialise_leaves(tmp_path / "c", like, where=parts)
