@@ -169,22 +169,29 @@ def _partial(x: list[Any], below: Recurse, resolver: Resolver) -> Any:
 
 
 def _enum(x: list[Any], below: Recurse, resolver: Resolver) -> Any:
-    module, qualified, member, _ = x
+    module, qualified, member, value = x
     cls = resolver.find_object(_parsed([module, qualified]))
     if not isinstance(cls, type):
         return None
     if not issubclass(cls, enum.Enum) or member not in cls.__members__:
         text = f"`{member}` of `{qualified}`, which has no such member"
         return resolver.unknown(text)
-    return cls.__members__[member]
+    found = cls.__members__[member]
+    both = map(_values.compared, (value, _codec.encode(found.value)))
+    if not _values.is_alike(*both):
+        return resolver.unknown(f"`{member}` of `{qualified}`, which has another value")
+    return found
 
 
 def _namedtuple(x: list[Any], below: Recurse, resolver: Resolver) -> Any:
-    module, qualified, items = x
+    module, qualified, items = x[:3]
     cls, values = resolver.find_object(_parsed([module, qualified])), below(items)
     if not isinstance(cls, type):
         return None
-    if not _opening.is_namedtuple(cls) or len(cls._fields) != len(values):  # pyright: ignore
+    names = list(getattr(cls, "_fields", ()))
+    # Saves may be without the names of fields.
+    is_same = names == x[3] if len(x) > 3 else len(names) == len(values)
+    if not _opening.is_namedtuple(cls) or not is_same:
         return resolver.unknown(f"a `{qualified}`, which has other fields now")
     return tuple.__new__(cls, values)
 

@@ -589,3 +589,32 @@ def test_each_nan_is_another_value():
         ec.tree_serialise_leaves("memory://nans", Net(1.0, value))
         found = ec.rebuild("memory://nans", [Net]).value
         assert struct.pack("<d", found) == struct.pack("<d", value)
+
+
+def test_fields_of_a_named_tuple_that_have_changed(tmp_path):
+    """A static named tuple goes by the names of its fields, alone and inside of others.
+    As a plain tuple it has none."""
+    saved = collections.namedtuple("Sizes", "depth width")(2, 8)
+    trees = {"a": lambda x: Net(1.0, x), "b": lambda x: Net(1.0, {"k": [x]})}
+    for name, tree in trees.items():
+        ec.tree_serialise_leaves(tmp_path / name, tree(saved))
+        for fields in ("width depth", "depth height", "depth"):
+            cls = collections.namedtuple("Sizes", fields)
+            like = tree(cls(*saved[: len(cls._fields)]))
+            with pytest.raises(RuntimeError, match="changed a static field"):
+                ec.tree_deserialise_leaves(tmp_path / name, like)
+            with pytest.raises(RuntimeError, match="`Sizes`, which has other fields"):
+                ec.rebuild(tmp_path / name, [Net, cls])
+        for like in (tree(saved), tree(tuple(saved)), tree(list(saved))):
+            ec.tree_deserialise_leaves(tmp_path / name, like)
+        out = ec.rebuild(tmp_path / name, [Net, type(saved)])
+        assert eqx.tree_equal(out, tree(saved))
+
+
+def test_a_member_of_an_enum_whose_value_has_changed(tmp_path):
+    old = enum.Enum("Mode", {"A": 1, "B": 2}, module=__name__)
+    new = enum.Enum("Mode", {"B": 1, "A": 2}, module=__name__)
+    ec.tree_serialise_leaves(tmp_path, Net(1.0, old.A))
+    assert ec.rebuild(tmp_path, [Net, old]).value is old.A
+    with pytest.raises(RuntimeError, match="`A` of `Mode`, which has another value"):
+        ec.rebuild(tmp_path, [Net, new])

@@ -44,7 +44,7 @@ def plain(x: object) -> Any:
         return x
     if kind in ("tuple", "spec"):
         return list(map(plain, own))
-    if kind == "namedtuple" and len(own) == 3:
+    if kind == "namedtuple" and len(own) in (3, 4):
         return list(map(plain, own[2]))
     if kind == "dict" and all(type(key) is str for key, _ in own):
         return {key: plain(item) for key, item in own}
@@ -166,6 +166,15 @@ def _object(own: list[Any]) -> dict[str, Any]:
     return {"object": [[n, _compared(x)] for n, x in own[2] if n not in skipped]}
 
 
+def _namedtuple(values: list[Any], fields: list[str] | None = None) -> Any:
+    """Its values by fields, as these may have changed places. The values alone, if it
+    was saved without the names of its fields."""
+    if fields is None:
+        return _listed(values)
+    pairs = zip(fields, _listed(values), strict=True)
+    return {"namedtuple": list(map(list, pairs))}
+
+
 def _set(own: list[Any]) -> dict[str, Any]:
     return {"set": sorted(map(_compared, own), key=json.dumps)}
 
@@ -205,7 +214,7 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("name", "made"), _same("name")),
     **{kind: _same(kind) for kind in ("any", "unknown", "array", "digest", "module")},
     "dict": _pairs,
-    "namedtuple": lambda own: _listed(own[2]),
+    "namedtuple": lambda own: _namedtuple(*own[2:]),
     "sub": lambda own: _compared(own[2]),
     "enum": lambda own: {"enum": [own[2], _compared(own[3])]},
     "float": lambda own: {"repr": FLOATS.get(own, own)},
@@ -255,7 +264,9 @@ def is_alike(a: object, b: object) -> bool:
 
 
 def _bare(kind: str, value: object) -> Any:
-    """The plain value of an enum, a scalar of NumPy or a dtype."""
+    """The plain value of an enum, a named tuple, a scalar of NumPy or a dtype."""
+    if kind == "namedtuple" and type(value) is list:
+        return [pair[-1] for pair in value if type(pair) is list and pair]
     if kind in ("enum", "scalar") and type(value) is list and value:
         return value[-1]
     return value if kind in ("", "dtype") else {kind: value}
@@ -268,10 +279,10 @@ NOTHING: Any = {"nothing": None}
 
 
 def parts(x: object) -> dict[str, Any] | None:
-    """The fields of an object and the values of a dict, as `compared` gives them, by
-    the parts of their names."""
+    """The fields of an object or a named tuple and the values of a dict, as `compared`
+    gives them, by the parts of their names."""
     kind, value = split(x)
-    if kind not in ("dict", "object"):
+    if kind not in ("dict", "object", "namedtuple"):
         return None
     out = {}
     for key, item in value:

@@ -125,7 +125,8 @@ def _encode(x: Any, below: Recurse) -> Any:
     if isinstance(x, (bytes, np.ndarray, jax.Array)):
         return _array(x)
     if isinstance(x, tuple) and hasattr(cls, "_fields"):
-        return {"namedtuple": [*_named.class_name(cls), list(map(below, x))]}
+        values = [*_named.class_name(cls), list(map(below, x))]
+        return {"namedtuple": [*values, list(cls._fields)]}
     if isinstance(x, (list, tuple, collections.deque)):
         return {"sub": [*_named.class_name(cls), list(map(below, x))]}
     if isinstance(x, jax.ShapeDtypeStruct):
