@@ -128,9 +128,13 @@ def moved(one: Side, two: Side) -> dict[str, str]:
     for state, labels in two.states.items():
         old, new = dict(enumerate(one.states.get(state, ()))), dict(enumerate(labels))
         places = _states.match_entries(state, new, old, {}) if old else {}
-        if None not in places.values():
-            parts: dict[str, str | None] = {str(a): str(b) for a, b in places.items()}
-            nodes.append(_compare.MovedNode(state, state, parts))
+        # An entry that the other State lacks has a position that no other one has.
+        free = max(len(old), len(new))
+        parts: dict[str, str | None] = {
+            str(here): str(free + here if there is None else there)
+            for here, there in places.items()
+        }
+        nodes.append(_compare.MovedNode(state, state, parts))
     names = [*two.leaves, *two.texts]
     found = _compare.moved_names(names, nodes)
     return {names[i]: name for i, name in found.items() if name is not None}

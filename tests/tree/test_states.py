@@ -430,6 +430,25 @@ def test_layers_that_come_and_go_have_their_own_statistics(tmp_path, seed):
         assert _means(out, here) == dict.fromkeys(here, 1.0) | {place: 7.0}
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_statistics_of_other_layers_are_not_compared_or_merged(tmp_path, seed):
+    saved, here, like, _ = _grow(seed, tmp_path / "c")
+    both = {*saved} & {*here}
+    found = ec.diff(tmp_path / "c", like)
+    for names, count in (
+        (found.changed, 2 * len(both)),
+        (found.added, 3 * len({*here} - both)),
+        (found.removed, 3 * len({*saved} - both)),
+    ):
+        assert sum(name.startswith("s.") for name in names) == count
+    merge = ft.partial(ec.merge, [tmp_path / "c", like], ec.merging.average())
+    if both == {*saved} == {*here}:
+        merge(where=lambda tree: tree["s"])
+    else:
+        with pytest.raises(ValueError, match="not in all of the trees"):
+            merge(where=lambda tree: tree["s"])
+
+
 def _entries(tree, norm):
     indices = norm.ema_first_time_index, norm.ema_state_index
     return [*map(tree["s"].get, indices)]
