@@ -92,7 +92,8 @@ class Moves:
 
         If no leaf keeps its name from the node on, the node becomes the lowest one that
         holds all of its leaves. It stays itself if that is still below it. If it has
-        only one child, it becomes what is above that child now.
+        only one child, it becomes what is above that child now. It also stays itself
+        if that is the whole tree, with nothing above.
         """
         kept = self._kept.get(name)
         if kept:
@@ -113,7 +114,8 @@ class Moves:
         if len(children) > 1:
             return [common]
         below = self.node(_names.joined(name, children.pop()))
-        return list(dict.fromkeys(x.rpartition(".")[0] for x in below if x))
+        above = dict.fromkeys(x.rpartition(".")[0] for x in below if x)
+        return list(above) or [name]
 
     def _empty(self, name: str, field: str) -> list[str]:
         """The names of a node without leaves: as the rules say, or as its parent's."""

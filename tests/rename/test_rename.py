@@ -297,6 +297,39 @@ def test_statistics_of_any_layers_that_were_exchanged(seed, tmp_path):
             assert jnp.array_equal(mean, norm.weight)
 
 
+class _Counter(eqx.Module):
+    linear: eqx.nn.Linear | None
+    count: eqx.nn.StateIndex
+
+    def __init__(self, *, key):
+        self.linear = eqx.nn.Linear(2, 2, key=key)
+        self.count = eqx.nn.StateIndex(jnp.zeros(()))
+
+
+class _Counters(eqx.Module):
+    first: _Counter
+    second: _Counter
+
+    def __init__(self, *, key):
+        self.first, self.second = _Counter(key=key), _Counter(key=key)
+
+
+@pytest.mark.parametrize("make", [_raw, _made])
+def test_a_module_whose_leaves_are_all_at_the_top_now(make, tmp_path):
+    """It has gone nowhere, and entries of its StateIndex stay its own."""
+    model, state = make(_Counters)
+    state = state.set(model.first.count, jnp.ones(()))
+    ec.tree_serialise_leaves(tmp_path / "c", _named((model, state)))
+    like = _named(make(_Counters))
+    like["model"] = eqx.tree_at(lambda m: m.first.linear, like["model"], None)
+    like |= {"w": model.first.linear.weight, "b": model.first.linear.bias}
+    rules = [(rf"^model[.]first[.]linear[.]{x}", x[0]) for x in ("weight", "bias")]
+    out = ec.tree_deserialise_leaves(tmp_path / "c", like, rename=rules)
+    new = out["model"]
+    counts = [out["state"].get(x.count) for x in (new.first, new.second)]
+    assert counts == [1, 0]
+
+
 def test_statistics_that_could_be_of_two(tmp_path):
     """The weights of two BatchNorms are exchanged, and the rest of them is not."""
     model, state = _filled(_made(_Old))
