@@ -108,3 +108,21 @@ def test_a_kind_of_many_fields_that_many_modules_have(tmp_path, capsys):
     assert seconds <= 5
     assert found.static["b.0.f7"] == ("0", "1") and len(found.static) < 10_000
     assert found.static["b.299.*"] == ("300 static fields", "others")
+
+
+def test_deep_modules_that_have_moved(tmp_path):
+    """The names of their StateIndices are compared with the markers once."""
+    depth, count = 1000, 3000
+    ec.tree_serialise_leaves(tmp_path / "a", {"s": [np.ones(1)]}, durable=False)
+    kinds = [["leaf"], ["none"], ["index", "", "", ["init"]], ["list", "", "", count]]
+    kinds += [["dict", "", "", ["m"]], ["state", "", "", 1]]
+    kinds.append(["dict", "", "", ["m", "s"]])
+    # Each node has the one before it as its child `m`.
+    nodes = [[4, row] for row in range(3, 3 + depth)]
+    rows = [[0], [1], [2, 0, 1], [3, 2, 1 - count], *nodes, [5, 0, 0]]
+    rows.append([6, len(rows) - 2, len(rows) - 1])
+    tree = {"kinds": kinds, "values": [{"markers": ["=.x.y"]}], "rows": rows}
+    forge(tmp_path / "a", lambda value: value.update(tree=tree))
+    read = lambda: ec.materialise(ec.open(tmp_path / "a").tree.s)
+    found, seconds = timed(3, read)
+    assert seconds <= 3 and found[0] == 1

@@ -11,7 +11,7 @@ import itertools as it
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .._limits import limits
@@ -278,23 +278,41 @@ def labels_of_states(found: Iterable[StateNode]) -> dict[str, list[Label]]:
         # The names that it had are no more, if its StateIndex is here.
         labels[marker] = own._replace(names=frozenset(names.get(marker, own.names)))
     # The marker of a module that was moved counts for nothing.
-    paths = {path_of(label) for label in labels.values()}
+    ends = _finder_of_ends(
+        path for label in labels.values() if (path := path_of(label))
+    )
     for marker, label in labels.items():
-        if any(_is_of_another(name, path_of(label), paths) for name in label.names):
+        own = path_of(label)
+        paths_of = map(ends, label.names if own else ())
+        if any(paths and own not in paths for paths in paths_of):
             labels[marker] = label._replace(marker=None)
     return {name: [labels[x] for x in markers] for name, markers in states.items()}
 
 
-def _is_of_another(
-    name: str, own: tuple[str, ...] | None, paths: Set[tuple[str, ...] | None]
-) -> bool:
-    """Whether the name of a StateIndex is not where its marker leads to, and the marker
-    of another one leads there: its module has been moved since it was made."""
-    if own is None:
-        return False
-    parts = tuple(name.split("."))
-    ends = {parts[start:] for start in range(len(parts))}
-    return own not in ends and not ends.isdisjoint(paths)
+def _finder_of_ends(
+    paths: Iterable[tuple[str, ...]],
+) -> Callable[[str], list[tuple[str, ...]]]:
+    """A function that finds those of some paths that a name ends with, the longest
+    last. It takes time that grows with the name: both are data from a file."""
+    # The paths from their last part on. Where one begins, it is itself at "".
+    tree: dict[str, Any] = {}
+    for path in paths:
+        node = tree
+        for part in reversed(path):
+            node = node.setdefault(part, {})
+        node[""] = path
+
+    def find(name: str) -> list[tuple[str, ...]]:
+        out, node = [], tree
+        for part in reversed(name.split(".")):
+            node = node.get(part) if part else None
+            if node is None:
+                break
+            if "" in node:
+                out.append(node[""])
+        return out
+
+    return find
 
 
 def path_of(label: Label) -> tuple[str, ...] | None:
@@ -317,12 +335,11 @@ def names_by_markers(
         if not label.names and path is not None and len(path) > 1:
             fields.setdefault(path[:-1], {})[label] = path[-1]
     out: dict[Label, list[str]] = {}
+    ends = _finder_of_ends(fields)
     for node in nodes if fields else ():
-        parts = tuple(node.split("."))
-        ends = (parts[start:] for start in range(len(parts)))
-        own = next((fields[end] for end in ends if end in fields), {})
-        for label, field in own.items():
-            out.setdefault(label, []).append(f"{node}.{field}")
+        for path in ends(node)[-1:]:
+            for label, field in fields[path].items():
+                out.setdefault(label, []).append(f"{node}.{field}")
     return out
 
 
