@@ -197,7 +197,7 @@ def match_entries(
         _check_positions(state, alone, rest, False)
     find = _finder(known)
     out = {
-        position: _Found(position if position in rest else None, 0)
+        position: _Led(position if position in rest else None, 0)
         if position in alone
         else find(label)
         for position, label in wanted.items()
@@ -214,7 +214,7 @@ def match_entries(
     }
 
 
-class _Found(NamedTuple):
+class _Led(NamedTuple):
     """The position that a label leads to, and by which of the ways."""
 
     place: int | None
@@ -225,7 +225,7 @@ class _Found(NamedTuple):
 _MAX_PAIRS = 2**20
 
 
-def _finder(known: Mapping[int, Label]) -> Callable[[Label], _Found]:
+def _finder(known: Mapping[int, Label]) -> Callable[[Label], _Led]:
     """A function that finds the one position that a label leads to."""
     by_name = _grouped(
         (name, at) for at, label in known.items() for name in label.names
@@ -240,7 +240,7 @@ def _finder(known: Mapping[int, Label]) -> Callable[[Label], _Found]:
     ]
     named = {at for at, label in known.items() if label.names}
 
-    def find_entry(label: Label) -> _Found:
+    def find_entry(label: Label) -> _Led:
         way = 0
         found = {at for name in label.names for at in by_name.get(name, ())}
         if not found and label.marker is not None:
@@ -259,7 +259,7 @@ def _finder(known: Mapping[int, Label]) -> Callable[[Label], _Found]:
                         extra = len(long) - len(short)
                         near[at] = min(near.get(at, extra), extra)
             found = {at for at, n in near.items() if n == min(near.values())}
-        return _Found(min(found) if len(found) == 1 else None, way)
+        return _Led(min(found) if len(found) == 1 else None, way)
 
     return find_entry
 
