@@ -287,6 +287,32 @@ def _again_as_dicts(path, tree):
 _AGAIN = [_again, _again_as_safetensors, _again_as_dicts]
 
 
+class _Wrapped(eqx.Module):
+    inner: dict
+
+    def __init__(self):
+        norms = _Norms()
+        self.inner = {"one": norms.first, "two": norms.second}
+
+
+@pytest.mark.parametrize("make", [_made, _raw])
+@pytest.mark.parametrize("again", _AGAIN)
+def test_nodes_that_get_other_names(again, make, tmp_path):
+    """No marker has them, so that what is written of a label is the new name."""
+    model, state = make(_Norms)
+    state = _fill(state)
+    path = _write(tmp_path / "a", {"model": model, "state": state})
+    c = ec.open(path).tree
+    tree = {"inner": {"one": c.model.first, "two": c.model.second}}
+    ec.tree_serialise_leaves(tmp_path / "b", {"model": tree, "state": c.state})
+    load = again(tmp_path / "c", ec.open(tmp_path / "b").tree)
+    out = load(dict(zip(("model", "state"), make(_Wrapped))), eqx.is_array)
+    norms = out["model"].inner
+    got = [out["state"].get(norms[x].ema_state_index) for x in ("one", "two")]
+    wanted = model.first, model.second
+    assert_alike(got, [state.get(x.ema_state_index) for x in wanted])
+
+
 def test_labels_on_one_side_only(tmp_path):
     """A State with its model, loaded without it, whose markers are objects."""
     model, state = _raw(_Norms)

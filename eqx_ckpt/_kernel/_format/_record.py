@@ -320,7 +320,10 @@ def path_of(label: Label) -> tuple[str, ...] | None:
     the name of the class."""
     if label.marker is None:
         return None
-    return tuple(re.findall(r"\w+", re.sub(r"^\w+", "", label.marker)))
+    return tuple(_words.findall(re.sub(r"^\w+", "", label.marker)))
+
+
+_words = re.compile(r"\w+")
 
 
 def names_by_markers(
@@ -352,11 +355,20 @@ def label_of(text: str) -> Label:
 
 
 def label_text(label: Label) -> str | None:
-    """The inverse of `label_of`, by the marker, or else by the names; None of a label
-    without either. Equinox begins a marker with the name of a class, which goes."""
-    if label.marker is not None:
+    """The inverse of `label_of`: by the marker, unless it leads to none of the names;
+    else by these. None of a label without either. Equinox begins a marker with the name
+    of a class, which goes."""
+    if label.marker is not None and (not label.names or _leads_to_any(label)):
         return "=" + re.sub(r"^\w+", "", label.marker)
     return "@" + ",".join(sorted(label.names)) if label.names else None
+
+
+def _leads_to_any(label: Label) -> bool:
+    """Whether the marker of a label ends one of its names. If not, its module has been
+    moved since it was made."""
+    path = path_of(label) or ()
+    words = (_words.findall(_names.unquote(name)) for name in label.names)
+    return any(tuple(x[len(x) - len(path) :]) == path for x in words)
 
 
 # ---- In an index.
