@@ -369,6 +369,45 @@ def test_astype_is_lazy_and_checked(tmp_path):
         ckpt["n"].astype(jnp.float32)
 
 
+INTS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+
+
+def test_numpy_gets_no_other_numbers(tmp_path):
+    """Of each dtype that is asked for: those that were saved, or an error."""
+    ends = {d: (np.iinfo(d).min, np.iinfo(d).max) for d in INTS}
+    saved = {d: [*ends[d], 7] for d in INTS} | {"small": [1, 100], "huge": 2**70}
+    tree = {d: np.array(saved[d], d) for d in INTS}
+    tree |= {"small": np.array(saved["small"]), "huge": saved["huge"]}
+    ec.tree_serialise_leaves(tmp_path, tree)
+    ckpt, held = ec.open(tmp_path), 0
+    for name in tree:
+        values = np.array(saved[name], object)
+        for dtype, (low, high) in ends.items():
+            if low <= values.min() and values.max() <= high:
+                out = np.asarray(ckpt[name], dtype=dtype)
+                assert out.dtype == dtype and out.tolist() == values.tolist()
+                held += 1
+            else:
+                with pytest.raises(RuntimeError, match=f"`{name}` do not survive"):
+                    np.asarray(ckpt[name], dtype=dtype)
+    assert held == 26 + len(INTS)  # Of pairs, and of the small one.
+
+
+def test_jax_gets_no_other_numbers(tmp_path):
+    """JAX asks for 32 bits where x64 is not enabled."""
+    lost = {"i": np.array([2**40, 1]), "f": np.array([0.5, 1e300]), "many": -(2**40)}
+    good = {"j": np.array([2**31 - 1]), "g": np.array([0.5, -np.inf]), "one": 1}
+    ec.tree_serialise_leaves(tmp_path, lost | good)
+    ckpt = ec.open(tmp_path)
+    for name, x in good.items():
+        assert jnp.asarray(ckpt[name]).tolist() == np.asarray(x).tolist()
+    for name in lost:
+        with pytest.raises(RuntimeError, match=f"`{name}` do not survive"):
+            jnp.asarray(ckpt[name])
+        with pytest.raises(RuntimeError, match=f"`{name}` do not survive"):
+            jnp.array(ckpt[name])
+
+
 @pytest.mark.parametrize("kind", [jnp.asarray, np.asarray])
 def test_a_cast_of_a_cast_rounds_twice(tmp_path, kind):
     x = np.random.default_rng(0).random((300, 70), np.float32)

@@ -9,7 +9,7 @@ reads of stored arrays, `_read.read_arrays` gives the arrays as they arrive, and
 import collections
 import contextlib
 import itertools as it
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -179,6 +179,17 @@ def _stored_read(leaf: LeafRead) -> StoredRead:
     return StoredRead(record, views, _from_host.conversion(record.template, target))
 
 
+def lost_error(what: str, lost: Mapping[str, str]) -> RuntimeError:
+    """The error for values of `what` that a conversion lost: why, by leaves."""
+    lines = [f"  {name}: {why}" for name, why in lost.items()]
+    return RuntimeError(
+        f"Values of {what} do not survive the conversion that is asked for; "
+        "nothing was loaded:\n" + "\n".join(lines) + "\nAsk for dtypes that "
+        "hold them, as a `like` of `ec.skeleton` does, or read them as they "
+        "were saved and cast them yourself: `astype` of JAX takes any value."
+    )
+
+
 class LeafBuilder:
     """Makes leaves of arrays as these arrive. Plain leaves of JAX (see
     `PlainLeaves`) wait in a queue, and are made together. All others are made at once.
@@ -262,13 +273,7 @@ class LeafBuilder:
         self._make_queued()
         if self._lost:
             what = what if place is None else f"{what} at `{place}`"
-            lines = [f"  {name}: {why}" for name, why in self._lost.items()]
-            raise RuntimeError(
-                f"Values of {what} do not survive the conversion that is asked for; "
-                "nothing was loaded:\n" + "\n".join(lines) + "\nAsk for dtypes that "
-                "hold them, as a `like` of `ec.skeleton` does, or read them as they "
-                "were saved and cast them yourself: `astype` of JAX takes any value."
-            )
+            raise lost_error(what, self._lost)
         return self._out
 
     def _make_queued(self) -> None:

@@ -32,6 +32,8 @@ class LazyArray(_target.Unread):
     read by `.read()`, `np.asarray`, `jnp.asarray` and `materialise`, and by nothing
     else: arithmetic on it, a jitted call, or another function of `jax.numpy` that needs
     its numbers, is a `TypeError`.
+    A number that does not fit into a dtype is a `RuntimeError`, as where `jnp.asarray`
+    narrows to 32 bits.
 
     Indexing as in NumPy (integers, slices, `...`, `None`, and an index array or a mask
     along one axis), `.T`, `.transpose` and `.astype` give lazy views. They read the
@@ -133,7 +135,23 @@ class LazyArray(_target.Unread):
         # Python's ints have any size.
         is_int = body.template.dtype == "int"
         out = fetch([on_host(self, np.object_ if is_int else None)], True)[0]
-        return out if dtype is None else out.astype(dtype)
+        return out if dtype is None else self._cast(out, np.dtype(dtype))
+
+    def _cast(self, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Its numbers in a dtype that NumPy is asked for, or JAX: `jnp.asarray` asks
+        for 32 bits unless x64 is enabled.
+
+        **Raises:** `RuntimeError` for ints that the dtype does not have, and for finite
+        numbers that would become infinite.
+        """
+        saved = np.dtype(np.int64) if array.dtype.hasobject else array.dtype
+        if _template.number_type(saved) != _template.number_type(dtype):
+            return array.astype(dtype)
+        try:
+            return _leaf.cast(array, dtype)
+        except _leaf.UnheldError as e:
+            what = f"the leaf `{self.name}`"
+            raise _fetch.lost_error(what, {self.name: str(e)}) from e
 
     def __getitem__(self, key: Any) -> "LazyArray":
         return self._viewed(self._own_view().take(key))
