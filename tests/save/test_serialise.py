@@ -393,11 +393,26 @@ def test_arrays_in_what_jax_takes_for_leaves_are_not_left_out(tmp_path, way, of)
     assert ec.tree_deserialise_leaves(path, tree, spec)["state"] is tree["state"]
 
 
+@pytest.mark.parametrize(
+    "make", [_Holds, _HoldsInSlots, lambda x: ft.partial(_Holds(x))]
+)
+def test_arrays_of_numpy_in_objects_of_which_the_class_is_compared(tmp_path, make):
+    for held in (np.ones(2), {"deep": [np.ones((), "bfloat16")]}):
+        tree = {"x": jnp.ones(2), "state": make(held)}
+        with pytest.raises(TypeError, match=r"leaf `state` .* it holds an array, `\."):
+            ec.tree_serialise_leaves(tmp_path / "c", tree)
+        assert not [*tmp_path.iterdir()]
+    ec.tree_serialise_leaves(
+        tmp_path / "c", {"state": make("text")} | {"x": np.ones(2)}
+    )
+
+
 def test_what_holds_no_array_of_jax_is_compared_as_ever(tmp_path):
     knot = _Holds([])
     knot.held.append(knot)
     huge = types.SimpleNamespace(vocabulary=dict.fromkeys(range(10**5)))
-    others = [knot, huge, _Holds(np.ones(2)), ft.partial(jnp.add, np.ones(2), b=2)]
+    others = [knot, huge, _HoldsAsField(np.ones(2))]
+    others.append(ft.partial(jnp.add, np.ones(2), b=2))
     others += [jax.sharding.Mesh(np.array(jax.devices()[:1]), "x"), jax.nn.relu, "text"]
     tree = {"x": jnp.ones(2), "others": others}
     ec.tree_serialise_leaves(tmp_path / "c", tree)

@@ -83,6 +83,14 @@ def encode(value: object, owner: type | None = None) -> Any:
     return _shortened(out)
 
 
+def is_by_class(x: object) -> bool:
+    """Whether a value is encoded as its class alone, whatever it holds."""
+    try:
+        return _values.split(_encode(x, lambda part: None))[0] == "unknown"
+    except Exception:
+        return True
+
+
 def _shortened(x: object) -> Any:
     """An encoded value with digests in the place of long parts."""
     if len(json.dumps(x)) <= _MAX_CHARACTERS:

@@ -52,7 +52,7 @@ _OF_ARRAYS = ("__array__", "__array_interface__", "__dlpack__", "__jax_array__")
 
 
 def is_other_data(leaf: Any) -> bool:
-    """Whether a leaf that is not storable looks like an array, or holds one of JAX, as
+    """Whether a leaf that is not storable looks like an array, or holds one, as
     an object whose class JAX does not know; or is a generator of random numbers, whose
     next ones depend on those that were drawn."""
     # A class has descriptors of these names, and a NumPy scalar here is a string. A

@@ -13,7 +13,7 @@ import jax
 import jax.core as jax_core
 import numpy as np
 
-from . import _opening
+from . import _codec, _opening
 
 
 # The parts of one leaf that are looked at, and how deep.
@@ -34,20 +34,36 @@ def is_of_jax(cls: type) -> bool:
 
 
 def array_in(x: object) -> str | None:
-    """The place of the first array of JAX that an object holds, as code after its name:
-    in its attributes, its items, and those of what it holds. None if it has none."""
-    todo: list[tuple[str, Any, int]] = [("", x, 0)] if _is_open(x) else []
+    """The place of the first array that an object holds, as code after its name: in its
+    attributes, its items, and those of what it holds. None if it has none.
+
+    NumPy's arrays count in what is compared by its class alone: others are compared
+    with all that they hold."""
+    todo: list[tuple[str, Any, int, bool]] = []
+    if _is_open(x):
+        todo.append(("", x, 0, _codec.is_by_class(x)))
     seen, rest = {id(x)}, _MOST
-    for place, one, depth in todo:
+    for place, one, depth, is_by_class in todo:
         for part, held in it.islice(_parts(one), rest):
             rest -= 1
-            # One of a traced function is told by `_leaked_tracers`.
-            if isinstance(held, jax.Array) and not isinstance(held, jax_core.Tracer):
+            if _is_array(held) if is_by_class else _is_jax_array(held):
                 return place + part
             if id(held) not in seen and depth < _DEEPEST and _is_open(held):
                 seen.add(id(held))
-                todo.append((place + part, held, depth + 1))
+                below = is_by_class or _codec.is_by_class(held)
+                todo.append((place + part, held, depth + 1, below))
     return None
+
+
+def _is_jax_array(x: object) -> bool:
+    # One of a traced function is told by `_leaked_tracers`.
+    return isinstance(x, jax.Array) and not isinstance(x, jax_core.Tracer)
+
+
+def _is_array(x: object) -> bool:
+    if isinstance(x, np.ndarray):
+        return not x.dtype.hasobject
+    return _is_jax_array(x)
 
 
 def _is_open(x: object) -> bool:

@@ -250,12 +250,12 @@ def recipe(leaf: object) -> str:
     place = _held.array_in(leaf)
     if place is not None and isinstance(leaf, ft.partial):
         return (
-            f": it holds an array of JAX, `{place}`, so make it a "
+            f": it holds an array, `{place}`, so make it a "
             "`jax.tree_util.Partial`, which is a node"
         )
     if place is not None:
         return (
-            f": it holds an array of JAX, `{place}`, so make it a node, as "
+            f": it holds an array, `{place}`, so make it a node, as "
             "`jax.tree_util.register_dataclass` does, or a container that JAX knows"
         )
     return " with `register_leaf`"
