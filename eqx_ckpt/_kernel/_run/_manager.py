@@ -421,7 +421,8 @@ class CheckpointManager:
 
     @_handlers.pass_through
     def pin(self, step: SupportsIndex) -> None:
-        """Keeps a step until [`unpin`][]: it is neither deleted nor replaced.
+        """Keeps a step until [`unpin`][]: it is not deleted, and no manager replaces
+        it. A save to its own path does.
 
         **Raises:** `FileNotFoundError` if there is no such step.
         """
