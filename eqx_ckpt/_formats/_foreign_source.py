@@ -33,13 +33,15 @@ class ForeignArray(NamedTuple):
     """An array of another format: what TensorStore opens, and below which key it lies.
 
     `pieces` gives the keys, below that one, that chunks of some numbers lie at; `check`
-    raises `ValueError` if what is there is no piece of it.
+    raises `ValueError` if what is there is no piece of it. `head` gives the first so
+    many bytes of its first piece, as they are stored.
     """
 
     key: str
     spec: dict[str, Any]
     pieces: Callable[[Sequence[int]], list[str]]
     check: Callable[[Sequence[int]], None]
+    head: Callable[[int], bytes]
 
 
 class Piece(NamedTuple):
@@ -108,6 +110,20 @@ class ForeignSource(Source):
 
     def is_contiguous(self, record: LeafRecord) -> bool:
         return not self.is_stored(record)
+
+    def head_of(self, record: LeafRecord, most: int) -> bytes:
+        array = self.stored.get(record.leaf_index)
+        if isinstance(array, ForeignArray):
+            return array.head(most)
+        if isinstance(array, np.ndarray):
+            return array.reshape(-1)[:most].tobytes()[:most]
+        if array is None:
+            key, start, _ = self.chunk_range(record, 0)
+            stop = start + record.template.nbytes
+        else:
+            piece = min(array.pieces, key=lambda piece: piece.start)
+            key, start, stop = piece.key, piece.offset, array.stop(piece)
+        return _store.read_bytes(self.directory, key, start, min(stop, start + most))
 
     def is_scattered(self, record: LeafRecord) -> bool:
         return self.is_stored(record) or record.leaf_index in self.strides

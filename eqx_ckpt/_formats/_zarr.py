@@ -155,7 +155,8 @@ class ZarrArrays(NamedTuple):
         }
         pieces = ft.partial(_pieces, array)
         check = ft.partial(self._check_pieces, array, key)
-        return ForeignLeaf(name, t, value=ForeignArray(key, spec, pieces, check))
+        head = ft.partial(self._head, array, key)
+        return ForeignLeaf(name, t, value=ForeignArray(key, spec, pieces, check, head))
 
     def source(
         self,
@@ -179,6 +180,14 @@ class ZarrArrays(NamedTuple):
             files = [*files, _database.MANIFEST]
         what = format, files, leaves, head, metadata
         return _foreign_index.source(probe, *what, database=self.database)
+
+    def _head(self, array: ZarrArray, key: str, most: int) -> bytes:
+        """The first bytes of the piece that the first chunk is in."""
+        (piece,) = _pieces(array, [0])
+        name = f"{key}/{piece}"
+        if self.database is not None:
+            most = min(most, self._size(name) or 0)
+        return self._read_piece(name, 0, most)
 
     def _check_pieces(self, array: ZarrArray, key: str, numbers: Sequence[int]) -> None:
         """**Raises:** `ValueError` for a piece that is longer than any can be: all of

@@ -3,20 +3,19 @@
 import json
 import os
 
-from .._kernel._format import _digests, _grid, _index, _text, _view
+from .._kernel._format import _index, _text
 from .._kernel._format._index import BaseFacts
 from .._kernel._format._leaves import LeafRecord
-from .._kernel._load import _checkpoint, _read
+from .._kernel._load import _checkpoint
 from .._kernel._load._checkpoint import Checkpoint
-from .._kernel._load._reader import StoredRead
 from .._kernel._load._source import Source
 from .._kernel._storage import _open_files, _root, _store
 from .._kernel._storage._backend import Backend
 
 
 # In files without digests, at most so many leaves are looked at, and so many bytes of
-# each; and of leaves in chunks, which are decoded whole, at most so many.
-_LEAVES, _BYTES, _CHUNKED = 256, 1024, 16
+# each.
+_LEAVES, _BYTES = 1024, 1024
 
 
 def facts(base: str | os.PathLike[str] | Checkpoint) -> BaseFacts:
@@ -51,7 +50,8 @@ def digest(source: Source) -> str:
     index has the digests of all data.
 
     Files of other formats have none. For them this is a digest of the metadata, of the
-    names, dtypes and shapes of all leaves, and of the first bytes of some.
+    names, dtypes and shapes of all leaves, and of the first bytes of up to 1024, as
+    they are stored.
 
     **Raises:** `ValueError` for such files without a byte of any leaf.
     """
@@ -66,36 +66,14 @@ def digest(source: Source) -> str:
             f"`{source.root}` cannot be a base: it has no leaf whose values could be "
             "compared."
         )
-    runs = _spread([r for r in some if source.is_contiguous(r)], _LEAVES)
-    others = _spread([r for r in some if not source.is_contiguous(r)], _CHUNKED)
 
-    def first(directory: Backend, record: LeafRecord) -> bytes:
-        key, start, _ = source.chunk_range(record, 0)
-        stop = start + min(_BYTES, record.template.nbytes)
-        return _store.read_bytes(directory, key, start, stop)
+    def head(_: Backend, record: LeafRecord) -> bytes:
+        return source.head_of(record, _BYTES)
 
-    heads = _store.each(source.directory, first, runs)
-    # One by one, as a chunk may be large.
-    heads += (_first_decoded(source, record) for record in others)
+    looked_at = some[:: 1 + (len(some) - 1) // _LEAVES]
+    heads = _store.each(source.directory, head, looked_at)
     text = json.dumps([rows, index.metadata]).encode()
     return _index.digest(b"".join([text, *heads]))
-
-
-def _spread(records: list[LeafRecord], most: int) -> list[LeafRecord]:
-    """At most so many leaves, spread evenly over all of them."""
-    return records[:: 1 + (len(records) - 1) // most] if records else []
-
-
-def _first_decoded(source: Source, record: LeafRecord) -> bytes:
-    """The bytes of the first elements of a leaf, decoded from its first chunk."""
-    t = record.template
-    shape = tuple(map(min, t.shape, t.chunk))
-    first = tuple(map(slice, _grid.choose(shape, t.itemsize, _BYTES)))
-    view = _view.whole(t.shape).take((*first, ...))
-    ((_, result),) = _read.read_arrays(
-        source, [StoredRead(record, (view,))], verify=False
-    )
-    return _digests.as_bytes(result.arrays[0]).tobytes()
 
 
 def check_base(source: Source, other: Source) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 
+import flax.serialization
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
@@ -76,6 +77,48 @@ def test_a_base_in_pieces_is_known_by_its_values(tmp_path, write):
     lora.check_base(tmp_path / "copy")
     with pytest.raises(ValueError, match="has another one"):
         lora.check_base(tmp_path / "other")
+
+
+def _orbax_with(is_ocdbt):
+    def write(path, tree):
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=is_ocdbt)) as saver:
+            saver.save(path, args=ocp.args.PyTreeSave(tree))
+
+    return write
+
+
+def _npz(path, tree):
+    with path.open("wb") as file:
+        np.savez(file, **tree)
+
+
+_packed = flax.serialization.to_bytes
+
+MANY = {
+    "safetensors": (300, lambda path, tree: safetensors.numpy.save_file(tree, path)),
+    "npz": (300, _npz),
+    "msgpack": (300, lambda path, tree: path.write_bytes(_packed(tree))),
+}
+CHUNKED = {"directories": (40, _orbax_with(False)), "database": (40, _orbax_with(True))}
+
+
+@pytest.mark.parametrize(
+    "count, write",
+    [*MANY.values(), *(pytest.param(*x, marks=new_orbax) for x in CHUNKED.values())],
+    ids=[*MANY, *CHUNKED],
+)
+def test_another_value_of_any_leaf_is_another_base(tmp_path, count, write):
+    """As after a fine-tuning of the head alone."""
+    tree = {f"w{i:03}": np.full((8, 4), i, "f4") for i in range(count)}
+    write(tmp_path / "base", tree)
+    ec.tree_serialise_leaves(tmp_path / "lora", LORA, base=tmp_path / "base")
+    lora = ec.open(tmp_path / "lora")
+    write(tmp_path / "same", tree)
+    lora.check_base(tmp_path / "same")
+    for i in (1, 2, 5, count - 2, count - 1):
+        write(tmp_path / f"{i}", tree | {f"w{i:03}": tree[f"w{i:03}"] + 1})
+        with pytest.raises(ValueError, match="has another one"):
+            lora.check_base(tmp_path / f"{i}")
 
 
 def test_what_cannot_be_a_base(tmp_path):

@@ -110,6 +110,10 @@ class Source:
         """Whether a leaf is one run of bytes, in no chunks."""
         return False
 
+    def head_of(self, record: LeafRecord, most: int) -> bytes:
+        """The first bytes of a leaf, at most so many, as they are stored."""
+        raise NotImplementedError
+
     def is_scattered(self, record: LeafRecord) -> bool:
         """Whether the elements of a leaf are not in the order of the bytes of files."""
         return False
