@@ -123,7 +123,7 @@ def _build(edit: _Edit, new: dict[str, Any] | str, name: str) -> Any:
     children = [
         _build(edit, new[part], _below(name, part))
         if part in new
-        else _nodes.node_at(tree, _below(was, part))
+        else _moved(edit, _nodes.node_at(tree, _below(was, part)))
         for part in parts
     ]
     labels = ()
@@ -136,6 +136,13 @@ def _build(edit: _Edit, new: dict[str, Any] | str, name: str) -> Any:
     in_order = tuple(keys[part] for part in parts)
     own = labels, attributes, 0, edit.indices(spec)
     return Node(Body(Spec(in_order, spec.fields, *own), children))
+
+
+def _moved(edit: _Edit, node: Node) -> Node:
+    """A node without leaves, whose StateIndices have the moved labels too."""
+    body = _node.body_of(node)
+    spec = dataclasses.replace(body.spec(), indices=edit.indices(body.spec()))
+    return Node(Body(spec, [_moved(edit, child) for child in body.children()]))
 
 
 def _entry_labels(

@@ -126,6 +126,37 @@ def test_statistics_go_with_layers_that_are_exchanged(tmp_path, run):
         assert np.array_equal(norm.weight, weight) and np.array_equal(mean, weight)
 
 
+class _Block(eqx.Module):
+    weight: jax.Array
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, weight):
+        self.weight = jnp.full(2, weight)
+        self.norm = eqx.nn.BatchNorm(2, "batch", channelwise_affine=False, mode="ema")
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_statistics_of_layers_without_leaves_that_are_exchanged(tmp_path, run, times):
+    make = eqx.nn.make_with_state(lambda: {"a": _Block(0.0), "b": _Block(1.0)})
+    model, state = make()
+    for block in model.values():
+        index = block.norm.ema_state_index
+        mean = block.weight.astype("float32")
+        state = state.set(index, (mean, mean))
+    tree = {"model": model, "state": state}
+    ec.tree_serialise_leaves(tmp_path / "c", tree, eqx.is_array)
+    rules = "^model.a.=model.c.", "^model.b.=model.a.", "^model.c.=model.b."
+    options = [x for rule in rules for x in ("--rename", rule)]
+    for _ in range(times):
+        assert run("edit", tmp_path / "c", tmp_path / "c", *options)[0] == 0
+    like = dict(zip(("model", "state"), make()))
+    out = ec.tree_deserialise_leaves(tmp_path / "c", like, eqx.is_array)
+    assert out["model"]["a"].weight[0] == times % 2
+    for block in out["model"].values():
+        mean, _ = out["state"].get(block.norm.ema_state_index)
+        assert np.array_equal(mean, block.weight)
+
+
 def test_a_node_and_its_children_get_other_names(tmp_path, run):
     """Whichever of its leaves still end as they did: the node is in their place."""
     model = eqx.nn.MultiheadAttention(4, 8, key=jax.random.key(0))
