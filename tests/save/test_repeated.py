@@ -351,11 +351,13 @@ def test_what_is_kept_of_a_structure_holds_no_arrays(tmp_path):
         pass
 
     setattr(attribute, "array", array)
-    functions = [closed(array), jax.jit(closed(array)), ft.partial(closed, array)]
-    for f in [*functions, default, attribute, jax.jit(default), (default,)]:
+    functions = [closed(array), jax.jit(closed(array)), default, attribute]
+    functions += [jax.jit(default), (default,)]
+    pairs = [*zip(functions, functions), (None, ft.partial(closed, array))]
+    for leaf, static in pairs:
         for _ in range(3):
-            ec.tree_serialise_leaves(tmp_path / "c", Model(jnp.zeros(2), f, f))
-    del array, f, functions, default, attribute
+            ec.tree_serialise_leaves(tmp_path / "c", Model(jnp.zeros(2), static, leaf))
+    del array, leaf, static, pairs, functions, default, attribute
     gc.collect()
     assert alive() is None
 
