@@ -57,12 +57,17 @@ class _Edit:
         names, _, moved = self._of_states
         return {names[leaf_index]: label for leaf_index, label in moved.items()}
 
-    def indices(self, spec: Spec) -> tuple[tuple[str, str], ...]:
-        """The StateIndices of a node, with the moved labels of their entries."""
+    @ft.cached_property
+    def _moved_texts(self) -> dict[str | None, str | None]:
+        """The moved labels by those that they were, as texts."""
         _, labels, moved = self._of_states
         text = _record.label_text
-        new = {text(label): text(moved[i]) for i, label in labels.items()}
-        return tuple((part, new[label] or "") for part, label in spec.indices)
+        return {text(label): text(moved[i]) for i, label in labels.items()}
+
+    def indices(self, spec: Spec) -> tuple[tuple[str, str], ...]:
+        """The StateIndices of a node, with the moved labels of their entries."""
+        moved = self._moved_texts
+        return tuple((part, moved[label] or "") for part, label in spec.indices)
 
     @ft.cached_property
     def full(self) -> Set[str]:
