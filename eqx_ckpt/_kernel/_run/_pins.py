@@ -57,7 +57,11 @@ def is_pinned(root: Backend) -> bool:
     directory, name = root.split()
     run, step = directory.split()
     is_step = name == ITEM and _numbered.is_step(step)
-    return is_step and _numbered.has(run, PINS, int(step))
+    return is_step and has_pin(run, int(step))
+
+
+def has_pin(run: Backend, step: int) -> bool:
+    return _numbered.has(run, PINS, step)
 
 
 @contextlib.contextmanager

@@ -11,9 +11,8 @@ from .._format import _files
 from .._runtime import _log
 from .._save import _background, _delete
 from .._storage import _store
-from . import _clean, _marks, _numbered, _step_facts
+from . import _clean, _marks, _pins, _step_facts
 from ._listing import ITEM
-from ._numbered import PINS
 from ._steps import check_step, Signature, Steps
 
 
@@ -59,7 +58,7 @@ def remove(
     def confirm() -> bool:
         # First: see `_pins`.
         _marks.drop_mark(steps, step)
-        is_pinned = lambda: _numbered.has(steps.root, PINS, step)
+        is_pinned = lambda: _pins.has_pin(steps.root, step)
         if not any(look() for look in _store.ahead(steps.root, [is_pinned, unless])):
             return True
         with contextlib.suppress(FileExistsError):

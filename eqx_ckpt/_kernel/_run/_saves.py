@@ -19,9 +19,8 @@ from .._save import _async, _background, _options, _plan, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
 from .._storage import _context, _root
-from . import _best, _marks, _numbered, _own, _policy, _removal, _step_facts
+from . import _best, _marks, _own, _pins, _policy, _removal, _step_facts
 from ._follow_up import FollowUp, RunningSave
-from ._numbered import PINS
 from ._pending import KeptState, PendingState
 from ._policy import Policy
 from ._start import AttemptStart
@@ -295,7 +294,7 @@ class Saves:
                 f"Step {step} exists already, at `{steps.path(step)}`. Delete it, or "
                 "replace it with `force=True`."
             )
-        if found and _numbered.has(steps.root, PINS, step):
+        if found and _pins.has_pin(steps.root, step):
             raise FileExistsError(
                 f"Step {step} exists already, and is pinned. Call `unpin({step})` "
                 "before you replace it."
