@@ -97,6 +97,28 @@ def test_large_leaves_span_files(tmp_path, monkeypatch):
             assert np.array_equal(part, tree[name][start : start + 10])
 
 
+@pytest.mark.parametrize("kind", ["jax", "bfloat16", "turned", "numpy"])
+def test_files_that_hold_one_chunk_of_a_leaf(tmp_path, monkeypatch, kind):
+    """Such a chunk is written together with small leaves, whose memory is stored."""
+    inside.limit(monkeypatch, min_file_bytes=4 * 1024, max_files=1000)
+    rng, tree = np.random.default_rng(0), {}
+    for i in range(30):
+        x = rng.integers(0, 100, (4 * (1 + i % 5), 64)).astype("float32")
+        if kind != "numpy":
+            x = jnp.asarray(x, "bfloat16" if kind == "bfloat16" else None)
+        if kind == "turned" and i == 15:  # It follows one chunk.
+            layouts = pytest.importorskip("jax.experimental.layout")
+            if not hasattr(layouts, "Format"):
+                pytest.skip("This JAX calls it otherwise.")
+            turned = layouts.Format(layouts.Layout((1, 0)), x.sharding)
+            x = jax.device_put(x, turned)
+        tree[f"x{i:02}"] = x
+    ec.tree_serialise_leaves(tmp_path / "a", tree, chunks=1024)
+    runs = [inside.runs_of(tmp_path / "a", name) for name in tree]
+    assert any(len(own) > 1 for own in runs)
+    assert_alike(ec.tree_deserialise_leaves(tmp_path / "a", tree), tree)
+
+
 def test_large_leaves_are_aligned(tmp_path):
     tree = {f"x{i}": np.zeros(10_000 + 7 * i, np.float32) for i in range(9)}
     tree["one"] = np.int8(1)

@@ -297,7 +297,8 @@ class LeafBytes:
         try:
             data = b"".join(it.chain.from_iterable(zip(pieces, gaps)))
         except TypeError:  # Some lie in another order of their axes.
-            pieces = list(map(whole, leaves))
+            both = zip(pieces, leaves)
+            pieces = [whole(leaf) if x is leaf.value else x for x, leaf in both]
             data = b"".join(it.chain.from_iterable(zip(pieces, gaps)))
         parts = map(memoryview(data).__getitem__, own)
         digests = b"".join(map(_digests.block_digest, parts))

@@ -232,8 +232,11 @@ def to_host(leaf: object, template: Template) -> np.ndarray:
 
 
 def is_zero_copy(leaf: object, template: Template) -> bool:
-    """Whether a leaf gives memory in which its elements are as they are stored."""
+    """Whether a leaf gives memory in which its elements are as they are stored, as its
+    one chunk."""
     if not isinstance(leaf, jax.Array) or template.kind != "jax":
+        return False
+    if template.chunk != template.shape:
         return False
     if not (_on_cpu(leaf.sharding) and _leaf.is_whole(leaf.sharding)):
         return False
