@@ -98,8 +98,10 @@ def _verify_run(run: Steps, progress: bool) -> CommandResult:
     for number, x in enumerate(summaries, 1):
         if sys.stderr.isatty():
             click.echo(f"step {x.step} ({number} of {len(summaries)})", err=True)
-        problems = [] if x.state == "complete" else [x.why]
-        if x.state == "complete" and x.is_ours:
+        problems = [x.why]
+        if x.state == "complete" and not x.is_ours:
+            problems = ["not verified: Orbax has saved it, which writes no digests"]
+        elif x.state == "complete":
             found = _verify.verify(run.path(x.step), progress=progress)
             problems = list(map(str, found))
         steps.append({"step": x.step, "state": x.state, "problems": problems})

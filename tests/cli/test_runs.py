@@ -5,6 +5,7 @@ import os
 import shutil
 
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 import pytest
 
 import eqx_ckpt as ec
@@ -88,6 +89,16 @@ def test_verify(steps, run, asked):
     assert bad == {30, 50}
     assert run("verify", steps / "30")[0] == 1
     assert run("verify", steps / "40")[0] == 0
+
+
+def test_a_step_of_orbax_is_not_verified(steps, run, asked):
+    with ocp.StandardCheckpointer() as saver:
+        saver.save(steps / "5" / "default", {"w": jnp.ones(2)})
+    code, out, err = run("verify", steps)
+    assert (code, err) == (1, "") and out.count("undamaged") == 4
+    assert "not verified: Orbax has saved it" in out
+    data = asked("verify", steps, status=1)
+    assert [x["step"] for x in data["steps"] if x["problems"]] == [5]
 
 
 def test_a_checkpoint_is_no_run(ckpt, run):
