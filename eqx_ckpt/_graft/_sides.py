@@ -153,9 +153,10 @@ class StoredSide:
 def said(error: Exception) -> str:
     # Of a KeyError, `str` is the `repr` of what was said, which may be the key alone.
     said = str(error.args[0]) if error.args else type(error).__name__
-    return (
-        f"there is no {said!r}" if type(error) is KeyError and " " not in said else said
-    )
+    if type(error) is KeyError and " " not in said:
+        return f"there is no {said!r}"
+    fields = _select.fields_said(error)
+    return f"{said}.{fields}" if fields else said
 
 
 def target_of(model: Model, number: int) -> Target:

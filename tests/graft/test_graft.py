@@ -692,8 +692,8 @@ def test_swapped_sides(path, model):
     text = refused(path, model, [pair], ValueError, **REST)
     assert text == (
         "`pairs[0][0]` fails on the model: 'Classifier' object has no attribute "
-        "'model'. The sides of `pairs[0]` look swapped: the model's is the first, and "
-        "the checkpoint's the second."
+        "'model'. It has `backbone`, `classify`, `classes`. The sides of `pairs[0]` "
+        "look swapped: the model's is the first, and the checkpoint's the second."
     )
     pair = ("model.encoder", lambda m: m.backbone)
     text = refused(path, model, [pair], ValueError, **REST)

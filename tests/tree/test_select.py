@@ -526,8 +526,12 @@ def test_errors_of_a_where_come_through(tmp_path, saved):
         (lambda m: m.heads["x"], KeyError),
     ):
         for call in each_call(tmp_path, saved, where):
-            with pytest.raises(error):
+            with pytest.raises(error) as e:
                 call()
+            (note,) = e.value.__notes__
+            assert note.startswith("`where` fails on the tree.")
+            is_field = error is AttributeError
+            assert is_field == (" It has `layers`, " in note)
 
 
 def test_what_is_no_function():
@@ -669,6 +673,14 @@ def test_a_wrong_lambda_lists_what_exists(trained, source, error, has):
         ec.tree_deserialise_leaves(trained[1], 0.0, source=source)
     for name in has:
         assert f"`{name}`" in str(e.value)
+    assert e.value.__notes__ == ["`source` fails on the checkpoint."]
+
+
+def test_a_source_that_edits(trained):
+    with pytest.raises(TypeError, match="does, not a node that was edited"):
+        ec.tree_deserialise_leaves(
+            trained[1], 0.0, source=lambda c: jax.tree.map(lambda x: x[0], c.model.pair)
+        )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from .._format._leaves import Leaves
 from .._runtime import _arguments, _elsewhere, _handlers
 from .._storage._backend import Backend
 from .._storage._open_files import Readable
-from .._tree import _folding, _leaf, _nearest
+from .._tree import _folding, _leaf, _nearest, _node
 from .._tree._compare import Static
 from .._tree._filters import FilterSpec, IsLeaf
 from . import _lazy, _load_options, _match, _nodes, _open, _source
@@ -406,11 +406,17 @@ def resolve_source(
             "`source` must be a dotted name or a function of the checkpoint's tree, "
             f"such as `lambda c: c.model`, not a `{type(source).__name__}`."
         )
-    node = source(ckpt.tree)
+    try:
+        node = source(ckpt.tree)
+    except (AttributeError, LookupError) as e:
+        e.add_note("`source` fails on the checkpoint.")
+        raise
     found = _nodes.origin(node)
     is_view = isinstance(node, LazyArray) and not _lazy.is_as_stored(node)
     if found is None or found[0] is not ckpt._source or is_view:
-        what = "view of a leaf" if is_view else f"`{type(node).__name__}`"
+        is_edited = found is None and isinstance(node, _node.Node)
+        what = "node that was edited" if is_edited else f"`{type(node).__name__}`"
+        what = "view of a leaf" if is_view else what
         raise TypeError(
             "`source` must return one node of the checkpoint's tree, as "
             f"`lambda c: c.model` does, not a {what}."

@@ -1,5 +1,6 @@
 """Selector lambdas to names: `where` on a tree of ours, `source` on a checkpoint's."""
 
+import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names
+from . import _folding
 from ._filters import IsLeaf
 from ._flatten import Flat
 
@@ -90,6 +92,14 @@ class Selection(NamedTuple):
     nested: Any
 
 
+def fields_said(error: Exception) -> str:
+    """The fields of a node that lacks an attribute, in a sentence, if it has some."""
+    node = error.obj if isinstance(error, AttributeError) else None
+    if not dataclasses.is_dataclass(node):
+        return ""
+    return f" It has {_folding.some([x.name for x in dataclasses.fields(node)])}."
+
+
 def select(
     where: Callable[[PyTree], Any] | None,
     flat: Flat,
@@ -144,6 +154,9 @@ class Tagged:
                 f"`{called}` failed. It may only pick nodes: the leaves that it sees "
                 "have no values, so that nothing can be computed of them."
             ) from e
+        except (AttributeError, LookupError) as e:
+            e.add_note(f"`{called}` fails on the tree.{fields_said(e)}")
+            raise
         places, wholes = set(), []
         nested = self._collect(picked, places, wholes)
         if not places:
