@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._format import _digests, _index, _ocdbt, _placement, _template
+from .._format import _index, _ocdbt, _placement, _template
 from .._format._ocdbt import Entries
 from .._format._placement import Placement
 from .._runtime import _log, _threads
@@ -156,27 +156,26 @@ def finish(task: WriteTask, files: Files, into: Destination[Sink]) -> Written:
         others[f"{into.data_key}/manifest.ocdbt"] = manifest
     for key, value in others.items():
         into.write(key, [value])
-    rows = memoryview(task.data.digests)
-    digests = [b"".join(map(rows.__getitem__, page)) for page in pages]
+    digests = [task.data.digest_table[page].tobytes() for page in pages]
     into.write(f"{into.data_key}/digests", digests)
     own = dict(zip(others, map(_index.digest, others.values())))
     return Written(placed, "".join(map(_index.digest, digests)), own, manifest)
 
 
 class _Placed(NamedTuple):
-    """Where the leaves lie; for each data file, its page of digests, as slices of those
-    of all leaves; and the database, if there is one: its zarr.json files and nodes, and
-    its root."""
+    """Where the leaves lie; for each data file, the numbers of its digests, which are a
+    page of the file of digests; and the database, if there is one: its zarr.json files
+    and nodes, and its root."""
 
     files: DataFiles
-    pages: list[list[slice]]
+    pages: list[np.ndarray]
     database: tuple[bytes, _ocdbt.Subtree] | None
 
 
 def _place_runs(spec: TreeSpec, files: Files) -> _Placed:
     names = list(map(str, range(len(files))))
     placed = DataFiles(names, placement_of(spec, files))
-    pages = [_page(spec, runs) for runs in files]
+    pages = [_writing.digest_numbers(spec, runs) for runs in files]
     if not spec.has_database:
         return _Placed(placed, pages, None)
     entries, blobs = _entries(spec, files)
@@ -208,32 +207,6 @@ def _stop(spec: TreeSpec, runs: Iterable[ChunkRun]) -> int:
     return last.stop(spec.grids[last.leaf].full)
 
 
-def _page(spec: TreeSpec, runs: Iterable[ChunkRun]) -> list[slice]:
-    """Where the digests of a file's chunks are among those of all leaves, as slices of
-    bytes. Joined, they are the page of the file in the file of digests."""
-    grids, firsts, out = spec.grids, spec.first_digests, []
-    start = stop = 0
-    for leaf, chunks, _, _ in runs:
-        first, blocks = firsts[leaf], grids[leaf].blocks
-        if first + blocks[chunks.start] != stop:
-            out.append(slice(_digests.SIZE * start, _digests.SIZE * stop))
-            start = first + blocks[chunks.start]
-        stop = first + blocks[chunks.stop]
-    return [*out, slice(_digests.SIZE * start, _digests.SIZE * stop)]
-
-
-def _starts(spec: TreeSpec, files: Files) -> list[tuple[int, int]]:
-    """The file and the offset of the first chunk of each leaf."""
-    starts = [(0, 0)] * len(spec.names)
-    for file, runs in enumerate(files):
-        for leaf, chunks, offset, _ in runs:
-            if chunks.start == 0:
-                starts[leaf] = file, offset
-    for leaf, origin in spec.aliases:
-        starts[leaf] = starts[origin]
-    return starts
-
-
 def placement_of(spec: TreeSpec, files: Files) -> Placement:
     """The placement of the runs in these files: a rule that gives the place of each
     chunk, and takes less room in an index than a row for each."""
@@ -258,79 +231,26 @@ def _entries(spec: TreeSpec, files: Files) -> tuple[Entries, bytes]:
     """The entries of the database, by their keys; and the zarr.json files, one of each
     template, which lie in a file after the data files."""
     blobs = [_arrays.zarr_json(t._replace(keys="")) for t in spec.templates]
+    sizes = list(map(len, blobs))
+    starts = list(itertools.accumulate(sizes, initial=0))
     names = [name.encode() + b"/" for name in spec.names]
     chunks = [[key.encode() for key in grid.keys] for grid in spec.template_grids]
-    # Nearly all leaves are one chunk, stored as it is.
-    is_one = [
-        len(own) == 1 and t.codec is None for own, t in zip(chunks, spec.templates)
-    ]
-    parts = [
-        _entries_of_metadata(spec, names, list(map(len, blobs)), len(files)),
-        _entries_of_single_chunks(spec, files, names, chunks, is_one),
-        _entries_of_other_chunks(spec, files, names, chunks, is_one),
-    ]
-    columns = [list(itertools.chain.from_iterable(x)) for x in zip(*parts)]
-    keys: list[bytes] = columns[0]
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    entries = Entries(*(list(map(x.__getitem__, order)) for x in columns))
-    return entries, b"".join(blobs)
-
-
-def _entries_of_metadata(
-    spec: TreeSpec, names: list[bytes], sizes: list[int], file: int
-) -> Entries:
-    ends = list(itertools.accumulate(sizes, initial=0))
-    return Entries(
-        [name + b"zarr.json" for name in names],
-        [file] * len(names),
-        [ends[number] for number in spec.template_of],
-        [sizes[number] for number in spec.template_of],
-    )
-
-
-def _entries_of_single_chunks(
-    spec: TreeSpec,
-    files: Files,
-    names: list[bytes],
-    chunks: list[list[bytes]],
-    is_one: list[bool],
-) -> Entries:
-    """The entries of leaves whose template `is_one` chunk, stored as it is."""
-    of, starts = spec.template_of, _starts(spec, files)
-    leaves = [leaf for leaf, number in enumerate(of) if is_one[number]]
-    return Entries(
-        [names[leaf] + chunks[of[leaf]][0] for leaf in leaves],
-        [starts[leaf][0] for leaf in leaves],
-        [starts[leaf][1] for leaf in leaves],
-        [spec.template_grids[of[leaf]].full for leaf in leaves],
-    )
-
-
-def _entries_of_other_chunks(
-    spec: TreeSpec,
-    files: Files,
-    names: list[bytes],
-    chunks: list[list[bytes]],
-    is_one: list[bool],
-) -> Entries:
-    of, out = spec.template_of, Entries([], [], [], [])
-    if all(map(is_one.__getitem__, of)):
-        return out
-    # Of each leaf whose bytes are stored, those that share them, and itself.
+    of, rows = spec.template_of, list[tuple[bytes, int, int, int]]()
+    for name, number in zip(names, of):
+        rows.append((name + b"zarr.json", len(files), starts[number], sizes[number]))
+    # Of each leaf whose bytes are stored, those that share them.
     sharing: dict[int, list[int]] = {}
-    for leaf, origin in enumerate(spec.origins):
-        sharing.setdefault(leaf if origin is None else origin, []).append(leaf)
+    for leaf, origin in spec.aliases:
+        sharing.setdefault(origin, []).append(leaf)
     for file, runs in enumerate(files):
         for run in runs:
-            if is_one[of[run.leaf]]:
-                continue
-            for leaf, number in itertools.product(sharing[run.leaf], run.chunks):
-                start, length = run.extent(number, spec.template_grids[of[leaf]].full)
-                out.keys.append(names[leaf] + chunks[of[leaf]][number])
-                out.files.append(file)
-                out.offsets.append(start)
-                out.lengths.append(length)
-    return out
+            full, keys = spec.template_grids[of[run.leaf]].full, chunks[of[run.leaf]]
+            for leaf in (run.leaf, *sharing.get(run.leaf, ())):
+                for number in run.chunks:
+                    start, size = run.extent(number, full)
+                    rows.append((names[leaf] + keys[number], file, start, size))
+    columns = map(list, zip(*sorted(rows)))
+    return Entries(*columns), b"".join(blobs)
 
 
 def upper_bound(

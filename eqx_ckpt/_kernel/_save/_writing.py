@@ -221,7 +221,7 @@ class WriteTask:
         """The numbers of the digests of what a process writes."""
         if not self.is_fixed_by_spec:
             runs = [run for _, file in self.files_of(process) for run in file]
-            return _digest_numbers(self.spec, runs)
+            return digest_numbers(self.spec, runs)
         # Process 0 takes those of all others.
         which = range(self.count) if self.index == 0 else range(process, process + 1)
         return _digests_of_deal(self.spec, self.deal, which)[process - which.start]
@@ -258,13 +258,14 @@ def _digests_of_deal(spec: TreeSpec, deal: Deal, which: range) -> list[np.ndarra
     for process, runs in deal.files:
         if process in which:
             own[process - which.start] += runs
-    return [_digest_numbers(spec, runs) for runs in own]
+    return [digest_numbers(spec, runs) for runs in own]
 
 
-def _digest_numbers(spec: TreeSpec, runs: _assign.Runs) -> np.ndarray:
+def digest_numbers(spec: TreeSpec, runs: Iterable[Any]) -> np.ndarray:
+    """The numbers of the digests of runs, each of a leaf and chunks of it."""
     firsts, grids = spec.first_digests, spec.grids
     out: list[int] = []
-    for leaf_index, run in runs:
+    for leaf_index, run, *_ in runs:
         first, blocks = firsts[leaf_index], grids[leaf_index].blocks
         out += range(first + blocks[run.start], first + blocks[run.stop])
     return np.asarray(out, np.int64)
