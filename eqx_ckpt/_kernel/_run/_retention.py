@@ -28,9 +28,6 @@ class SeenStep(NamedTuple):
     metrics: dict[str, Any]
 
 
-Seen = dict[int, SeenStep]
-
-
 class Retention:
     """Deletes the steps of a run that need not stay.
 
@@ -42,8 +39,12 @@ class Retention:
 
     def __init__(self, steps: Steps, policy: Policy):
         self._steps, self._policy = steps, policy
-        # The complete steps, as they were last looked at.
-        self._seen: Seen = {}
+        # The complete steps as they were last looked at, and whether that look and what
+        # followed it went well.
+        self._seen: dict[int, SeenStep] = {}
+        self._is_sure = False
+        # What was not deleted after the last save, and why.
+        self._failures: list[str] = []
         # At that look, the attempt that had been begun here, and the one that counted.
         self._attempt: Attempt | None = None
         self._lineage = Lineage(None, lambda *_: False)
@@ -73,26 +74,25 @@ class Retention:
         if not keeps and not self._steps.is_local:
             return []
         if attempt is not self._attempt:  # What was seen counts otherwise in it.
-            self._attempt, self._seen = attempt, {}
+            self._attempt, self._is_sure = attempt, False
         self._saves += 1
         is_due = self._is_due()
         if not keeps and not is_due:
             return []
-        before = {} if is_due else self._seen
-        self._seen = {}  # If anything goes wrong.
-        seen, failures = self._look(before, new, known)
+        self._is_sure = False  # If anything goes wrong.
+        self._look({} if is_due else self._seen, new, known)
         for _ in range(_TRIES if keeps else 0):
-            outdated, successors = self._outdated(seen, new, damaged)
-            outdated -= self._kept_by_rule(outdated, seen, failures)
-            if self._delete(outdated, successors, seen, failures, await_mark):
+            outdated, successors = self._outdated(new, damaged)
+            if self._delete(outdated, successors, await_mark):
                 break
-            seen, failures = self._look({}, new)
-        if not failures:
-            self._seen = seen
-        return failures
+            self._look({}, new)
+        self._is_sure = not self._failures
+        return self._failures
 
     def _is_due(self) -> bool:
         """Whether all steps are to be looked at."""
+        if not self._is_sure:
+            return True
         if self._policy.keep is None:
             return self._saves * _KEPT_STEPS_PER_SAVE >= len(self._seen)
         if self._steps.is_local and self._saves * _STEPS_PER_SAVE >= len(self._seen):
@@ -100,10 +100,10 @@ class Retention:
         return self._saves >= _SAVES
 
     def _look(
-        self, before: Seen, new: int, known: SeenStep | None = None
-    ) -> tuple[Seen, list[str]]:
-        """The steps that there are, of which those seen `before`, and the new one if it
-        is `known`, are not looked at; and which cannot be."""
+        self, before: dict[int, SeenStep], new: int, known: SeenStep | None = None
+    ) -> None:
+        """Looks at the steps that there are, but for those seen `before`, and the new
+        one if it is `known`."""
         keeps = self._policy.keep is not None
         listing = None
         if not before:
@@ -119,41 +119,40 @@ class Retention:
         changes = self._steps.history.changes.copy()
         changed, self._changes = {*changes[self._changes :]}, len(changes)
         stays = lambda step: step in listed and step not in changed and step != new
-        seen = {step: x for step, x in before.items() if stays(step)}
+        seen = self._seen = {step: x for step, x in before.items() if stays(step)}
         if known is not None and new in listed and new not in changed:
             seen[new] = known
-        failures: list[str] = []
+        self._failures = []
         some = {step: of for step, of in listed.items() if step not in seen}
         looks = _step_facts.survey(self._steps, some, keeps)
         for step, (signature, metrics, error) in looks.items():
             if error is not None:
                 # It is neither counted nor deleted, and may be the next time.
-                failures.append(f"step {step} cannot be looked at: {error}")
+                self._failures.append(f"step {step} cannot be looked at: {error}")
             elif signature is None:
                 if step < new:
                     _removal.clean(self._steps, step)
             elif metrics is not None or not keeps:
                 seen[step] = SeenStep(signature, metrics or {})
-        return seen, failures
 
-    def _is_still(self, seen: Seen, steps: Iterable[int]) -> bool:
+    def _is_still(self, steps: Iterable[int]) -> bool:
         """Whether steps are what they were when they were seen."""
+        seen = self._seen
         looks = _step_facts.survey(self._steps, [s for s in steps if s in seen], False)
         return all(look.signature == seen[s].signature for s, look in looks.items())
 
-    def _outdated(
-        self, seen: Seen, new: int, damaged: Set[int]
-    ) -> tuple[set[int], set[int]]:
+    def _outdated(self, new: int, damaged: Set[int]) -> tuple[set[int], set[int]]:
         """The steps that need not stay, and the steps that let them go."""
+        seen = self._seen
         # The metrics of steps.
         known = {s: x.metrics for s, x in seen.items() if s not in damaged}
         counting = {s: x for s, x in known.items() if not self._lineage.is_left(s)}
         ours = {step for step in known if seen[step].signature.is_ours}
-        times = self._times_of(seen) if self._policy.needs_times else {}
+        times = self._times_of() if self._policy.needs_times else {}
         own = sum(map(self._lineage.is_own, known))
         successors = self._policy.successors(counting, new)
         stay = self._policy.stay(known, counting, new, times, own)
-        outdated = ours - successors - stay
+        outdated = {*filter(self._may_go, ours - successors - stay)}
         if self._policy.best is not None and not self._policy.has_metric(counting):
             metric, root = self._policy.best[0], self._steps.root
             text = f"Nothing is deleted in `{root}`: no step has the metric `{metric}`"
@@ -167,29 +166,23 @@ class Retention:
         is_new = len(history.changes) > self._changes
         return self._policy.has_rank and (is_new or history.is_behind())
 
-    def _kept_by_rule(
-        self, outdated: Iterable[int], seen: Seen, failures: list[str]
-    ) -> set[int]:
-        """The steps that stay by the caller's own rule, or because it has failed."""
-        rule, found = self._policy.keep_if, set[int]()
-        if rule is None:
-            return found
-        for step in outdated:
-            try:
-                if rule(_step_facts.as_step(self._steps, step, *seen[step])):
-                    found.add(step)
-            except Exception as e:
-                found.add(step)
-                failures.append(
-                    f"step {step} was not deleted: `keep_if` raises "
-                    f"{type(e).__name__}: {e}"
-                )
-        return found
+    def _may_go(self, step: int) -> bool:
+        """Whether the caller's own rule does not keep a step, and has not failed."""
+        if (rule := self._policy.keep_if) is None:
+            return True
+        try:
+            signature, metrics = self._seen[step]
+            as_step = _step_facts.as_step(self._steps, step, signature, metrics)
+            return not rule(as_step)
+        except Exception as e:
+            why = f"`keep_if` raises {type(e).__name__}: {e}"
+            self._failures.append(f"step {step} was not deleted: {why}")
+            return False
 
-    def _times_of(self, seen: Seen) -> dict[int, int | None]:
+    def _times_of(self) -> dict[int, int | None]:
         """When each step of ours was saved."""
         times, self._times = self._times, {}
-        for step, (signature, _) in seen.items():
+        for step, (signature, _) in self._seen.items():
             key = step, signature
             self._times[key] = (
                 times[key] if key in times else _step_facts.time_of(self._steps, *key)
@@ -197,48 +190,37 @@ class Retention:
         return {step: time for (step, _), time in self._times.items()}
 
     def _delete(
-        self,
-        outdated: Iterable[int],
-        successors: Set[int],
-        seen: Seen,
-        failures: list[str],
-        await_mark: Callable[[], Any],
+        self, outdated: Set[int], successors: Set[int], await_mark: Callable[[], Any]
     ) -> bool:
         """Deletes steps. Returns whether each, and its `successors`, was still what was
         seen. It ends at the first that was not."""
         for step in sorted(outdated):
             # A save that goes on may read it: then it goes after a later save.
-            if not _removal.is_read(self._steps, step):
-                looked_at = {step, *successors}
-                if not self._delete_step(step, looked_at, seen, failures, await_mark):
-                    return False
+            is_read = _removal.is_read(self._steps, step)
+            if not (is_read or self._delete_step(step, successors, await_mark)):
+                return False
         return True
 
     def _delete_step(
-        self,
-        step: int,
-        looked_at: Set[int],
-        seen: Seen,
-        failures: list[str],
-        await_mark: Callable[[], Any],
+        self, step: int, successors: Set[int], await_mark: Callable[[], Any]
     ) -> bool:
-        """Deletes a step, if all steps `looked_at` are still what was seen. Returns
+        """Deletes a step, if it and its `successors` are still what was seen. Returns
         whether they were, each time."""
         looks: list[bool] = []
 
         def may_still_go() -> bool:
-            looks.append(self._is_still(seen, looked_at))
+            looks.append(self._is_still({step, *successors}))
             await_mark()
             return looks[-1]
 
         try:
-            is_behind, as_seen = self._is_behind, seen[step].signature
+            is_behind, as_seen = self._is_behind, self._seen[step].signature
             if _removal.remove(self._steps, step, may_still_go, is_behind, as_seen):
-                del seen[step]
-            elif self._is_behind() or not self._is_still(seen, {step}):
+                del self._seen[step]
+            elif self._is_behind() or not self._is_still({step}):
                 return False
         except (OSError, ValueError) as e:
             # Another may have deleted it, or saved something else there.
             if may_still_go():
-                failures.append(f"step {step} was not deleted: {e}")
+                self._failures.append(f"step {step} was not deleted: {e}")
         return False not in looks
