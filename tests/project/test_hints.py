@@ -108,9 +108,9 @@ def test_hints_for_names_lead_to_what_there_is(objects, owner):
                 getattr(objects[owner], name)
 
 
-@pytest.mark.parametrize("row", inside.hints_for_arguments(), ids=lambda row: row[1])
+@pytest.mark.parametrize("row", inside.hints_for_arguments(), ids=lambda row: row[0])
 def test_hints_for_arguments_are_given_by_some_call(row):
-    _, here, theirs = row
+    here, theirs = row
     for name in theirs.split():
         calls = [x for x in CALLS if name not in inspect.signature(x).parameters]
         assert any(f": here it is {here}." in _refusal(x, name) for x in calls), name

@@ -145,9 +145,10 @@ def hints_for_names(owner: str) -> dict[str, str]:
     return _found("_kernel._runtime._elsewhere._ATTRIBUTES")[owner]
 
 
-def hints_for_arguments() -> list[tuple[str, str, str]]:
-    """The same of arguments: rows of some calls, ours, and theirs."""
-    return _found("_kernel._runtime._elsewhere._ARGUMENTS")
+def hints_for_arguments() -> list[tuple[str, str]]:
+    """The same of arguments: rows of ours and theirs."""
+    tables = _found("_kernel._runtime._elsewhere._ARGUMENTS").values()
+    return [row for table in tables for row in table.items()]
 
 
 # ---- Stores.

@@ -7,6 +7,7 @@ for it.
 
 import difflib
 import functools as ft
+import itertools as it
 from collections.abc import Iterable
 from typing import Any
 
@@ -70,108 +71,94 @@ _ATTRIBUTES = {
     },
 }
 
-# The first: an argument that the call has, or the call itself. The second: what the
-# names after it are then.
-_ARGUMENTS = [
+# By an argument that the call has, or by the call itself.
+_ARGUMENTS = {
     # Loads.
-    (
-        "unexpected",
-        '`unexpected="ignore"`, with `missing="keep"` for what is not there',
-        "strict partial partial_restore allow_partial allow_missing ignore_missing",
-    ),
-    (
-        "like",
-        "that of each leaf of `like`, as `ec.skeleton(..., sharding=...)` sets it",
-        "sharding shardings mesh partition_specs rules",
-    ),
-    (
-        "pairs",
-        "`fresh` for what the checkpoint lacks, and `drop` for what the model lacks",
-        "strict partial partial_restore allow_partial allow_missing ignore_missing",
-    ),
-    (
-        "pairs",
-        "that of each leaf of `model`, as `ec.skeleton(..., sharding=...)` sets it",
-        "sharding shardings mesh partition_specs rules",
-    ),
-    (
-        "like",
-        "the device of each leaf of `like`; without one, it is JAX's default device",
-        "map_location device devices device_map",
-    ),
-    (
-        "cast",
-        "the dtype of each leaf of `like`, with `cast=True`",
-        "dtype dtypes cast_dtype cast_to restore_dtype torch_dtype param_dtype",
-    ),
-    (
-        "like",
-        "`like`",
-        "target template abstract_tree abstract_pytree abstract_state item items args "
-        "restore_args tree pytree state",
-    ),
-    ("like", "what every load does: no code of a file is run", "weights_only"),
-    ("like", "`ec.open`, whose leaves are lazy", "mmap mmap_mode lazy"),
-    ("rename", "`rename`", "transforms key_mapping name_map fallback"),
-    ("reshard", '`reshard="devices"`', "broadcast"),
+    "unexpected": {
+        '`unexpected="ignore"`, with `missing="keep"` for what is not there': "strict "
+        "partial partial_restore allow_partial allow_missing ignore_missing",
+    },
+    "like": {
+        "that of each leaf of `like`, as `ec.skeleton(..., sharding=...)` sets it": (
+            "sharding shardings mesh partition_specs rules"
+        ),
+        "the device of each leaf of `like`; without one, it is JAX's default device": (
+            "map_location device devices device_map"
+        ),
+        "`like`": "target template abstract_tree abstract_pytree abstract_state item "
+        "items args restore_args tree pytree state",
+        "what every load does: no code of a file is run": "weights_only",
+        "`ec.open`, whose leaves are lazy": "mmap mmap_mode lazy",
+    },
+    "pairs": {
+        "`fresh` for what the checkpoint lacks, and `drop` for what the model lacks": (
+            "strict partial partial_restore allow_partial allow_missing ignore_missing"
+        ),
+        "that of each leaf of `model`, as `ec.skeleton(..., sharding=...)` sets it": (
+            "sharding shardings mesh partition_specs rules"
+        ),
+    },
+    "cast": {
+        "the dtype of each leaf of `like`, with `cast=True`": "dtype dtypes cast_dtype "
+        "cast_to restore_dtype torch_dtype param_dtype",
+    },
+    "rename": {"`rename`": "transforms key_mapping name_map fallback"},
+    "reshard": {'`reshard="devices"`': "broadcast"},
     # Saves.
-    ("overwrite", "`overwrite`", "force exist_ok"),
-    ("force", "`force`", "overwrite exist_ok"),
-    ("pytree", "`pytree`", "tree item items target state args save_args model"),
-    ("tree", "`tree`", "pytree item items target state args save_args model"),
-    ("dtype", "`dtype`", "cast cast_dtype cast_to save_dtype param_dtype"),
-    ("metadata", "`metadata`", "custom_metadata meta extra hyperparameters config"),
-    ("chunks", "`chunks`", "chunk_size chunk_shape chunk_byte_size"),
-    ("layout", "`layout`", "use_ocdbt use_zarr3 ocdbt zarr zarr3 format"),
-    ("shard_bytes", "`shard_bytes`", "max_shard_size"),
-    (
-        "tree_serialise_leaves",
-        "another call, `ec.async_tree_serialise_leaves`",
-        "async_ async_save asynchronous blocking block",
-    ),
-    ("CheckpointManager.save", "`wait()` after it", "blocking block wait"),
+    "overwrite": {"`overwrite`": "force exist_ok"},
+    "force": {"`force`": "overwrite exist_ok"},
+    "pytree": {"`pytree`": "tree item items target state args save_args model"},
+    "tree": {"`tree`": "pytree item items target state args save_args model"},
+    "dtype": {"`dtype`": "cast cast_dtype cast_to save_dtype param_dtype"},
+    "metadata": {"`metadata`": "custom_metadata meta extra hyperparameters config"},
+    "chunks": {"`chunks`": "chunk_size chunk_shape chunk_byte_size"},
+    "layout": {"`layout`": "use_ocdbt use_zarr3 ocdbt zarr zarr3 format"},
+    "shard_bytes": {"`shard_bytes`": "max_shard_size"},
+    "tree_serialise_leaves": {
+        "another call, `ec.async_tree_serialise_leaves`": "async_ async_save "
+        "asynchronous blocking block",
+    },
+    "CheckpointManager.save": {"`wait()` after it": "blocking block wait"},
     # Both, in runs of many processes.
-    ("processes", "`processes=ec.Together(tag=...)`", "tag"),
-    ("processes", "`processes=ec.Together(timeout=...)`", "timeout async_options"),
-    ("processes", "`processes`", "multiprocessing_options"),
+    "processes": {
+        "`processes=ec.Together(tag=...)`": "tag",
+        "`processes=ec.Together(timeout=...)`": "timeout async_options",
+        "`processes`": "multiprocessing_options",
+    },
     # Managers.
-    ("root", "`root`", "ckpt_dir directory dirpath path"),
-    ("root", "an argument for each option", "options"),
-    ("root", "`save(..., force=True)`", "overwrite force"),
-    ("root", "what it does by itself, at the first save", "create"),
-    (
-        "root",
-        "what every save of it does: it runs in the background",
-        "enable_async_checkpointing async_save asynchronous enable_background_delete",
-    ),
-    (
-        "root",
-        "the keys of the dict that you save",
-        "item_names item_handlers checkpointers",
-    ),
-    ("where", "`where=lambda tree: tree.model`", "save_weights_only"),
-    (
-        "keep",
-        "`keep`",
-        "max_to_keep preservation_policy save_top_k save_total_limit keep_last",
-    ),
-    ("keep_every", "`keep_every`", "keep_period keep_every_n_steps"),
-    ("keep_if", "`keep_if`", "should_keep_fn"),
-    (
-        "every",
-        "`every`",
-        "save_interval_steps save_decision_policy save_on_steps should_save_fn "
-        "every_n_epochs every_n_train_steps save_steps save_freq",
-    ),
-    ("every_seconds", "`every_seconds`", "train_time_interval save_interval_seconds"),
-    ("best", '`best=(metric, "max")`', "best_fn best_mode"),
-    ("best", '`best=(metric, "min")`', "monitor mode metric_for_best_model"),
-    (
-        "signals",
-        "the end of the `with`, which saves the last state, after an exception too",
-        "save_last save_on_exception save_on_train_end",
-    ),
-]
+    "root": {
+        "`root`": "ckpt_dir directory dirpath path",
+        "an argument for each option": "options",
+        "`save(..., force=True)`": "overwrite force",
+        "what it does by itself, at the first save": "create",
+        "what every save of it does: it runs in the background": (
+            "enable_async_checkpointing async_save asynchronous "
+            "enable_background_delete"
+        ),
+        "the keys of the dict that you save": "item_names item_handlers checkpointers",
+    },
+    "where": {"`where=lambda tree: tree.model`": "save_weights_only"},
+    "keep": {
+        "`keep`": "max_to_keep preservation_policy save_top_k save_total_limit "
+        "keep_last",
+    },
+    "keep_every": {"`keep_every`": "keep_period keep_every_n_steps"},
+    "keep_if": {"`keep_if`": "should_keep_fn"},
+    "every": {
+        "`every`": "save_interval_steps save_decision_policy save_on_steps "
+        "should_save_fn every_n_epochs every_n_train_steps save_steps save_freq",
+    },
+    "every_seconds": {"`every_seconds`": "train_time_interval save_interval_seconds"},
+    "best": {
+        '`best=(metric, "max")`': "best_fn best_mode",
+        '`best=(metric, "min")`': "monitor mode metric_for_best_model",
+    },
+    "signals": {
+        "the end of the `with`, which saves the last state, after an exception too": (
+            "save_last save_on_exception save_on_train_end"
+        ),
+    },
+}
 
 
 @ft.cache
@@ -203,8 +190,9 @@ def unknown_name(module: str, names: Iterable[str], name: str) -> AttributeError
 def unknown_argument(call: str, names: Iterable[str], name: str) -> TypeError:
     """The error for an argument that a call does not have. It has `names`."""
     names = [x for x in names if x != "self"]
-    rows = [row for row in _ARGUMENTS if row[0] in names or row[0] == call]
-    here = next((here for _, here, theirs in rows if name in theirs.split()), None)
+    tables = [_ARGUMENTS[x] for x in _ARGUMENTS if x in names or x == call]
+    rows = it.chain.from_iterable(table.items() for table in tables)
+    here = next((here for here, theirs in rows if name in theirs.split()), None)
     said = _said(here)
     if here is None:
         said += f"{_guess(name, names, 3)} It has {', '.join(names)}."
