@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from support.helpers import long
+from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
 
@@ -103,3 +104,7 @@ def test_the_last_state_is_saved_whatever_was_asked(asked, tmp_path):
             manager.save(step, _tree(step), {"n": step})
         ASKED[asked](manager)
     assert manager.steps() == [10, 20, 25]
+
+
+def test_processes_restore_a_step_that_changes_as_they_open_it(tmp_path):
+    good(run_team_program(2, "team_that_restores_beside_others", tmp_path, devices=1))

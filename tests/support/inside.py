@@ -59,6 +59,7 @@ CALLS = {
     "make arrays together": "_kernel._tree._from_host.PlainLeaves.make",
     "put arrays as JAX does": "_kernel._tree._from_host._put",
     "read digests": "_kernel._load._source.Source.read_beside",
+    "open a path": "_kernel._load._open.open_path",
     "read leaves": "_kernel._load._fetch.read_leaves",
     "make a lazy leaf": "_kernel._load._lazy.lazy_of",
     "read the head of an index": "_kernel._format._index_summary.summarise",

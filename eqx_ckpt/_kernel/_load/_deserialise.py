@@ -13,6 +13,7 @@ from typing import Any, Unpack
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
+from .._errors import ReplacedError
 from .._format import _schema, _text
 from .._runtime import _arguments, _gc, _log, _processes
 from .._runtime._processes import Processes
@@ -203,7 +204,7 @@ def _check_same(processes: Processes, saves: list[str], moves: str) -> None:
     # Only process 0 has the reports.
     for index, (own_saves, own_moves) in enumerate(reports):
         if own_saves != reports[0][0]:
-            raise RuntimeError(
+            raise ReplacedError(
                 f"{processes.what}: process {index} has opened another save than "
                 "process 0: it was replaced meanwhile. Load again."
             )

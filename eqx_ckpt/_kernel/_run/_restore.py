@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 import jax.tree_util as jtu
 
@@ -12,8 +12,10 @@ from .._errors import DamagedError, ReplacedError
 from .._format import _index, _schema
 from .._format._schema import COUNT, optional
 from .._load import _checkpoint, _deserialise
+from .._load._load_options import LoadOptions
 from .._load._partial import Apart
 from .._runtime import _log, _processes
+from .._runtime._arguments import Who
 from .._runtime._processes import Processes
 from . import _own, _start, _step_state, _steps
 from ._near_interface import LoadRequest, NearSearch, NearSteps, Restored
@@ -27,15 +29,12 @@ from ._steps import Signature, Steps
 _SAID = "what a process says of a restore"
 _AT = optional(COUNT)
 _SKIPPED = [(COUNT, (str, bool, bool, bool))]
-_KINDS = "damaged", "failed", "apart", "replaced", "loaded"
+_KINDS = "damaged", "failed", "apart", "replaced", "told", "loaded"
 _KIND = re.compile("|".join(_KINDS))
 _OUTCOME = _KIND, str, [(COUNT, COUNT)]
 
 # Options with which a restore does not read, or not check, all of a step.
 _IN_PART = {"filter_spec", "where", "source", "unexpected", "verify"}
-
-# How often a restore looks again for a step that is replaced while it is read.
-_AGAIN = 10
 
 
 def restore(
@@ -43,12 +42,15 @@ def restore(
 ) -> Restored:
     """Loads a step at the root that is named, or the newest of all."""
     steps = saves.steps
+    who = request.options.get("processes", saves.together)
+    request = _with_processes(request, who)
     with _log.timed("restore") as timer:
         if step is None:
             found = _newest(saves, near, request)
         else:
             step = _steps.check_step(step)
-            _check_agreed(saves, step, request)
+            if who != "own":
+                _check_agreed(saves, step, who)
             steps.check_not_linked(step)
             found = _of_step(saves, step, request)
             saves.attempt_start.note_restored(step)
@@ -60,11 +62,13 @@ def restore(
     return found
 
 
-def _check_agreed(saves: Saves, step: int, request: LoadRequest) -> None:
+def _with_processes(request: LoadRequest, who: Who) -> LoadRequest:
+    return request._replace(options={**request.options, "processes": who})
+
+
+def _check_agreed(saves: Saves, step: int, who: Who) -> None:
     """**Raises:** `ValueError` in all processes if they do not restore one step."""
-    root, who = saves.steps.root, request.options.get("processes", saves.together)
-    if who == "own":
-        return
+    root = saves.steps.root
     together, what = _processes.together(who), f"Restoring a step, in `{root}`"
     processes = _processes.of_run("restore a step", root, together, what)
     with processes.share_errors():
@@ -76,22 +80,34 @@ def _check_agreed(saves: Saves, step: int, request: LoadRequest) -> None:
         )
 
 
+def _line(steps: Steps, step: int, request: LoadRequest) -> Processes:
+    """The processes of the load that follows: what goes wrong before it is told on the
+    line (see `_processes`) of that. The others may wait there by now, and have it as
+    the error of that call."""
+    path, options = steps.known_path(step), LoadOptions(**request.options)
+    return _deserialise.processes_of("load", [path], request.like, options)
+
+
 def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
-    # Orbax may have it elsewhere, or as several trees.
-    if saves.steps.signature(step) is None:
-        skip = _step_state.why_skipped(saves.steps, step)
-        if skip is not None and skip.is_unread:
-            raise ValueError(
-                f"A manager does not restore step {step} of `{saves.steps.root}`: "
-                f"{skip.why}."
-            )
-    path = saves.steps.path(step)
+    steps = saves.steps
+    with _line(steps, step, request).share_errors():
+        # Orbax may have it elsewhere, or as several trees.
+        if steps.signature(step) is None:
+            skip = _step_state.why_skipped(steps, step)
+            if skip is not None and skip.is_unread:
+                raise ValueError(
+                    f"A manager does not restore step {step} of `{steps.root}`: "
+                    f"{skip.why}."
+                )
+        path = steps.path(step)
+        ckpt = None if request.own is None else _checkpoint.open(path)
     load = _deserialise.tree_deserialise_leaves
-    if request.own is None:
-        return Restored(load(path, request.like, **request.options), None, step)
-    ckpt = _checkpoint.open(path)
-    tree = load(ckpt, request.like, **request.options)
-    processes = saves.processes("restore own states", "Restoring own states")
+    tree = load(path if ckpt is None else ckpt, request.like, **request.options)
+    if ckpt is None:
+        return Restored(tree, None, step)
+    processes = Processes()
+    if request.options.get("processes") != "own":
+        processes = saves.processes("restore own states", "Restoring own states")
     with processes.share_errors():
         own = _own.load(ckpt, request.own)
         processes.gather()
@@ -108,7 +124,7 @@ class _Search:
     near: NearSearch
     request: LoadRequest
     skipped: dict[int, Skip] = dataclasses.field(default_factory=dict)
-    looks_left: int = _AGAIN
+    looks_left: int = _steps.LOOKS
     # Newer steps that an earlier attempt has left, as process 0 knows.
     passed: Sequence[int] = ()
 
@@ -133,7 +149,7 @@ def _newest(saves: Saves, near: NearSteps, request: LoadRequest) -> Restored:
     if search.is_near:
         saves.last_whole = None
     elif not _IN_PART & request.options.keys():
-        saves.last_whole = saves.steps.path(step)
+        saves.last_whole = saves.steps.known_path(step)
     _tell(search, step)
     return found
 
@@ -178,7 +194,7 @@ def _try(search: _Search) -> Restored | None:
     found, error, (kind, why, copies) = loaded
     if kind == "loaded":
         return found
-    if kind == "failed" or (kind == "apart" and not search.is_near):
+    if kind in ("failed", "told") or (kind == "apart" and not search.is_near):
         what = f"{processes.what}: another process has failed: {why}"
         raise error or RuntimeError(what)
     if search.is_near:
@@ -195,7 +211,8 @@ def _try(search: _Search) -> Restored | None:
 
 class _Outcome(NamedTuple):
     """The outcome of a load. The step was "loaded", is "damaged", has other parts than
-    are wanted ("apart") or was "replaced", or the load has "failed" for another reason.
+    are wanted ("apart") or was "replaced", the load has "failed" for another reason, or
+    this process was only "told" that it has not gone well in another.
     Bad `copies` of parts have the process on whose disk they are, and their number."""
 
     kind: str
@@ -221,10 +238,9 @@ def _load_chosen(search: _Search, step: int, processes: Processes) -> _Loaded:
         if search.is_near:
             found = near.load(processes.index, request)
         else:
-            who = request.options.get("processes", search.saves.together)
+            who = request.options.get("processes", "all")
             within = processes.within(who, "restore")
-            options: Any = {**request.options, "processes": within}
-            found = _load(search.saves.steps, step, request._replace(options=options))
+            found = _load(search.saves.steps, step, _with_processes(request, within))
     except Exception as e:
         error = e
     outcome = _agree(processes, error, near.blamed)
@@ -277,7 +293,8 @@ def _nothing(search: _Search) -> Exception:
 
 def _load(steps: Steps, step: int, request: LoadRequest) -> Restored:
     try:
-        ckpt = _checkpoint.open(steps.path(step))
+        with _line(steps, step, request).share_errors():
+            ckpt = _checkpoint.open(steps.path(step))
     except FileNotFoundError as e:
         # It was there a moment ago: another process has deleted it.
         raise ReplacedError(str(e)) from e
@@ -298,7 +315,8 @@ def _agree(
     """The worst outcome in any process."""
     kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced"), (Apart, "apart")]
     is_of = (word for kind, word in kinds if isinstance(error, kind))
-    own = "loaded" if error is None else next(is_of, "failed")
+    other = "told" if error and _processes.is_told(error) else "failed"
+    own = "loaded" if error is None else next(is_of, other)
     outcome = _Outcome(own, "" if error is None else str(error), blamed)
     said = share_records(processes, outcome, _SAID, _OUTCOME)
     kind = min((kind for kind, *_ in said), key=_KINDS.index)

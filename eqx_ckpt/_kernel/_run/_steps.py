@@ -92,6 +92,10 @@ class Steps:
         step = check_step(step)
         if self.is_local:
             self.signature(step)  # One of Orbax may be elsewhere.
+        return self.known_path(step)
+
+    def known_path(self, step: int) -> str | os.PathLike[str]:
+        """The same, without a look: of a step of Orbax, as it was last seen."""
         return below(self.location, self.key(step))
 
     def key(self, step: int) -> str:

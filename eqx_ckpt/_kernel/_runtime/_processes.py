@@ -443,6 +443,12 @@ class Processes:
         return self._since if seen is None else max(seen[1], self._since)
 
 
+def is_told(error: BaseException) -> bool:
+    """Whether an error that `share_errors` raises is of another process, or for one
+    that was silent."""
+    return isinstance(error.__context__, PeerError)
+
+
 def _gone_error(index: int) -> PeerError:
     return PeerError(f"process {index} has given up waiting, or was stopped.")
 
