@@ -17,6 +17,7 @@ def right(tree: Any, manager: ec.CheckpointManager) -> None:
     ec.materialise(tree, verify=False, max_bytes=2**30)
     ec.graft(tree, "c", [], cast=True, processes="own", progress=True)
     ec.open("c").splice(tree, rename=[("a", "b")], unexpected="ignore")
+    ec.tree_deserialise_leaves("c", tree, rename=ec.rename([("a", "b")]))
     ec.convert("c", "d", compression="lz4", max_bytes=None)
     ec.CheckpointManager("run", keep=3, filter_spec=True, processes=together)
     _: tuple[Any, int] = manager.restore(tree, missing="keep", is_leaf=callable)
@@ -39,3 +40,4 @@ def wrong(tree: Any, manager: ec.CheckpointManager) -> None:
     ec.CheckpointManager("run", max_to_keep=3)  # pyright: ignore
     ec.CheckpointManager("run", overwrite=True)  # pyright: ignore
     manager.restore(tree, sharding=None)  # pyright: ignore
+    manager.restore(tree, rename={"a": "b"})  # pyright: ignore

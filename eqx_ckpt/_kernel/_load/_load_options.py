@@ -1,7 +1,7 @@
 """The arguments of loads: their keywords, and the record that a call hands on."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable, TypedDict
 
 from jaxtyping import PyTree
 
@@ -11,8 +11,16 @@ from .._tree._compare import Static
 from .._tree._filters import FilterSpec, IsLeaf
 
 
-# What `ec.rename` takes, or returns: a tuple.
-Renaming = Callable[[str], str] | Sequence[tuple] | tuple[Any, ...] | None
+@runtime_checkable
+class IsRename(Protocol):
+    """What `ec.rename` returns."""
+
+    @property
+    def has_adapters(self) -> bool: ...
+
+
+# What `ec.rename` takes, or returns.
+Renaming = Callable[[str], str] | Sequence[tuple] | IsRename | None
 
 
 class TogetherKeywords(TypedDict, total=False):
