@@ -1,5 +1,7 @@
 """A run as a path: its newest complete step, for every call that reads."""
 
+import os
+
 import jax.numpy as jnp
 import pytest
 from support import command
@@ -51,6 +53,10 @@ def test_errors_have_the_steps_there_are(run, tmp_path, capsys):
             ec.graft(tree_at(0), path, [(lambda m: m, lambda c: c)])
     with pytest.raises(FileNotFoundError, match=there):
         ec.CheckpointManager(run).restore(tree_at(0), 7)
+    with pytest.raises(FileNotFoundError, match=there):
+        ec.add_metrics(run, 7, {"loss": 1})
+    with pytest.raises(FileNotFoundError, match=there):
+        ec.CheckpointManager(run).pin(7)
     assert command.main(["ls", f"{run}/7"]) == 2
     assert "all steps are 10, 20, 30." in capsys.readouterr().err
     for step in (10, 20):
@@ -61,6 +67,21 @@ def test_errors_have_the_steps_there_are(run, tmp_path, capsys):
     for path in ("other", "other/3", "other/4"):
         with pytest.raises(FileNotFoundError, match="There is no checkpoint at"):
             ec.open(tmp_path / path)
+
+
+def test_errors_say_that_a_step_is_not_complete(run):
+    os.remove(f"{run}/30/default/eqx_ckpt.json")
+    there = (
+        r"There is no step 30 in `.*run` that is complete \(its save was not "
+        r"completed, .*\): all steps are 10, 20\."
+    )
+    for path in (f"{run}/30", f"{run}/30/default"):
+        with pytest.raises(FileNotFoundError, match=there):
+            ec.open(path)
+    with pytest.raises(FileNotFoundError, match=there):
+        ec.CheckpointManager(run).restore(tree_at(0), 30)
+    with pytest.raises(FileNotFoundError, match=there):
+        ec.add_metrics(run, 30, {"loss": 1})
 
 
 def test_a_run_without_a_complete_step(tmp_path):

@@ -14,7 +14,7 @@ from typing import SupportsIndex
 from .._load import _published
 from .._storage import _store
 from .._storage._backend import Backend
-from . import _numbered
+from . import _numbered, _step_state
 from ._listing import ITEM
 from ._numbered import PINS
 from ._steps import check_step, Signature, Steps
@@ -93,4 +93,4 @@ def is_staying(steps: Steps, step: int) -> bool:
 
 
 def missing_error(steps: Steps, step: int) -> FileNotFoundError:
-    return FileNotFoundError(f"There is no step {step} in `{steps.root}`.")
+    return _step_state.missing_error(steps, step, steps.complete())

@@ -14,10 +14,6 @@ from ._steps import below, Steps
 T = TypeVar("T")
 
 
-# So many steps are listed in an error.
-_SHOWN = 20
-
-
 def run_at(path: str | os.PathLike[str]) -> Steps | None:
     """The steps of the run at a path; None if there are none, or nobody can tell."""
     return _listed(_unless_it_fails(lambda: Steps(path)))[0]
@@ -89,10 +85,7 @@ def _step_at(path: str | os.PathLike[str], run: Steps | None) -> Any:
     step = int(name)
     if step in there:
         return None if text.endswith("/default") else run.path(step)
-    shown = ", ".join(map(str, there[-_SHOWN:]))
-    what = "the newest steps" if len(there) > _SHOWN else "all steps"
-    what = f"{what} are {shown}" if len(there) > 1 else f"its only step is {shown}"
-    raise FileNotFoundError(f"There is no step {step} in `{run.root}`: {what}.")
+    raise _step_state.missing_error(run, step, there)
 
 
 def _unless_it_fails(ask: Callable[[], T]) -> T | None:

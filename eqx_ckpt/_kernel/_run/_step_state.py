@@ -1,6 +1,7 @@
 """The state of a step that may not be complete: why it is not restored."""
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .._format import _files, _text
@@ -14,6 +15,9 @@ from ._steps import LOOKS, Signature, Steps
 
 # Seconds in which a save that has made its directory has locked it, too.
 _LOCKING_SECONDS = 0.01
+
+# So many steps are listed in an error.
+_SHOWN = 20
 
 
 class Skip(NamedTuple):
@@ -87,3 +91,14 @@ def is_run(steps: Steps, listing: Listing | None = None) -> bool:
     # A link with the name of a step may lead to another run, beside others.
     is_begun = lambda step: not steps.is_linked(step) and why_skipped(steps, step)
     return any(map(is_complete, newest)) or any(map(is_begun, newest))
+
+
+def missing_error(steps: Steps, step: int, there: Sequence[int]) -> FileNotFoundError:
+    """The error of a step that is not among those that are complete."""
+    skip = why_skipped(steps, step)
+    why = f" that is complete ({skip.why})" if skip else ""
+    shown = ", ".join(map(str, there[-_SHOWN:]))
+    what = "the newest steps" if len(there) > _SHOWN else "all steps"
+    what = f"{what} are {shown}" if len(there) > 1 else f"its only step is {shown}"
+    what = what if there else "it has none"
+    return FileNotFoundError(f"There is no step {step} in `{steps.root}`{why}: {what}.")
