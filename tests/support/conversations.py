@@ -11,7 +11,7 @@ from typing import Any
 
 from eqx_ckpt._kernel._runtime import _messages
 from eqx_ckpt._kernel._runtime._messages import Channel
-from eqx_ckpt._kernel._runtime._processes import Processes
+from eqx_ckpt._kernel._runtime._processes import ManyProcesses, Processes
 
 
 class _Process:
@@ -78,7 +78,7 @@ class World:
         process = self._local.process
         count, index = len(self.own), process.rank
         channel = Channel(index, count, line, line, timeout, self, process.book)
-        return Processes(index, count, line, mark, tagged, channel)
+        return ManyProcesses(line, mark, tagged, channel)
 
     # ---- As the module `time`.
 

@@ -185,7 +185,7 @@ def read_in_step(
 ) -> list[Any]:
     """The result of `read`, which does these plans, once all processes have read the
     same saves, and made the same moves."""
-    if processes.channel is None:
+    if processes.count == 1:
         values = read()
     else:
         with processes.share_errors():

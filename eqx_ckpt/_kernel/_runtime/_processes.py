@@ -88,31 +88,13 @@ _STUCK = (
 )
 
 
-@dataclasses.dataclass
 class Processes:
-    """`count` processes, of which this is number `index`, in one call. People are told
-    `what` they do, and `mark` is that of the sign. Without a `channel` this is the only
-    process.
-
-    All make the same sequence of `gather` and `broadcast`, inside `share_errors`.
-    """
+    """The processes that make one call together. Here it is this one alone, and there
+    is nobody to talk to."""
 
     index: int = 0
     count: int = 1
     what: str = ""
-    mark: str = ""
-    is_tagged: bool = False
-    channel: Channel | None = None
-    # Of the round: what this process has said, unless it is process 0; whether it has
-    # nothing more to say; and when the round began.
-    _said: bytes | None = None
-    _is_over: bool = False
-    _since: float = 0.0
-    # Of the first round: the sign of this call. In process 0, those of the others by
-    # their numbers, and whether this call is vague.
-    _sign: CallSign = CallSign("")
-    _heard: dict[int, CallSign] = dataclasses.field(default_factory=dict)
-    _is_vague: bool = False
 
     @property
     def leads(self) -> bool:
@@ -126,17 +108,77 @@ class Processes:
         **Raises:** what went wrong here; else `RuntimeError` for what went wrong in
         another process, or for one that was silent for too long.
         """
+        yield
+
+    def gather(self, word: bytes = b"", alike: bool = False) -> list[bytes]:
+        """The words of all processes, in order, in process 0; in the others nothing.
+
+        `alike`: the words of the first round are the accounts of the calls. If they
+        differ, process 0 has to make it an error in all.
+        """
+        return [word]
+
+    def broadcast(self, word: bytes = b"") -> bytes:
+        """The word of process 0, in all. It ends the round."""
+        return word
+
+    def until(self, is_ready: Callable[[], bool], collective: bool = True) -> None:
+        """Waits, between two rounds, for what all processes do together, such as a
+        collective. Any other thing is looked at less often.
+
+        **Raises:** as soon as one of them has failed, or is silent for too long: it may
+        never take part.
+        """
+
+    def decide(
+        self, decide: Callable[[list[bytes]], bytes], say: Callable[[], bytes] = bytes
+    ) -> bytes:
+        """The decision of process 0, by what all `say`: a call of one round."""
+        with self.share_errors():
+            words = self.gather(say())
+            return self.broadcast(decide(words) if self.leads else b"")
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the others, outside `share_errors`, that this process gives up."""
+
+    def within(self, who: Who, name: str) -> Who:
+        """Options of a call that is a part of this one. No other call has its tag. So
+        if a process is interrupted before it comes to the inner call, the next one does
+        not find what was left of it."""
+        return who
+
+
+class ManyProcesses(Processes):
+    """All processes of a run in one call. People are told `what` they do, and `mark` is
+    that of the sign.
+
+    All make the same sequence of `gather` and `broadcast`, inside `share_errors`.
+    """
+
+    def __init__(self, what: str, mark: str, is_tagged: bool, channel: Channel):
+        self.index, self.count, self.what = channel.index, channel.count, what
+        self.mark, self.is_tagged, self.channel = mark, is_tagged, channel
+        # Of the round: what this process has said, unless it is process 0; whether it
+        # has nothing more to say; and when the round began.
+        self._said: bytes | None = None
+        self._is_over, self._since = False, 0.0
+        # Of the first round: the sign of this call. In process 0, those of the others
+        # by their numbers, whether this call is vague, and what went wrong in other
+        # calls that it has met, by the processes.
+        self._sign = CallSign("")
+        self._heard: dict[int, CallSign] = {}
+        self._is_vague, self._ignored = False, dict[int, str]()
+
+    @contextlib.contextmanager
+    def share_errors(self) -> Iterator[None]:
         channel = self.channel
-        if channel is None:
-            yield
-            return
         try:
             try:
                 yield
             except FileNotFoundError:
                 # If process 0 has failed, it has deleted what all of them write to.
                 if channel.round > 0 and not self.leads:
-                    self._listen(channel)
+                    self._listen()
                 raise
         except BaseException as e:
             self.fail(e)
@@ -149,22 +191,15 @@ class Processes:
                 channel.forget(channel.at)
 
     def gather(self, word: bytes = b"", alike: bool = False) -> list[bytes]:
-        """The words of all processes, in order, in process 0; in the others nothing.
-
-        `alike`: the words of the first round are the accounts of the calls. If they
-        differ, process 0 has to make it an error in all.
-        """
         channel = self.channel
-        if channel is None:
-            return [word]
         is_first = channel.number is None
         if is_first:
             self._sign = CallSign(self.mark, word.decode() if alike else None)
         if self.leads and is_first:
-            return self._meet(channel, word)
+            return self._meet(word)
         if self.leads:
             # It is None only in first rounds.
-            return self._collect(channel, word, {}) or []
+            return self._collect(word) or []
         if is_first:
             self._said = signed(WORD, self._sign, b"" if alike else word)
             channel.take_number()
@@ -174,10 +209,7 @@ class Processes:
         return []
 
     def broadcast(self, word: bytes = b"") -> bytes:
-        """The word of process 0, in all. It ends the round."""
         channel = self.channel
-        if channel is None:
-            return word
         if self.leads:
             # If this is interrupted from here on, the answer may have been heard.
             self._is_over = True
@@ -187,55 +219,34 @@ class Processes:
                     channel.forget(key)
                 channel.line.ended = []
         else:
-            word = self._hear(channel)
+            word = self._hear()
             channel.begin_beats()
         channel.round += 1
         self._said, self._is_over, self._since = None, False, channel.now()
         return word
 
     def until(self, is_ready: Callable[[], bool], collective: bool = True) -> None:
-        """Waits, between two rounds, for what all processes do together, such as a
-        collective. Any other thing is looked at less often.
-
-        **Raises:** as soon as one of them has failed, or is silent for too long: it may
-        never take part.
-        """
-        channel = self.channel
-        if channel is None:
-            return
         wait, next_look = _FIRST_WAIT, time.monotonic() + _LISTEN
         while not is_ready():
             time.sleep(wait)
             wait = min(2 * wait, _MAX_WAIT if collective else _MAX_SLOW_WAIT)
             if time.monotonic() > next_look:
-                self._listen(channel, _STUCK if collective else "")
+                self._listen(_STUCK if collective else "")
                 next_look = time.monotonic() + _LISTEN
 
-    def decide(
-        self, decide: Callable[[list[bytes]], bytes], say: Callable[[], bytes] = bytes
-    ) -> bytes:
-        """The decision of process 0, by what all `say`: a call of one round."""
-        with self.share_errors():
-            words = self.gather(say())
-            return self.broadcast(decide(words) if self.leads else b"")
-
     def fail(self, error: BaseException) -> None:
-        """Tells the others, outside `share_errors`, that this process gives up."""
-        if self.channel is not None:
-            with contextlib.suppress(Exception):
-                self._tell(self.channel, error)
+        with contextlib.suppress(Exception):
+            self._tell(error)
 
     def within(self, who: Who, name: str) -> Who:
-        """Options of a call that is a part of this one. No other call has its tag. So
-        if a process is interrupted before it comes to the inner call, the next one does
-        not find what was left of it."""
-        if self.channel is None or who == "own":
+        if who == "own":
             return who
         return dataclasses.replace(together(who), tag=f"{name} {self.channel.number}")
 
-    def _hear(self, channel: Channel) -> bytes:
+    def _hear(self) -> bytes:
         """The answer of process 0. In the first round it passes ends that are for other
         calls."""
+        channel = self.channel
         while True:
             answer = channel.hear()
             if answer[:1] == WORD:
@@ -259,11 +270,11 @@ class Processes:
         is_next = end.is_vague and self.index in end.silent
         return is_like and not is_next
 
-    def _tell(self, channel: Channel, error: BaseException) -> None:
+    def _tell(self, error: BaseException) -> None:
         """Says that this process has failed, or that it waits no longer."""
         if self._is_over:
             return
-        text = _error_text(self.index, error)
+        channel, text = self.channel, _error_text(self.index, error)
         is_first = channel.number is None
         if is_first:
             channel.take_number()
@@ -287,24 +298,24 @@ class Processes:
 
     # ---- In process 0: the calls of all others that meet with its own.
 
-    def _meet(self, channel: Channel, own: bytes) -> list[bytes]:
+    def _meet(self, own: bytes) -> list[bytes]:
         """The words of all, in the first number that they come to with calls like this.
         Numbers before that are closed.
 
         **Raises:** as soon as one of them has failed, or left, with such a call.
         """
+        channel = self.channel
         channel.book.sweep(channel.client)
         line, sign = channel.line, self._sign
         self._is_vague = not (sign.account is not None or self.is_tagged) or (
             line.last is not None and sign.is_like(line.last)
         )
         line.last = sign
-        ignored: dict[int, str] = {}
         while True:
             channel.take_number()
             channel.begin_beats()
             self._heard = {}
-            words = self._collect(channel, own, ignored)
+            words = self._collect(own)
             if words is None:
                 channel.close(CallEnd("", []))
                 continue
@@ -316,19 +327,18 @@ class Processes:
                 self._is_over = True
                 raise PeerError(_BEHIND)
 
-    def _collect(
-        self, channel: Channel, own: bytes, ignored: dict[int, str]
-    ) -> list[bytes] | None:
+    def _collect(self, own: bytes) -> list[bytes] | None:
         """The words of all; None if a process has failed or left in this number with
-        another call. What went wrong there comes into `ignored`.
+        another call.
 
         **Raises:** `PeerError` as soon as a word is an error, and once a process has
         been silent for `timeout`."""
+        channel = self.channel
         start = channel.now()
         words = {0: own}
         warn = warner(channel.where)
         for said, gone in channel.looks():
-            found = self._words(channel, said, gone, ignored)
+            found = self._words(said, gone)
             if found is None:
                 return None
             words.update(found)
@@ -337,18 +347,16 @@ class Processes:
                 break
             warn(missing)
             if channel.round > 0:
-                self._check_alive(channel, missing)
+                self._check_alive(missing)
             elif channel.now() - start > channel.timeout:
-                raise self._absent_error(channel, missing, ignored)
+                raise self._absent_error(missing)
         return [words[index] for index in range(self.count)]
 
-    def _words(
-        self, channel: Channel, said: Words, gone: Words, ignored: dict[int, str]
-    ) -> Words | None:
+    def _words(self, said: Words, gone: Words) -> Words | None:
         """The words that were said by now; None as of `_collect`. **Raises:**
         `PeerError` for a word that is an error, and for a process that is gone."""
-        if channel.round == 0:
-            return self._first_words(said, gone, ignored)
+        if self.channel.round == 0:
+            return self._first_words(said, gone)
         for value in said.values():
             if value[:1] != WORD:
                 raise PeerError(value[1:].decode())
@@ -356,9 +364,7 @@ class Processes:
             raise _gone_error(index)
         return {index: value[1:] for index, value in said.items()}
 
-    def _first_words(
-        self, said: Words, gone: Words, ignored: dict[int, str]
-    ) -> Words | None:
+    def _first_words(self, said: Words, gone: Words) -> Words | None:
         """The same in the first round, in which words have signs."""
         for index, value in gone.items():
             # It may have left another call. Of a vague one nobody can tell.
@@ -374,17 +380,16 @@ class Processes:
             elif sign.is_like(self._sign):
                 raise PeerError(word.decode())
             else:
-                ignored[index] = word.decode()
+                self._ignored[index] = word.decode()
                 return None
         return words
 
-    def _absent_error(
-        self, channel: Channel, missing: list[int], ignored: dict[int, str]
-    ) -> PeerError:
+    def _absent_error(self, missing: list[int]) -> PeerError:
         """The error for processes that have not come to the first round."""
+        channel, ignored = self.channel, self._ignored
         hints = [f" In another call {ignored[i]}" for i in missing if i in ignored]
         return PeerError(
-            f"of {channel.count} processes these have not come in "
+            f"of {self.count} processes these have not come in "
             f"{channel.timeout:g} seconds: {listed(missing)}. They may have died, be "
             "busy for longer than `timeout`, or never have made this call. Every "
             "process has to make it, with the same path and `tag`."
@@ -412,35 +417,33 @@ class Processes:
 
     # ---- Signs of life.
 
-    def _listen(self, channel: Channel, stuck: str = "") -> None:
+    def _listen(self, stuck: str = "") -> None:
         """**Raises:** if it is known by now that a process has failed or died. The
         error ends with `stuck`, unless process 0 has said it to all."""
+        channel = self.channel
         said, gone = channel.look(channel.seen)
         try:
             if self.leads:
-                self._words(channel, said, gone, {})
+                self._words(said, gone)
             elif (answer := channel.answered()) is not None:
                 self._is_over = True
                 raise PeerError(answer[1:].decode())
             others = range(1, self.count) if self.leads else [0]
-            self._check_alive(channel, others)
+            self._check_alive(others)
         except PeerError as e:
             raise PeerError(f"{e}{'' if self._is_over else stuck}", e.silent) from None
 
-    def _check_alive(self, channel: Channel, missing: Iterable[int]) -> None:
+    def _check_alive(self, missing: Iterable[int]) -> None:
         """**Raises:** if one of these has given no sign of life for `timeout`."""
-        now = channel.now()
-        silent = [i for i in missing if now - self._last(channel, i) > channel.timeout]
+        now, timeout, seen = self.channel.now(), self.channel.timeout, self.channel.seen
+        # In this round or before it.
+        last = lambda index: max(seen.get(index, (b"", 0.0))[1], self._since)
+        silent = [index for index in missing if now - last(index) > timeout]
         if silent:
             raise PeerError(
                 f"of {self.count} processes these have been silent for "
-                f"{channel.timeout:g} seconds: {listed(silent)}. They may have died."
+                f"{timeout:g} seconds: {listed(silent)}. They may have died."
             )
-
-    def _last(self, channel: Channel, index: int) -> float:
-        """When a process gave its last sign of life, in this round or before it."""
-        seen = channel.seen.get(index)
-        return self._since if seen is None else max(seen[1], self._since)
 
 
 def is_told(error: BaseException) -> bool:
@@ -479,8 +482,7 @@ def of_run(
     where = f"{kind}, `{path}`{tagged(tag)}"
     index = state.process_id or 0
     channel = Channel(index, count(), key, where, together.timeout, state.client)
-    own = mark() if tag is None else ""
-    return Processes(index, count(), what, own, tag is not None, channel)
+    return ManyProcesses(what, mark() if tag is None else "", tag is not None, channel)
 
 
 def tagged(tag: object) -> str:
