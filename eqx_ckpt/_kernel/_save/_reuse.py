@@ -20,7 +20,6 @@ import functools as ft
 import itertools as it
 import weakref
 from collections.abc import Sequence, Set
-from typing import NamedTuple
 
 import jax
 
@@ -42,7 +41,7 @@ from ._lazies import LazySource
 from ._payload import PlannedLeaf
 from ._plan import Plan
 from ._tree_spec import TreeSpec
-from ._writing import ChunkRun, Destination, Files, LinkedFiles
+from ._writing import ChunkRun, Destination, LinkedFiles
 
 
 # More files than this are not linked: what is in the smallest is written anew.
@@ -129,7 +128,8 @@ def hold_unchanged(
         near = [
             leaf if i in reused.likely else _near(leaf) for i, leaf in enumerate(leaves)
         ]
-        runs_of, _, same = _compare(source, near, reused.known)
+        compared = _compare(source, near, reused.known)
+        runs_of, same = compared.files(), compared.same
         sizes = _sizes(leaves, runs_of)
         for number in _largest(sizes):
             key = f"{source.database}/{source.index.files[number]}"
@@ -174,7 +174,7 @@ def link_unchanged(reused: ReusedSave, plan: Plan, into: Destination) -> LinkedF
     leaves, spec = plan.leaves, plan.spec
     try:
         source = reused.source()
-        runs_of, digests_of, same = _compare(source, leaves, reused.known)
+        compared = _compare(source, leaves, reused.known)
     except (OSError, ValueError, RuntimeError) as e:
         if reused.held:
             raise
@@ -185,16 +185,14 @@ def link_unchanged(reused: ReusedSave, plan: Plan, into: Destination) -> LinkedF
             path=reused.root.url,
         )
         return _writing.NOTHING
+    runs_of, same = compared.files(), frozenset(compared.same)
     if not reused.held and not _is_worth(same, leaves, spec):
         return _writing.NOTHING
     linked = _link(reused, source, _sizes(leaves, runs_of), into)
-    files: Files = [runs_of[number] for number in linked]
-    digests = [
-        (run.leaf, run.chunks, digests_of[run.leaf, run.chunks])
-        for file in files
-        for run in file
-    ]
-    return LinkedFiles(files, digests, frozenset(same))
+    known = set(linked)
+    kept = [(run, digests) for file, digests, run in compared.kept if file in known]
+    digests = [(run.leaf, run.chunks, own) for run, own in kept]
+    return LinkedFiles([runs_of[number] for number in linked], digests, same)
 
 
 def function_files(reused: ReusedSave) -> dict[str, SavedFile]:
@@ -229,18 +227,9 @@ def _largest(sizes: dict[int, int]) -> list[int]:
     return sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MAX_LINKED_FILES]
 
 
-class _Unchanged(NamedTuple):
-    """The parts of another save that have not changed since: whole `files`, with the
-    runs in each; the `digests` of all unchanged runs; and the `leaves`."""
-
-    files: dict[int, list[ChunkRun]]
-    digests: dict[tuple[int, range], bytes]
-    leaves: set[int]
-
-
 def _compare(
     source: Source, leaves: Sequence[PlannedLeaf], known: Set[int]
-) -> _Unchanged:
+) -> "_Comparison":
     """Compares leaves with those in `source`; the `known` ones are taken as equal."""
     comparison = _Comparison(source, leaves, known)
     kinds = {leaf.template_number: leaf.template for leaf in leaves}
@@ -257,7 +246,7 @@ def _compare(
         else:
             comparison.compare_runs(saved_index, leaf_index)
     comparison.compare_ones(ones)
-    return comparison.unchanged()
+    return comparison
 
 
 @dataclasses.dataclass(eq=False)
@@ -283,11 +272,8 @@ class _Comparison:
         """Compares a leaf with a saved one, run by run."""
         extents = self.source.index.extents
         record = self.source.index.leaves.record(saved_index, known=True)
-        leaf, is_known, is_same = (
-            self.leaves[leaf_index],
-            leaf_index in self.known,
-            True,
-        )
+        leaf, is_known = self.leaves[leaf_index], leaf_index in self.known
+        is_same = True
         for start, stop, file, offset in extents.segments(record):
             run = range(start, stop)
             saved_digests = self.source.digests_of(record, run)
@@ -298,9 +284,8 @@ class _Comparison:
             ends = None
             if record.template.codec is not None:
                 ends = [extents.extent(record, start, n + 1) for n in run]
-            self.kept.append(
-                (file, saved_digests, ChunkRun(leaf_index, run, offset, ends))
-            )
+            kept = ChunkRun(leaf_index, run, offset, ends)
+            self.kept.append((file, saved_digests, kept))
         if is_same:
             self.same.add(leaf_index)
 
@@ -319,14 +304,14 @@ class _Comparison:
             else:
                 self.changed.add(file)
 
-    def unchanged(self) -> _Unchanged:
+    def files(self) -> dict[int, list[ChunkRun]]:
+        """The files in which nothing has changed, with the runs in each."""
         files: dict[int, list[ChunkRun]] = {}
         # Runs of a file are told in their order there.
         for file, _, run in sorted(self.kept, key=lambda row: row[2].offset):
             if file not in self.changed:
                 files.setdefault(file, []).append(run)
-        digests = {(run.leaf, run.chunks): own for _, own, run in self.kept}
-        return _Unchanged(files, digests, self.same)
+        return files
 
 
 def _is_one(t: Template) -> bool:
