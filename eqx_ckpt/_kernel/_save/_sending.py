@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .._runtime import _threads
 from .._storage import _store
 from .._storage._objects import ObjectStore
 
@@ -16,34 +15,26 @@ class UploadQueue:
 
     def __init__(self, store: ObjectStore, most: int):
         self._store, self._most = store, most
+        # Of each: its key, the write, and its bytes. Threads take one step at a time.
         self._sending: collections.deque[tuple[str, Any, int]] = collections.deque()
-        self._size = 0
-        self._lock = _threads.Lock()
 
     def send(self, key: str, buffers: Iterable[Any]) -> None:
         data = b"".join(buffers)
-        sending = key, self._store.start_write(key, data), len(data)
+        self._sending.append((key, self._store.start_write(key, data), len(data)))
         del data
-        self._lock.run(lambda: self._add(sending))
         self.wait(self._most)
-
-    def _add(self, sending: tuple[str, Any, int]) -> None:
-        self._sending.append(sending)
-        self._size += sending[2]
-
-    def _next(self, most: int) -> tuple[str, Any, int] | None:
-        if not self._sending or (most and self._size <= most):
-            return None
-        self._size -= self._sending[0][2]
-        return self._sending.popleft()
 
     def wait(self, most: int = 0) -> None:
         """Waits until no more than `most` bytes are on their way; by default for all.
 
         **Raises:** what went wrong with a file that was sent.
         """
-        while sending := self._lock.run(lambda: self._next(most)):
-            key, write, _ = sending
+        size = lambda: sum(nbytes for *_, nbytes in self._sending.copy())
+        while not most or size() > most:
+            try:
+                key, write, _ = self._sending.popleft()
+            except IndexError:
+                return
             _store.finish_write(self._store, key, write)
 
     @contextlib.contextmanager
