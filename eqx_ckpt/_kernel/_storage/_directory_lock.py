@@ -62,13 +62,8 @@ class DirectoryLock:
                 # Also for whoever looks whether it is left.
                 self.found, self.call = os.fstat(fd), call
                 _locks[id(self)] = weakref.ref(self)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if not (self._wait and _wait_for(fd, self._directory)):
-                        return False
-                except OSError:
-                    return False  # There are no locks.
+                if not _is_taken(fd, self._directory, self._wait):
+                    return False
                 # While we waited another directory may have come in its place.
                 if is_same(self._directory, self.found):
                     return True
@@ -116,12 +111,18 @@ def _is_over(call: types.FrameType | None) -> bool:
     return True
 
 
-def _wait_for(fd: int, directory: str) -> bool:
-    """Locks an open directory that another has locked, once it can. Returns whether it
-    has."""
+def _is_taken(fd: int, directory: str, wait: bool) -> bool:
+    """Locks an open directory; if another has locked it and we `wait`, once that can be
+    done. Returns whether it has."""
     start, pause, told = time.monotonic(), 0.001, limits.lock_log_seconds
     since, looked = time.strftime("%H:%M:%S"), _OWN
     while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as e:
+            if not (wait and isinstance(e, BlockingIOError)):
+                return False  # Or there are no locks.
         waited = time.monotonic() - start
         if waited > looked:
             looked *= 4
@@ -137,13 +138,6 @@ def _wait_for(fd: int, directory: str) -> bool:
             _log.say(_log.WARNING, text, path=directory)
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            continue
-        except OSError:
-            return False
 
 
 def _holder(fd: int) -> str:

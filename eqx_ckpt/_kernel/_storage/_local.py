@@ -381,15 +381,12 @@ class LocalDirectory(Backend):
     def _make_directory(self) -> Descriptor:
         """Makes the directory, unless it is there, and opens it."""
         flags = DIRECTORY | os.O_NOFOLLOW
-        for attempts_left in reversed(range(100)):
-            try:
+        for _ in range(99):
+            # Before it had its lock another process took it for a leftover; or what it
+            # is in was deleted.
+            with contextlib.suppress(FileNotFoundError):
                 return self._open_directory(flags, make=True)
-            except FileNotFoundError:
-                # Before it had its lock another process took it for a leftover; or what
-                # it is in was deleted.
-                if not attempts_left:
-                    raise
-        raise AssertionError
+        return self._open_directory(flags, make=True)
 
     def _open_directory(self, flags: int = _WAY, make: bool = False) -> Descriptor:
         """Opens the directory, to get at what is in it; it is made where there is none,
