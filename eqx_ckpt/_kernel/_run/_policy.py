@@ -51,18 +51,15 @@ class Policy(NamedTuple):
                 "all processes of a run save together, and calls meet by the step."
             )
 
-    def may_be_due(self, step: int) -> bool:
-        """All processes know alike; with `every_seconds` process 0 has to decide."""
+    def is_due(self, step: int, last: float = -math.inf) -> bool:
+        """Whether a step is due if the last save was at a time; by default whether it
+        may be. All processes know that alike; with `every_seconds` process 0 has to
+        decide."""
         if self.every is not None and step % self.every == 0:
             return True
-        return self.every is None or self.every_seconds is not None
-
-    def is_due(self, step: int, last: float) -> bool:
-        """Whether a step that may be due is, if the last save was at a time."""
-        if self.every is not None and step % self.every == 0:
-            return True
-        seconds = self.every_seconds
-        return seconds is None or time.monotonic() - last >= seconds
+        if self.every_seconds is None:
+            return self.every is None
+        return time.monotonic() - last >= self.every_seconds
 
     @property
     def has_rank(self) -> bool:

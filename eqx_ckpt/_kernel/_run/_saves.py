@@ -118,7 +118,7 @@ class Saves:
     def _save_if_due(self, state: PendingState) -> bool:
         self._has_raised = True  # Unless this comes to its end.
         is_begun = False
-        if state.force or self.policy.may_be_due(state.step):
+        if state.force or self.policy.is_due(state.step):
             try:
                 is_begun = self._save(state)
             except BaseException as e:
@@ -191,16 +191,17 @@ class Saves:
             reuse=self.last_whole if is_shared else None,
             functions=state.functions,
         )
-        # Here only an error is told, on the line (see `_processes`) of the save below:
-        # the others may wait there by now, and have it as the error of that call.
+        # Here only an error is told, as one of the save below: the others may wait
+        # there by now, and have it as the error of that call.
         path = self.steps.path(step)
-        with _serialise.processes_of(path, None, options).share_errors():
+        writers = _serialise.processes_of(path, state.tree, options)
+        with writers.share_errors():
             self.wait()
             own = _own.encode(state.own)
         self._begun = step
         metadata = {**given, "step": step, "metrics": decision.metrics}
         options = options._replace(metadata=metadata, own=own)
-        handle = self._begin_write(state, path, options, processes.leads)
+        handle = self._begin_write(state, path, options, writers)
         self.last_begin = time.monotonic()
         saving = RunningSave(step, handle, decision.metrics, _threads.Event())
         retains = retain and processes.leads
@@ -237,13 +238,12 @@ class Saves:
         return Decision(*_schema.read(said, _DECISION_SOURCE, _DECISION))
 
     def _begin_write(
-        self, state: PendingState, path: Any, options: SaveOptions, leads: bool
+        self, state: PendingState, path: Any, options: SaveOptions, writers: Processes
     ) -> SaveHandle:
         """Begins to write a step. The mark of one that is replaced is taken away
         before, and put back if the save does not begin."""
         step = state.step
-        writers = _serialise.processes_of(path, state.tree, options)
-        unmarks = options.overwrite and leads
+        unmarks = options.overwrite and writers.leads
         if unmarks:
             _step_facts.add_to_history(self.steps, [step])
             _marks.unmark(self.steps, step)
