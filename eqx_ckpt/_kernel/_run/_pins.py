@@ -28,20 +28,15 @@ def pin(steps: Steps, step: SupportsIndex) -> None:
     """**Raises:** `FileNotFoundError` if there is no such step."""
     step = check_step(step)
     with locked(steps, step):
-        is_new = _create(steps, step)
+        is_new = False
+        with contextlib.suppress(FileExistsError):
+            _numbered.create_file(steps.root, PINS, step, b"\n")
+            is_new = True
         if is_staying(steps, step):
             return
         if is_new:
             unpin(steps, step)
     raise missing_error(steps, step)
-
-
-def _create(steps: Steps, step: int) -> bool:
-    """Returns whether it was not pinned before."""
-    with contextlib.suppress(FileExistsError):
-        _numbered.create_file(steps.root, PINS, step, b"\n")
-        return True
-    return False
 
 
 def unpin(steps: Steps, step: SupportsIndex) -> None:

@@ -288,12 +288,8 @@ def in_order(jobs: Iterable[Callable[[], T]], requests: int) -> Iterator[T]:
         for job in jobs:
             yield job()
         return
-    starts = ((0, ft.partial(_same, job)) for job in jobs)
+    starts = ((0, lambda job=job: job) for job in jobs)
     yield from _reader.in_order(starts, 0, requests, requests)
-
-
-def _same(job: T) -> T:
-    return job
 
 
 def places(leaves: Sequence[PlannedLeaf]) -> frozenset[str]:
@@ -356,11 +352,8 @@ def read_small(
     leaf_indices: list[int] = []
     for leaf_index, leaf in enumerate(leaves):
         is_lazy = leaf.alias is None and isinstance(leaf.value, LazySource)
-        if (
-            is_lazy
-            and leaf_index not in but
-            and leaf.template.nbytes <= min(_SMALL, max_bytes)
-        ):
+        is_small = leaf.template.nbytes <= min(_SMALL, max_bytes)
+        if is_lazy and is_small and leaf_index not in but:
             leaf_indices.append(leaf_index)
             max_bytes -= leaf.template.nbytes
     if not leaf_indices:

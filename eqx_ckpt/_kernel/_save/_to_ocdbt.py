@@ -37,14 +37,12 @@ from ._writing import (
 def write(task: WriteTask, into: Destination[Sink]) -> Files:
     """Writes the data files of this process, one job for each, on a few threads. Each
     is named by its number."""
-    spec = task.spec
-    files: list[tuple[int, Iterable[Batch]]]
-    own = task.files_of(task.index)
+    spec, files = task.spec, task.files_of(task.index)
+    batches: Sequence[Iterable[Batch]]
     if task.is_fixed_by_spec:
         batches = _batches_of_files(spec, task.deal, task.index)
-        files = list(zip([number for number, _ in own], batches))
     else:
-        files = [(i, _streams.batches(spec, lay_runs(spec, runs))) for i, runs in own]
+        batches = [_streams.batches(spec, lay_runs(spec, runs)) for _, runs in files]
     # What is sent is held in memory.
     threads = task.threads(task.max_file_bytes if into.outbox is not None else 0)
     requests = task.requests // max(1, min(threads, len(files)))
@@ -52,8 +50,8 @@ def write(task: WriteTask, into: Destination[Sink]) -> Files:
     requests = 1 if spec.is_compressed else requests
     write_file = ft.partial(_streams.write_file, task.data, into)
     jobs = [
-        ft.partial(write_file, f"{into.data_key}/{number}", batches, requests)
-        for number, batches in files
+        ft.partial(write_file, f"{into.data_key}/{number}", own, requests)
+        for (number, _), own in zip(files, batches)
     ]
     return _threads.gather(
         jobs,

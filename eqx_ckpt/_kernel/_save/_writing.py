@@ -5,7 +5,6 @@ The module of a layout, `_to_ocdbt` or `_to_zarr`, has the functions of `LayoutW
 """
 
 import dataclasses
-import functools as ft
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, runtime_checkable, TypeVar
@@ -133,10 +132,6 @@ class Deal:
 
     files: list[tuple[int, _assign.Runs]]
 
-    @ft.cached_property
-    def run_count(self) -> int:
-        return sum(len(runs) for _, runs in self.files)
-
 
 # What follows from a deal of more runs is not kept for the next save.
 _KEPT_RUNS = 2**20
@@ -180,7 +175,8 @@ class WriteTask:
             owners = _owners_of(data.leaves) if count > 1 else ((), ())
             self.deal = deal_by_spec(self.spec, owners, count, max_file_bytes)
             # Then the spec and the deal say where each chunk lies.
-            is_kept = count == 1 or self.deal.run_count <= _KEPT_RUNS
+            runs = sum(len(runs) for _, runs in self.deal.files)
+            is_kept = count == 1 or runs <= _KEPT_RUNS
             self.is_fixed_by_spec = is_kept and not self.spec.is_compressed
 
     def threads(self, file: int = 0) -> int:
