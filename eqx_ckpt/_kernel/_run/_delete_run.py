@@ -98,11 +98,8 @@ def _check_step(run: Steps, step: int) -> None:
     if isinstance(found, Skip) and found.is_lost:
         why = f"Step {step} of the run at `{run.root}` cannot be deleted: {found.why}"
         raise ValueError(f"{why}. Nothing was deleted. Delete it yourself.")
-    if (
-        _removal.is_read(run, step)
-        or isinstance(found, Signature)
-        and not found.is_ours
-    ):
+    is_of_orbax = isinstance(found, Signature) and not found.is_ours
+    if is_of_orbax or _removal.is_read(run, step):
         raise _not_ours(run.root, str(step))
     at = run.root.below(str(step))
     for name, is_directory in (at.list_top() or {}).items():

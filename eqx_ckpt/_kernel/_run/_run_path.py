@@ -24,11 +24,8 @@ def _listed(
 ) -> tuple[Steps | None, Listing | None]:
     """Steps that may be those of a run, with a list of them if they are."""
     listing = steps and _unless_it_fails(lambda: steps.listing(asked))
-    if (
-        steps
-        and listing
-        and _unless_it_fails(lambda: _step_state.is_run(steps, listing))
-    ):
+    is_run = lambda: bool(steps) and _step_state.is_run(steps, listing)
+    if listing and _unless_it_fails(is_run):
         return steps, listing
     return None, None
 

@@ -97,10 +97,8 @@ def pass_through(call: Callable[P, T]) -> Callable[P, T]:
     @ft.wraps(call)
     def passed(*args: P.args, **kwargs: P.kwargs) -> T:
         global _raised
-        if (
-            _raised is not None
-            or threading.current_thread() is not threading.main_thread()
-        ):
+        is_main = threading.current_thread() is threading.main_thread()
+        if _raised is not None or not is_main:
             return call(*args, **kwargs)
         found = zip(_NUMBERS, map(_signal.getsignal, _NUMBERS))
         own = signal.default_int_handler

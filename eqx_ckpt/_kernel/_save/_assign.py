@@ -69,10 +69,8 @@ def most_files(total: int, processes: int, most: int) -> int:
 
 
 def _pack(leaves: Sequence[DealtLeaf], runs: Runs, target: int) -> list[Runs]:
-    if (
-        sum(len(run) * leaves[leaf_index].chunk_bytes for leaf_index, run in runs)
-        <= target
-    ):
+    total = sum(len(run) * leaves[leaf_index].chunk_bytes for leaf_index, run in runs)
+    if total <= target:
         return [runs] if runs else []
     files: list[Runs] = []
     end = 0
