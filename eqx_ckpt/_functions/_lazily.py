@@ -2,7 +2,7 @@
 
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from .._kernel._load import _lazy
 from .._kernel._load._lazy import LazyArray
 from .._kernel._runtime import _arguments
 from .._kernel._tree import _folding, _host_copy, _identity, _leaf
-from . import _computed, _traced
+from . import _computed, _jaxpr, _traced
 from ._computed import Formula, Operand
 from ._traced import Traced
 
@@ -91,6 +91,21 @@ def _lazily(fn: Callable[..., Any], elementwise: bool, *args: Any) -> LazyArray:
     return _computed.computed(formula)
 
 
+class _Jaxpr(NamedTuple):
+    """What was traced of a function, which may have read a global number too, or an
+    object, that has changed since. It is looked at if all else is equal."""
+
+    closed: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Jaxpr):
+            return NotImplemented
+        return _jaxpr.key(self.closed) == _jaxpr.key(other.closed)
+
+    def __hash__(self) -> int:
+        return 0
+
+
 def _key(called: Callable[..., Any], traced: Traced, parts: Sequence[Operand]) -> Any:
     """Equal for results that are the same; None if nothing is known to be the same."""
     try:
@@ -98,7 +113,8 @@ def _key(called: Callable[..., Any], traced: Traced, parts: Sequence[Operand]) -
             _lazy.body_of(x).identity if isinstance(x, LazyArray) else _identity.key(x)
             for x in parts
         ]
-        return "lazy", _identity.key(called), traced.settings, *arrays
+        own = _identity.key(called), traced.settings
+        return "lazy", *own, *arrays, _Jaxpr(traced.jaxpr)
     except RecursionError:  # It is too large.
         return None
 

@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from support import inside
 from support.helpers import enable_x64
 
 import eqx_ckpt as ec
@@ -116,3 +117,29 @@ def test_pickles_if_its_function_does():
 def test_one_array_is_returned(fn):
     with pytest.raises(TypeError, match="and not one array"):
         computed(fn, np.ones(2, np.float32), elementwise=False)
+
+
+_scale = 1.0
+
+
+def test_results_of_one_function_are_one_array_if_it_reads_the_same(tmp_path):
+    class Settings:
+        scale = 1.0
+
+    shift, given = np.zeros(500), Settings()
+
+    def fn(w):
+        return w * _scale * given.scale + shift[: len(w)].astype(np.float32)
+
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": jnp.arange(500.0)})
+    w, out = ec.open(tmp_path / "a")["w"], []
+    for number in range(4):
+        globals()["_scale"] = 3.0 if number > 0 else 1.0
+        given.scale = 5.0 if number > 1 else 1.0
+        shift[1] = 7.0 if number > 2 else 0.0
+        out += [ec.lazy(fn)(w), ec.lazy(fn)(w)]
+    ec.tree_serialise_leaves(tmp_path / "b", out)
+    again = ec.open(tmp_path / "b")
+    values = [float(x[1].read()) for x in again.values()]
+    assert values == [1, 1, 3, 3, 15, 15, 22, 22]
+    assert len({tuple(inside.runs_of(tmp_path / "b", name)) for name in again}) == 4
