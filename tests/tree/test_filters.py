@@ -364,6 +364,9 @@ def test_a_filter_that_selects_nothing_is_an_error(tmp_path, getkey):
     ec.tree_serialise_leaves(tmp_path / "a", model)
     with pytest.raises(ValueError, match="Nothing to load"):
         ec.tree_deserialise_leaves(tmp_path / "a", model, lambda x: False)
+    for make in (eqx.nn.Linear, lambda: model):
+        with pytest.raises(ValueError, match="`like` is a function or a class"):
+            ec.tree_deserialise_leaves(tmp_path / "a", make)
     skeleton = eqx.filter_eval_shape(lambda: model)
     with pytest.raises(ValueError, match="pass the whole skeleton"):
         ec.tree_deserialise_leaves(tmp_path / "a", eqx.filter(skeleton, eqx.is_array))

@@ -109,6 +109,11 @@ class _Matcher:
         where, is_leaf = options.where, options.is_leaf
         picked = _select.select(where, flat, self.chosen, is_leaf)
         if not any(self.chosen):
+            if callable(self.like) and flat.leaves == [self.like]:
+                raise ValueError(
+                    "Nothing to load: `like` is a function or a class. Pass a tree "
+                    "that it makes, or a skeleton: `eqx.filter_eval_shape(make, ...)`."
+                )
             raise ValueError(
                 "Nothing to load: `filter_spec` selects no leaf of `like`. A skeleton "
                 "made with `eqx.filter(..., eqx.is_array)` has none: pass the whole "
