@@ -84,6 +84,16 @@ def test_errors_say_that_a_step_is_not_complete(run):
         ec.add_metrics(run, 30, {"loss": 1})
 
 
+def test_a_directory_of_runs(run, tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    there = r"There is no checkpoint at .*: runs are in it, such as `run`\. Open one; "
+    for call in (ec.open, lambda path: ec.tree_deserialise_leaves(path, tree_at(0))):
+        with pytest.raises(FileNotFoundError, match=there + "`ec.runs` lists"):
+            call(tmp_path)
+        with pytest.raises(FileNotFoundError, match="What is in it is `b`"):
+            call(tmp_path / "a")
+
+
 def test_a_run_without_a_complete_step(tmp_path):
     (tmp_path / "run/3/default/d/0123456789abcdef").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match="No step of the run .* is complete"):

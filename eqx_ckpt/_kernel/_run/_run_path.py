@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .._errors import DamagedError
+from .._storage import _root
 from .._storage._objects import KeyList, ObjectStore
 from . import _numbered, _step_state
 from ._listing import Listing
@@ -12,6 +13,9 @@ from ._steps import below, Steps
 
 
 T = TypeVar("T")
+
+# So many names in a directory are looked at for a run.
+_SEARCHED = 8
 
 
 def run_at(path: str | os.PathLike[str]) -> Steps | None:
@@ -78,11 +82,26 @@ def _step_at(path: str | os.PathLike[str], run: Steps | None) -> Any:
     run = run_at(above or ("/" if text[0] == "/" else ".")) if is_known else None
     there = run and _unless_it_fails(run.complete)
     if run is None or not there:
+        _check_no_runs(path)
         return None
     step = int(name)
     if step in there:
         return None if text.endswith("/default") else run.path(step)
     raise _step_state.missing_error(run, step, there)
+
+
+def _check_no_runs(path: str | os.PathLike[str]) -> None:
+    """**Raises:** `FileNotFoundError` for a local directory that has runs in it."""
+    root = _unless_it_fails(lambda: _root.resolve(path))
+    if root is None or root.is_remote:
+        return
+    tops = sorted(_unless_it_fails(root.list_top) or ())
+    runs = (x for x in tops[:_SEARCHED] if run_at(below(path, x)))
+    if (first := next(runs, None)) is not None:
+        raise FileNotFoundError(
+            f"There is no checkpoint at `{root}`: runs are in it, such as `{first}`. "
+            "Open one; `ec.runs` lists them, the best first."
+        )
 
 
 def _unless_it_fails(ask: Callable[[], T]) -> T | None:
