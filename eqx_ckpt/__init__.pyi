@@ -72,7 +72,7 @@ def graft(
     pairs: Sequence[Any],
     *,
     fresh: Callable[[PyTree], Any] | None = None,
-    drop: str | Callable[[Any], Any] | None = None,
+    drop: str | Sequence[str] | Callable[[Any], Any] | None = None,
     scalars: str = 'error',
     init: Callable[[], PyTree] | None = None,
     static: Static = 'error',

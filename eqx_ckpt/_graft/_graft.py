@@ -50,7 +50,7 @@ def graft(
     pairs: Sequence[Any],
     *,
     fresh: Callable[[PyTree], Any] | None = None,
-    drop: str | Callable[[Any], Any] | None = None,
+    drop: str | Sequence[str] | Callable[[Any], Any] | None = None,
     scalars: str = "error",
     init: Callable[[], PyTree] | None = None,
     static: Static = "error",
@@ -83,7 +83,7 @@ def graft(
     - `fresh`: a function from the model to the nodes that keep the values that they
         have in it, such as a new head.
     - `drop`: a function from the checkpoint's tree to the nodes that you do not want,
-        or the dotted name of one. A leaf is dropped as a whole: a slice is an error.
+        or their dotted names. A leaf is dropped as a whole: a slice is an error.
     - `scalars`: what to do if a Python scalar in a pair, such as a counter or
         `Dropout.p`, was saved with another value than the model's: `"error"`; `"load"`
         the saved one; or `"keep"` the model's. The report says what differs. A scalar

@@ -1,6 +1,7 @@
 """The pairs of a graft: which node of the model takes which node of the checkpoint."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -102,6 +103,11 @@ def parse(given: object, label: str, model: Model, stored: StoredSide) -> NodePa
             f"then a rename, adapters, or a list of them; not {_select.shown(given)}."
         )
     where, source, *rest = given
+    if any(isinstance(side, PairStep) for side in (where, source)):
+        raise TypeError(
+            f"`{label}` has a rename or an adapter in the place of a side: it comes "
+            "after the two sides."
+        )
     steps = steps_of(rest, label)
     try:
         left = model.nodes(where, f"{label}[0]")
@@ -137,6 +143,12 @@ def steps_of(given: Sequence[Any], label: str) -> tuple[PairStep, ...]:
                 f"`{label}` has {_select.shown(x)} after its two sides, where a "
                 "pair takes one `ec.rename(...)`, and adapters, `(saved, like) -> "
                 "array`."
+            )
+        if inspect.isfunction(x) and x.__module__ == Adapter.__module__:
+            name = f"ec.adapters.{x.__name__}"
+            raise TypeError(
+                f"`{label}` has `{name}`, which makes an adapter: call it, as "
+                f"`{name}()`."
             )
         steps.append(x if isinstance(x, Rename) else adapter_of(x))
     return tuple(steps)

@@ -94,6 +94,8 @@ class StoredSide:
                     f"`{self.ckpt.path}` does not have. The nearest there: {names}."
                 )
             return self.node(where)
+        if isinstance(where, (list, tuple)) and where:
+            return [self.nodes(x, called) for x in where]
         if not callable(where):
             raise TypeError(
                 f"`{called}` must be a dotted name or a function of the checkpoint's "

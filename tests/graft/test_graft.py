@@ -276,6 +276,14 @@ def test_where_fresh_and_drop_agree_a_pair_may_hold_both(path, saved):
     assert "    drop=lambda c: c.model.head," in text
 
 
+def test_lists_of_names(path, model, saved):
+    sides = lambda m: [m.backbone.embed, m.backbone.layers, m.backbone.dropout]
+    names = [f"model.encoder.{name}" for name in ("embed", "layers", "dropout")]
+    named = {**REST, "drop": ["opt", "step", "model.head"]}
+    out, _ = ec.graft(model, path, [(sides, names)], scalars="load", **named)
+    assert eqx.tree_equal(out.backbone, saved.encoder)
+
+
 def test_cast(tmp_path):
     tree = {"w": jnp.full(4, 1.5), "n": np.arange(4), "m": jnp.ones(2)}
     ec.tree_serialise_leaves(tmp_path / "x", tree)
@@ -925,6 +933,17 @@ def test_tied_by_equinox(tmp_path):
             TypeError,
             "`pairs[0]` has 'T' after its two sides",
         ),
+        (
+            [(lambda m: m, lambda c: c, ec.adapters.stack)],
+            TypeError,
+            "makes an adapter: call it, as `ec.adapters.stack()`.",
+        ),
+        (
+            [(lambda m: m, ec.adapters.stack(), lambda c: c)],
+            TypeError,
+            "`pairs[0]` has a rename or an adapter in the place of a side",
+        ),
+        ([(lambda m: m, ["model", "optim"])], ValueError, "is 'optim', which the"),
         (
             [(lambda m: m, lambda c: c, [ec.rename([]), [ec.rename([])]])],
             TypeError,

@@ -137,7 +137,10 @@ RULES = {
     ),
     "compression": optional(words("lz4", "zstd")),
     "drop": optional(
-        Rule("a name or a function", lambda x: isinstance(x, str) or callable(x))
+        Rule(
+            "a name, a list of names, or a function",
+            lambda x: isinstance(x, str | list | tuple) or callable(x),
+        )
     ),
     "durable": FLAG,
     "elementwise": FLAG,
