@@ -84,4 +84,16 @@ with ec.CheckpointManager(
         for step in (20, 21):
             assert other.save(step, tree(step))
         assert other.steps()[-1] in (20, 21)
+# What one finds wrong as it begins to save is an error of all, for which none waits.
+if rank == 0:
+    (path / "eqx_ckpt.history").rename(path / "history")
+    (path / "eqx_ckpt.history").symlink_to("history")
+other = ec.CheckpointManager(path, processes=ec.Together(timeout=1000))
+try:
+    other.save(21, tree(21), force=True)
+    other.wait()
+except (ValueError, RuntimeError) as e:
+    assert "`eqx_ckpt.history`" in str(e) and "is a symbolic link" in str(e), e
+else:
+    raise AssertionError
 print(kept)

@@ -193,7 +193,7 @@ class Saves:
         )
         # Here only an error is told, as one of the save below: the others may wait
         # there by now, and have it as the error of that call.
-        path = self.steps.path(step)
+        path = self.steps.own_path(step)
         writers = _serialise.processes_of(path, state.tree, options)
         with writers.share_errors():
             self.wait()
@@ -245,8 +245,9 @@ class Saves:
         step = state.step
         unmarks = options.overwrite and writers.leads
         if unmarks:
-            _step_facts.add_to_history(self.steps, [step])
-            _marks.unmark(self.steps, step)
+            with writers.share_errors():
+                _step_facts.add_to_history(self.steps, [step])
+                _marks.unmark(self.steps, step)
         try:
             start = lambda: self.attempt_start.begin_if_due(step, self.damaged)
             return _async.begin_save(path, state.tree, options, writers, start)

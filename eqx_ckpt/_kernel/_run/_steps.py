@@ -98,6 +98,10 @@ class Steps:
         """The same, without a look: of a step of Orbax, as it was last seen."""
         return below(self.location, self.key(step))
 
+    def own_path(self, step: int) -> str | os.PathLike[str]:
+        """The path of a step of ours, without a look."""
+        return below(self.location, f"{step}/{ITEM}")
+
     def key(self, step: int) -> str:
         """The key of a step at the root; of one of Orbax, as it was last seen."""
         return self.orbax.trees.get(step, f"{step}/{ITEM}")
