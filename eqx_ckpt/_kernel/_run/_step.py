@@ -26,7 +26,8 @@ class Step(NamedTuple):
     time: int | float | None = None
     nbytes: int | None = None
     attempt: int = 0
-    path: str | os.PathLike[str] | None = None
+    # `Any`, and not None, for type checkers: of a step that `runs` gives there is one.
+    path: str | os.PathLike[str] | Any = None
 
 
 class Run(NamedTuple):
@@ -44,8 +45,9 @@ class Run(NamedTuple):
     """
 
     path: str | os.PathLike[str]
-    latest: Step | None
-    best: Step | None
+    # As `path` of a step: whoever asks for the best knows that there is one.
+    latest: Step | Any
+    best: Step | Any
     count: int
     nbytes: int
 
