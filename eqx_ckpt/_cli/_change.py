@@ -243,14 +243,11 @@ def _common(every: list[Any]) -> Any:
     first, *others = every
     text = ft.partial(json.dumps, sort_keys=True)  # To `==` 1 and True are one.
     if all(isinstance(one, dict) for one in every):
-        shared = {**first}
-        for other in others:
-            shared = {
-                key: value
-                for key, value in shared.items()
-                if key in other and text(other[key]) == text(value)
-            }
-        return shared
+        return {
+            key: value
+            for key, value in first.items()
+            if all(key in x and text(x[key]) == text(value) for x in others)
+        }
     return first if all(text(other) == text(first) for other in others) else None
 
 

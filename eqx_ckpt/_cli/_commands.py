@@ -19,9 +19,8 @@ from ._complete import LEAF, NODE, PATH, STEP
 COMMANDS: list[click.Command] = []
 
 
-_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, for programs."
-)
+_flag = ft.partial(click.option, is_flag=True)
+_json = _flag("--json", "as_json", help="Print JSON, for programs.")
 
 
 def _command(
@@ -90,16 +89,14 @@ def _several(
     return click.option(what, multiple=True, metavar=metavar, help=text, **more)
 
 
-_overwrite = click.option(
-    "--overwrite", is_flag=True, help="Replace the checkpoint that is at the target."
-)
-_progress = click.option(
-    "--progress", is_flag=True, help="Show a progress bar (needs tqdm)."
-)
+_overwrite = _flag("--overwrite", help="Replace the checkpoint that is at the target.")
+_progress = _flag("--progress", help="Show a progress bar (needs tqdm).")
 _metadata = _several(
     "--metadata", "KEY=VALUE", "Set a key of the metadata.", callback=_pair
 )
-
+_rename = _several(
+    "--rename", "REGEX=NEW", "Change names, as re.sub does.", callback=_pair
+)
 
 _drop_functions = click.option(
     "--drop-functions",
@@ -185,9 +182,7 @@ def ls() -> None:
 @_command("_inspect")
 @click.argument("path", **PATH)
 @click.argument("name", **LEAF)
-@click.option(
-    "--all", "whole", is_flag=True, help="Print all elements of large arrays."
-)
+@_flag("--all", "whole", help="Print all elements of large arrays.")
 def cat() -> None:
     """Print a leaf, or a slice of it.
 
@@ -212,7 +207,7 @@ def stats() -> None:
 @click.argument("a", **PATH)
 @click.argument("b", **PATH)
 @_node
-@click.option("--values", is_flag=True, help="Find how large the differences are.")
+@_flag("--values", help="Find how large the differences are.")
 @_progress
 def diff() -> None:
     """Say in what two checkpoints differ.
@@ -239,9 +234,9 @@ def suggest() -> None:
 @_command("_viewing", prints=True)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, **PATH)
 @click.option("--to", metavar="FILE", help="Write one file of HTML instead.", **PATH)
-@click.option("--overwrite", is_flag=True, help="Replace FILE.")
+@_flag("--overwrite", help="Replace FILE.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="0: a free one.")
-@click.option("--no-browser", is_flag=True, help="Print the address, and open nothing.")
+@_flag("--no-browser", help="Print the address, and open nothing.")
 def view() -> None:
     """Look into a checkpoint, two, a run, or many runs, in a browser.
 
@@ -258,7 +253,7 @@ def view() -> None:
 @click.argument("target", **PATH)
 @_several("--keep", "PATTERN", "Keep only such leaves.", **NODE)
 @_several("--drop", "PATTERN", "Leave such leaves out.", **NODE)
-@_several("--rename", "REGEX=NEW", "Change names, as re.sub does.", callback=_pair)
+@_rename
 @click.option("--cast", metavar="DTYPE", help="Cast floating arrays, as to bfloat16.")
 @_metadata
 @_drop_functions
@@ -344,9 +339,7 @@ def merge() -> None:
 @click.option(
     "--chunks", type=click.IntRange(1), metavar="BYTES", help="The size of chunks."
 )
-@click.option(
-    "--orbax", is_flag=True, default=None, help="With the files that Orbax reads."
-)
+@_flag("--orbax", default=None, help="With the files that Orbax reads.")
 @_skip
 @_drop_functions
 @_writes
@@ -377,7 +370,7 @@ def push() -> None:
 @click.argument("target", **PATH)
 @_node
 @_skip
-@_several("--rename", "REGEX=NEW", "Change names, as re.sub does.", callback=_pair)
+@_rename
 @_metadata
 @_writes
 def export() -> None:
@@ -391,11 +384,11 @@ def export() -> None:
 @_command("_runs")
 @click.argument("path", **PATH)
 @click.option("--best", metavar="METRIC", help="Mark the step with the least METRIC.")
-@click.option("--max", "is_max", is_flag=True, help="With --best: the greatest.")
+@_flag("--max", "is_max", help="With --best: the greatest.")
 @click.option("--pin", multiple=True, metavar="STEP", help="Keep a step.", **STEP)
 @click.option("--unpin", multiple=True, metavar="STEP", help="Undo --pin.", **STEP)
 @click.option("--delete", multiple=True, metavar="STEP", help="Delete a step.", **STEP)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@_flag("--yes", help="Do not ask.")
 def steps() -> None:
     """Print the steps of a run; pin or delete some.
 
@@ -408,7 +401,7 @@ def steps() -> None:
 @_command("_runs")
 @click.argument("directory", **PATH)
 @click.option("--sort", metavar="METRIC", help="The run with the least METRIC first.")
-@click.option("--max", "is_max", is_flag=True, help="With --sort: the greatest first.")
+@_flag("--max", "is_max", help="With --sort: the greatest first.")
 def runs() -> None:
     """Print the runs in a directory, and in those below it.
 
@@ -419,7 +412,7 @@ def runs() -> None:
 
 @_command("_runs")
 @click.argument("path", **PATH)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@_flag("--yes", help="Do not ask.")
 def delete() -> None:
     """Delete a checkpoint or a run, damaged or not.
 
@@ -439,12 +432,8 @@ def verify() -> None:
 
 @_command("_runs")
 @click.argument("path", **PATH)
-@click.option("--list", "lists", is_flag=True, help="Only list it.")
-@click.option(
-    "--idle",
-    is_flag=True,
-    help="Nothing is being saved there (for a URL, and near steps).",
-)
+@_flag("--list", "lists", help="Only list it.")
+@_flag("--idle", help="Nothing is being saved there (for a URL, and near steps).")
 def clean() -> None:
     """Delete what killed saves have left in a directory."""
 
