@@ -15,14 +15,13 @@ Leaves that are baked into a function have to be as they were, if they are saved
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .._kernel._format import _index
 from .._kernel._format._leaves import LeafRecord, Leaves
 from .._kernel._load import _extra_files, _lazy
 from .._kernel._load._source import Source
-from .._kernel._save import _payload
 from .._kernel._save._lazies import LazySource
 from .._kernel._save._payload import PlannedFunction, PlannedLeaf
 from .._kernel._tree import _leaf
+from . import _tracing
 from ._stored_function import Function
 
 
@@ -45,6 +44,158 @@ class _Candidate(NamedTuple):
     function: Function
     new: _NewLeaves
 
+    @property
+    def _old(self) -> Leaves:
+        return self.function._source.index.leaves
+
+    def _origin(self, leaf_index: int) -> str:
+        """The name of the first leaf of the checkpoint that is the array of this
+        index."""
+        return self._old.names[self._old.aliases.get(leaf_index, leaf_index)]
+
+    def has_some(self) -> bool:
+        """Whether some leaves of the function are saved, or what is computed of
+        them."""
+        origins = set(map(self._origin, self.function._stored.leaves))
+        return not origins.isdisjoint({*self.new.unchanged, *self.new.derived})
+
+    def kept(self) -> PlannedFunction:
+        """The function, to be saved with these leaves.
+
+        **Raises:** `ValueError` if they are not what it needs.
+        """
+        function, stored = self.function, self.function._stored
+        records = list(map(self._old.record, stored.leaves))
+        found = list(map(self._leaf_of_name, records))
+        taken = {leaf.name for leaf in found if leaf is not None}
+        names: list[str] = []
+        for leaf, record in zip(found, records):
+            leaf = leaf or self._moved_leaf(record, taken)
+            taken.add(leaf.name)
+            names.append(leaf.name)
+            if not _fits(leaf, record):
+                raise self._lost_error(
+                    f"the leaf `{record.name}` as {_leaf.show(record.template)}, which "
+                    f"is saved as {_leaf.show(leaf.template)}"
+                )
+        self._check_nodes(dict(zip(function.leaves, names)))
+        leaf_indices = {name: i for i, name in enumerate(self.new.by_name)}
+        leaves = list(map(leaf_indices.__getitem__, names))
+        stored = stored._replace(leaves=leaves, baked=self._baked())
+        data = _extra_files.read_function(function._source, function.name)
+        return PlannedFunction(stored, data)
+
+    def _leaf_of_name(self, record: LeafRecord) -> PlannedLeaf | None:
+        """The leaf that is saved under the name of `record`; None if none is.
+
+        **Raises:** `ValueError` if that leaf is another array, and the array of
+        `record` is saved under another name: nothing says which of the two is meant. An
+        array that had several names may have become several arrays. Then each name
+        stands for its own.
+        """
+        leaf, old = self.new.by_name.get(record.name), self._old
+        origin = self._origin(record.leaf_index)
+        names = [x.name for x in self.new.unchanged.get(origin, ())]
+        if leaf is None or leaf.name in names:
+            return leaf
+        for name in names:
+            leaf_index = old.leaf_indices.get(name)
+            if leaf_index is None or self._origin(leaf_index) != origin:
+                raise self._lost_error(
+                    f"the leaf `{record.name}`, which is another one now, and what it "
+                    f"was is saved as `{name}`: one of these is meant"
+                )
+        return leaf
+
+    def _moved_leaf(self, record: LeafRecord, taken: set[str]) -> PlannedLeaf:
+        """The leaf that a leaf of the function has become under another name, if that
+        is none of those `taken`.
+
+        **Raises:** `ValueError` if there is none.
+        """
+        origin = self._origin(record.leaf_index)
+        moved = self.new.unchanged.get(origin, [])
+        derived = self.new.derived.get(origin, [])
+        last = record.name.rpartition(".")[2]
+        some = moved or [x for x in derived if x.name.rpartition(".")[2] == last]
+        free = [x for x in some if x.name not in taken]
+        if some and not free:
+            raise self._lost_error(
+                f"the leaf `{record.name}` besides `{some[0].name}`, which stands for "
+                "another of its leaves: save it under two names"
+            )
+        if not free or (not moved and len(free) > 1):
+            several = ", and several leaves are computed of it" if free else ""
+            what = f"the leaf `{record.name}`, which is not saved{several}"
+            raise self._lost_error(what)
+        return free[0]
+
+    def _check_nodes(self, became: dict[str, str]) -> None:
+        """Checks the names that leaves of the function `became`. Where one is computed
+        of a leaf of another name, all that the function uses of its node has to have
+        moved with it.
+
+        **Raises:** `ValueError` where it has not.
+        """
+        derived = {x.name for some in self.new.derived.values() for x in some}
+        for old, name in became.items():
+            if name == old or name not in derived:
+                continue
+            # The node that has moved: both names without the end that they have in
+            # common.
+            before, after = old.split("."), name.split(".")
+            while before and after and before[-1] == after[-1]:
+                before, after = before[:-1], after[:-1]
+            for other, now in became.items():
+                parts, depth = other.split("."), len(before)
+                is_inside = parts[:depth] == before
+                if is_inside and now.split(".") != [*after, *parts[depth:]]:
+                    raise self._lost_error(
+                        f"the leaf `{old}`, which is not saved; `{name}` is computed "
+                        f"of it, and `{now}` is elsewhere"
+                    )
+
+    def _baked(self) -> dict[str, str]:
+        """The digests of leaves that are a part of the function, by their names now.
+
+        **Raises:** `ValueError` for one that has changed.
+        """
+        old, out = self._old, {}
+        for name, digest in self.function._stored.baked.items():
+            leaf_index = old.leaf_indices.get(name)
+            if leaf_index is None:
+                continue
+            moved = self.new.unchanged.get(self._origin(leaf_index), [])
+            leaf = self.new.by_name.get(name) or next(iter(moved), None)
+            if leaf is None:
+                continue
+            is_same = any(leaf is x for x in moved) or (
+                _fits(leaf, old.record(leaf_index)) and _tracing.digest(leaf) == digest
+            )
+            if not is_same:
+                raise self._lost_error(
+                    f"the leaf `{name}` with the value that it had, which is a part of "
+                    "the function"
+                )
+            out[leaf.name] = digest
+        return out
+
+    def _lost_error(self, what: str) -> ValueError:
+        return ValueError(
+            f"The function `{self.function.name}` of the checkpoint at "
+            f"`{self.function.path}` cannot be kept: it needs {what}. Nothing was "
+            'saved. Leave functions out with `functions="drop"`, or say which there '
+            "are to be, `functions={...}`."
+        )
+
+
+def keep(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
+    """A function of a checkpoint, to be saved with these leaves.
+
+    **Raises:** `ValueError` if they are not what it needs.
+    """
+    return _Candidate(function, _sort_leaves(leaves, function._source)).kept()
+
 
 def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
     """The functions of the checkpoints that lazy leaves are of.
@@ -63,8 +214,8 @@ def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
 def _one_of(candidates: Sequence[_Candidate]) -> PlannedFunction:
     """The function that checkpoints have under one name. Those count that have given
     some of its leaves, or all if none has."""
-    candidates = [one for one in candidates if _has_some(*one)] or candidates
-    kept = [_kept(*one) for one in candidates]
+    candidates = [one for one in candidates if one.has_some()] or candidates
+    kept = [one.kept() for one in candidates]
     first, first_path = kept[0].stored, candidates[0].function.path
     for (function, _), (stored, _) in zip(candidates, kept):
         if (stored.digest, stored.leaves) != (first.digest, first.leaves):
@@ -75,13 +226,6 @@ def _one_of(candidates: Sequence[_Candidate]) -> PlannedFunction:
                 'kept, `functions={**ckpt.functions}`, or `functions="drop"`.'
             )
     return kept[0]
-
-
-def _has_some(function: Function, new: _NewLeaves) -> bool:
-    """Whether some leaves of a function are saved, or what is computed of them."""
-    old = function._source.index.leaves
-    origins = {_origin(old, leaf_index) for leaf_index in function._stored.leaves}
-    return not origins.isdisjoint({*new.unchanged, *new.derived})
 
 
 def _sources(leaves: Iterable[PlannedLeaf]) -> list[Source]:
@@ -101,151 +245,8 @@ def _sort_leaves(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
             new.unchanged.setdefault(name, []).append(leaf)
         parts = leaf.value.parts_in(source)
         if len(parts) == 1:
-            (part,) = parts
-            new.derived.setdefault(part, []).append(leaf)
+            new.derived.setdefault(parts.pop(), []).append(leaf)
     return new
-
-
-def _origin(old: Leaves, leaf_index: int) -> str:
-    """The name of the first leaf of a checkpoint that is the array of this index."""
-    return old.names[old.aliases.get(leaf_index, leaf_index)]
-
-
-def keep(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
-    """A function of a checkpoint, to be saved with these leaves.
-
-    **Raises:** `ValueError` if they are not what it needs.
-    """
-    return _kept(function, _sort_leaves(leaves, function._source))
-
-
-def _kept(function: Function, new: _NewLeaves) -> PlannedFunction:
-    source, stored = function._source, function._stored
-    records = list(map(source.index.leaves.record, stored.leaves))
-    found = [_leaf_of_name(function, new, record) for record in records]
-    taken = {leaf.name for leaf in found if leaf is not None}
-    names: list[str] = []
-    for leaf, record in zip(found, records):
-        leaf = leaf or _moved_leaf(function, new, record, taken)
-        taken.add(leaf.name)
-        names.append(leaf.name)
-        if not _fits(leaf, record):
-            raise _lost_error(
-                function,
-                f"the leaf `{record.name}` as {_leaf.show(record.template)}, which is "
-                f"saved as {_leaf.show(leaf.template)}",
-            )
-    _check_nodes(function, new, dict(zip(function.leaves, names)))
-    leaf_indices = {name: leaf_index for leaf_index, name in enumerate(new.by_name)}
-    leaves = list(map(leaf_indices.__getitem__, names))
-    stored = stored._replace(leaves=leaves, baked=_baked(function, new))
-    return PlannedFunction(stored, _extra_files.read_function(source, function.name))
-
-
-def _leaf_of_name(
-    function: Function, new: _NewLeaves, record: LeafRecord
-) -> PlannedLeaf | None:
-    """The leaf that is saved under the name of `record`; None if none is.
-
-    **Raises:** `ValueError` if that leaf is another array, and the array of `record` is
-    saved under another name: nothing says which of the two is meant. An array that had
-    several names may have become several arrays. Then each name stands for its own.
-    """
-    leaf, old = new.by_name.get(record.name), function._source.index.leaves
-    origin = _origin(old, record.leaf_index)
-    names = [x.name for x in new.unchanged.get(origin, ())]
-    if leaf is None or leaf.name in names:
-        return leaf
-    for name in names:
-        leaf_index = old.leaf_indices.get(name)
-        if leaf_index is None or _origin(old, leaf_index) != origin:
-            raise _lost_error(
-                function,
-                f"the leaf `{record.name}`, which is another one now, and what it was "
-                f"is saved as `{name}`: one of these is meant",
-            )
-    return leaf
-
-
-def _moved_leaf(
-    function: Function, new: _NewLeaves, record: LeafRecord, taken: set[str]
-) -> PlannedLeaf:
-    """The leaf that a leaf of a function has become under another name, if that is none
-    of those `taken`.
-
-    **Raises:** `ValueError` if there is none.
-    """
-    origin = _origin(function._source.index.leaves, record.leaf_index)
-    moved, derived = new.unchanged.get(origin, []), new.derived.get(origin, [])
-    last = record.name.rpartition(".")[2]
-    some = moved or [x for x in derived if x.name.rpartition(".")[2] == last]
-    free = [x for x in some if x.name not in taken]
-    if some and not free:
-        raise _lost_error(
-            function,
-            f"the leaf `{record.name}` besides `{some[0].name}`, which stands for "
-            "another of its leaves: save it under two names",
-        )
-    if not free or (not moved and len(free) > 1):
-        several = ", and several leaves are computed of it" if free else ""
-        raise _lost_error(
-            function, f"the leaf `{record.name}`, which is not saved{several}"
-        )
-    return free[0]
-
-
-def _check_nodes(function: Function, new: _NewLeaves, became: dict[str, str]) -> None:
-    """Checks the names that leaves of a function `became`. Where one is computed of a
-    leaf of another name, all that the function uses of its node has to have moved with
-    it.
-
-    **Raises:** `ValueError` where it has not.
-    """
-    derived = {x.name for some in new.derived.values() for x in some}
-    for old, name in became.items():
-        if name == old or name not in derived:
-            continue
-        # The node that has moved: both names without the end that they have in common.
-        before, after = old.split("."), name.split(".")
-        while before and after and before[-1] == after[-1]:
-            before, after = before[:-1], after[:-1]
-        for other, now in became.items():
-            parts, depth = other.split("."), len(before)
-            is_inside = parts[:depth] == before
-            if is_inside and now.split(".") != [*after, *parts[depth:]]:
-                raise _lost_error(
-                    function,
-                    f"the leaf `{old}`, which is not saved; `{name}` is computed "
-                    f"of it, and `{now}` is elsewhere",
-                )
-
-
-def _baked(function: Function, new: _NewLeaves) -> dict[str, str]:
-    """The digests of leaves that are a part of a function, by their names now.
-
-    **Raises:** `ValueError` for one that has changed.
-    """
-    old, out = function._source.index.leaves, {}
-    for name, digest in function._stored.baked.items():
-        leaf_index = old.leaf_indices.get(name)
-        if leaf_index is None:
-            continue
-        moved = new.unchanged.get(_origin(old, leaf_index), [])
-        leaf = new.by_name.get(name) or next(iter(moved), None)
-        if leaf is None:
-            continue
-        is_same = any(leaf is x for x in moved) or (
-            _fits(leaf, old.record(leaf_index))
-            and _index.digest(_payload.whole(leaf)) == digest
-        )
-        if not is_same:
-            raise _lost_error(
-                function,
-                f"the leaf `{name}` with the value that it had, which is a part of "
-                "the function",
-            )
-        out[leaf.name] = digest
-    return out
 
 
 def _fits(leaf: PlannedLeaf, record: LeafRecord) -> bool:
@@ -253,11 +254,3 @@ def _fits(leaf: PlannedLeaf, record: LeafRecord) -> bool:
     a, b = leaf.template, record.template
     own = a.kind, a.dtype, a.logical_shape, a.impl
     return own == (b.kind, b.dtype, b.logical_shape, b.impl)
-
-
-def _lost_error(function: Function, what: str) -> ValueError:
-    return ValueError(
-        f"The function `{function.name}` of the checkpoint at `{function.path}` cannot "
-        f"be kept: it needs {what}. Nothing was saved. Leave functions out with "
-        '`functions="drop"`, or say which there are to be, `functions={...}`.'
-    )
