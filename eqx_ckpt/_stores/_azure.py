@@ -21,8 +21,23 @@ from . import _remote, _requests
 from ._buckets import BucketBackend, WriteConditions
 
 
+try:
+    import obstore
+    from obstore import exceptions
+    from obstore.store import AzureStore
+except ImportError:
+    raise ImportError(
+        "Azure's stores need obstore: `pip install 'eqx_ckpt[azure]'`."
+    ) from None
+
+
 _abfss = re.compile(r"abfss://([^/@]+)@([^/.]+)\.dfs\.([^/]+)(/.*)?")
 _az = re.compile(r"az://([^/@]+)(/.*)?")
+# What was asked on a condition that does not hold.
+_REFUSED = (
+    *(exceptions.AlreadyExistsError, exceptions.NotModifiedError),
+    exceptions.PreconditionError,
+)
 
 
 class _BlobAddress(NamedTuple):
@@ -123,21 +138,19 @@ class AzureBackend(BucketBackend):
     def start_write(
         self, key: str, data: bytes | None, expected: bytes | None = None
     ) -> Any:
-        return _requests.start(self._write_blob, self._path() + key, data, expected)
+        path = self._path() + key
+        if data is None:
+            return _requests.start(self._delete_blob, path, expected)
+        return _requests.start(self._write_blob, path, data, expected)
 
     def delete_files(self, keys: Iterable[str]) -> None:
-        # All in one request, unless one of them is gone.
         paths = [self._path() + key for key in keys]
-        deleting = _requests.start(self._write_blob, paths, None, None)
-        _store.finish_write(self, "", deleting)
+        _store.finish_write(self, "", _requests.start(self._delete_blobs, paths))
 
     def start_list(self, first: bytes) -> Any:
         return _requests.start(self._list_blobs, first.decode("utf-8", "replace"))
 
     def _read_blob(self, path: str, start: int, stop: int | None) -> Any:
-        import obstore
-        from obstore.exceptions import GenericError, NotModifiedError, PreconditionError
-
         store = self._store()
         try:
             if start < 0 or start == stop:  # Azure knows no ranges from the end.
@@ -152,11 +165,11 @@ class AzureBackend(BucketBackend):
             data = bytes(got.bytes())
         except FileNotFoundError as e:
             if "ContainerNotFound" in str(e):
-                raise _remote.no_bucket(self.url, "ContainerNotFound") from None
+                raise
             return _requests.MISSING
-        except (NotModifiedError, PreconditionError):
+        except _REFUSED:
             return _requests.UNSPECIFIED
-        except GenericError as e:
+        except exceptions.GenericError as e:
             # Azurite says so of what is empty.
             if re.search(r"Wanted range starting at|416 |bytes 0--1/0", str(e)):
                 raise MissingError(f"the end of `{path}` is missing (HTTP code 416)")
@@ -168,49 +181,45 @@ class AzureBackend(BucketBackend):
             raise MissingError(f"the end of `{path}` is missing")
         return _requests.answer(data, got.meta["e_tag"])
 
-    def _write_blob(
-        self, path: str | list[str], data: bytes | None, expected: bytes | None
-    ) -> Any:
-        """Writes a blob, or deletes it if there is no `data`. Several blobs are only
-        deleted, on no condition."""
-        import obstore
-        from obstore.exceptions import (
-            AlreadyExistsError,
-            NotModifiedError,
-            PreconditionError,
-        )
-
-        store = self._store()
+    def _write_blob(self, path: str, data: bytes, expected: bytes | None) -> Any:
         mode: Any = "overwrite"
-        if expected == ABSENT:
-            mode = "create"
-        elif expected is not None:
-            mode = {"e_tag": expected.decode("latin-1")}
+        if expected is not None:
+            tag = {"e_tag": expected.decode("latin-1")}
+            mode = "create" if expected == ABSENT else tag
+        put = ft.partial(obstore.put, self._store(), path, data, mode=mode)
         try:
-            if data is None:
-                # obstore deletes on no condition: it is looked at right before.
-                if isinstance(mode, dict):
-                    if obstore.head(store, str(path))["e_tag"] != mode["e_tag"]:
-                        return _requests.stamp(b"")
-                _again(lambda: obstore.delete(store, path))
-                return _requests.stamp(ABSENT)
-            put = ft.partial(obstore.put, store, str(path), data, mode=mode)
             done = _again(lambda: put(use_multipart=False))
-            return _requests.stamp((done["e_tag"] or "").encode())
         except FileNotFoundError as e:
             if "ContainerNotFound" in str(e):
-                raise _remote.no_bucket(self.url, "ContainerNotFound") from None
-            if data is None:
-                for one in [] if isinstance(path, str) else path:
-                    self._write_blob(one, None, None)
-                return _requests.stamp(ABSENT)
-            raise _store.odd(self, str(path), "a write was answered with 404") from e
-        except (AlreadyExistsError, NotModifiedError, PreconditionError):
+                raise
+            raise _store.odd(self, path, "a write was answered with 404") from e
+        except _REFUSED:
             return _requests.stamp(b"")
+        return _requests.stamp((done["e_tag"] or "").encode())
+
+    def _delete_blob(self, path: str, expected: bytes | None) -> Any:
+        store = self._store()
+        try:
+            # obstore deletes on no condition: it is looked at right before.
+            if expected not in (None, ABSENT):
+                if obstore.head(store, path)["e_tag"] != expected.decode("latin-1"):
+                    return _requests.stamp(b"")
+            _again(lambda: obstore.delete(store, path))
+        except FileNotFoundError as e:
+            if "ContainerNotFound" in str(e):
+                raise
+        return _requests.stamp(ABSENT)
+
+    def _delete_blobs(self, paths: list[str]) -> Any:
+        """Deletes blobs: all in one request, unless one of them is gone."""
+        try:
+            _again(lambda: obstore.delete(self._store(), paths))
+        except FileNotFoundError:
+            for path in paths:
+                self._delete_blob(path, None)
+        return _requests.stamp(ABSENT)
 
     def _list_blobs(self, first: str) -> list[bytes]:
-        import obstore
-
         above = first.rpartition("/")[0]
         try:
             listed = obstore.list(self._store(), above or None, chunk_size=1000)
@@ -242,11 +251,9 @@ _CREDENTIALS = {
 def _again(call: Any) -> Any:
     """Makes a call once more if its answer was lost. obstore does so for reads; to
     write the same once more changes nothing."""
-    from obstore.exceptions import GenericError
-
     try:
         return call()
-    except GenericError as e:
+    except exceptions.GenericError as e:
         if "HTTP error" not in str(e):
             raise
     time.sleep(0.1)
@@ -255,12 +262,6 @@ def _again(call: Any) -> Any:
 
 @ft.lru_cache(maxsize=64)
 def _open(account: str, container: str, domain: str, options: str, env: str) -> Any:
-    try:
-        from obstore.store import AzureStore
-    except ImportError:
-        raise ImportError(
-            "Azure's stores need obstore: `pip install 'eqx_ckpt[azure]'`."
-        ) from None
     given = json.loads(options)
     config = _settings(account, json.loads(env)) | given
     for name, kind in _CREDENTIALS.items():
