@@ -102,8 +102,8 @@ def _metadata(metadata: object, most: int = 20) -> str:
         _bounded(f"{key}: {json.dumps(value, ensure_ascii=False)}")
         for key, value in metadata.items()
     ]
-    more = [f"... and {len(texts) - most} more"] * (len(texts) > most)
-    return "\n".join([*(text.replace("\n", " ") for text in texts[:most]), *more])
+    texts = [text.replace("\n", " ") for text in texts]
+    return "\n".join(_text.first(texts, most, ""))
 
 
 def _bounded(text: str, most: int = 200) -> str:

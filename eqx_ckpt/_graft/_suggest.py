@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax.tree_util as jtu
 
-from .._kernel._format import _names, _template
+from .._kernel._format import _names, _template, _text
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._tree import _folding, _leaf, _nearest, _target
 from . import _alike, _leaf_kinds, _rules
@@ -520,6 +520,5 @@ def _alike_lines(
     return [
         "  In no code to paste, as these would fit. Write pairs of those that are the "
         "same weights, and put the others into `fresh` and `drop`:",
-        *lines[:_MAX_ROWS],
-        *(["    ... and more"] if len(lines) > _MAX_ROWS else []),
+        *_text.first(lines, _MAX_ROWS, "    "),
     ]

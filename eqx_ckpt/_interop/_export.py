@@ -419,10 +419,8 @@ def skip_message(
     those of all `names`."""
     lines: list[str] = []
     for why, bad in parts:
-        rows = _folding.fold_rows(bad)
-        lines += [why] * bool(rows) + [f"  {x}  {what}" for x, what in rows[:_MOST]]
-        if len(rows) > _MOST:
-            lines.append(f"  ... and {len(rows) - _MOST} more")
+        rows = [f"  {name}  {what}" for name, what in _folding.fold_rows(bad)]
+        lines += [why] * bool(rows) + _text.first(rows, _MOST)
     bad = [row for _, rows in parts for row in rows]
     refused = {name for name, _ in bad}
     last = lambda name: name.rpartition(".")[2]

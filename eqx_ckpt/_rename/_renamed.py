@@ -10,7 +10,7 @@ import functools as ft
 import os
 from collections.abc import Callable, Iterator, Mapping
 
-from .._kernel._format import _names, _record
+from .._kernel._format import _names, _record, _text
 from .._kernel._format._leaves import Leaves
 from .._kernel._format._record import Label
 from . import _rename
@@ -60,11 +60,10 @@ def _check_collisions(old: list[str], new: list[str]) -> None:
         groups.setdefault(b, []).append(a)
     several = [(b, some) for b, some in groups.items() if len(some) > 1]
     lines = [f"  `{b}`: {', '.join(f'`{a}`' for a in some)}" for b, some in several]
-    more = [f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else []
     raise ValueError(
         "The rename gives one name to several leaves of the checkpoint; nothing was "
         "loaded. Narrow the patterns, or take those that are in the way elsewhere:\n"
-        + "\n".join([*lines[:20], *more])
+        + "\n".join(_text.first(lines, 20))
     )
 
 

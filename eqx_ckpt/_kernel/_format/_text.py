@@ -1,6 +1,6 @@
 """Texts that are safe to print: escaped, bounded; sizes for people."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def escape(text: str) -> str:
@@ -29,6 +29,12 @@ def some(lines: Iterable[str], most: int = 2**14) -> list[str]:
             out.append(bounded(line))
             most -= len(out[-1])
     return [*out, f"    ... and {count - len(out)} more"] if count > len(out) else out
+
+
+def first(lines: Sequence[str], most: int, indent: str = "  ") -> list[str]:
+    """The first lines, so many at most, and how many there are more."""
+    more = len(lines) - most
+    return [*lines[:most], *[f"{indent}... and {more} more"] * (more > 0)]
 
 
 def message(lines: Iterable[str]) -> str:
