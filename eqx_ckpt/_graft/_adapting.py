@@ -21,7 +21,7 @@ from . import _nested
 from ._matching import Job, Matching
 from ._nested import Nested
 from ._pairs import PairStep
-from ._sides import Model, target_of
+from ._sides import Model
 
 
 class Placed(NamedTuple):
@@ -43,7 +43,7 @@ class Placed(NamedTuple):
 def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed]:
     """Applies the adapters of a job to its saved leaves, and gives the leaves of the
     model that it makes. What does not fit the model is among the problems instead."""
-    targets = [target_of(model, n)._replace(cast=cast) for n in job.all_numbers]
+    targets = [model.target(n)._replace(cast=cast) for n in job.all_numbers]
     try:
         if job.adapters:
             for x in job.all_saved:

@@ -63,8 +63,7 @@ class _Matching:
         self._done: tuple[set[str], set[str]] = set(), set()
         # The groups of the last level that may stand for each other.
         self._rest: list[tuple[list[LayerGroup], list[LayerGroup]]] = []
-        self._names: dict[str, str] = {}
-        self._adapters: dict[str, str] = {}
+        self._alike = Alike({}, {}, [], [])
         self._squares: dict[str, tuple[str, ...]] = {}
 
     def match(self, level: int) -> None:
@@ -104,7 +103,7 @@ class _Matching:
 
     def found(self) -> Alike:
         """The leaves of all pairs, and those among which a choice is left."""
-        unclear: list[Unclear] = []
+        unclear = self._alike.unclear
         for pair in self._pairs.pairs:
             if self._pairs.is_elsewhere(*pair.first, 1):
                 unclear.append(Unclear(*map(_names_of, zip(*pair.layers))))
@@ -130,7 +129,7 @@ class _Matching:
             ]
             if all(left):
                 unclear.append(Unclear(*map(_names_of, left)))
-        return Alike(self._names, self._adapters, squares, unclear)
+        return self._alike._replace(squares=squares)
 
     def _pair_leaves(
         self, old: NamedLayer, new: NamedLayer, ways: frozenset[str]
@@ -148,9 +147,9 @@ class _Matching:
                 some = [x for x in some if x in ways] or some
                 if len(some) > 1:
                     self._squares[other] = _layers.weight_names((old, new))
-            self._names[name] = other
+            self._alike.names[name] = other
             if some[0]:
-                self._adapters[other] = some[0]
+                self._alike.adapters[other] = some[0]
 
 
 def _names_of(layers: Iterable[NamedLayer]) -> list[str]:

@@ -18,7 +18,7 @@ from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
 from ._matching import Job, Matching
 from ._report import StaticDifference
-from ._sides import leaf_index_of, Model, SideNode, StoredSide, target_of
+from ._sides import leaf_index_of, Model, SideNode, StoredSide
 
 
 class GraftPlan(NamedTuple):
@@ -184,7 +184,7 @@ def _node_pairs(matching: Matching, names: Sequence[str]) -> Iterator[tuple[str,
 def _load_scalars(matching: Matching) -> list[Placed]:
     model, out = matching.model, {}
     for number, lazy in matching.scalars:
-        target, template = target_of(model, number), _lazy.body_of(lazy).template
+        target, template = model.target(number), _lazy.body_of(lazy).template
         misfit = _target.misfit(template, target)
         if misfit is not None:
             wanted = _target.show_target(target)

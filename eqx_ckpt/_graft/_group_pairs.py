@@ -403,13 +403,8 @@ def _likeness(a: str, b: str) -> float:
     return 0.8 if all(x in rest for x in short) else 0.0
 
 
-class _WordComparison(NamedTuple):
-    likeness: float
-    lacked: WordPair
-
-
 @ft.lru_cache(2**16)
-def _compare_words(old: str, new: str) -> _WordComparison:
+def _compare_words(old: str, new: str) -> tuple[float, WordPair]:
     """The likeness of the words of two forms, and the words that the other lacks."""
     olds, news = (
         collections.Counter(_words.words(_layers.plain(x))) for x in (old, new)
@@ -424,4 +419,4 @@ def _compare_words(old: str, new: str) -> _WordComparison:
         news[y] -= count
     # `+` leaves only the words of which some are left.
     lacked = WordPair(set(+olds), set(+news))
-    return _WordComparison(common / total if total else 0.0, lacked)
+    return common / total if total else 0.0, lacked

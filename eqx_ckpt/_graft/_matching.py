@@ -16,7 +16,7 @@ from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested
 from ._pairs import NestedPair, NodePair, PairStep
-from ._sides import leaf_index_of, Model, SideNode, StoredSide, target_of
+from ._sides import leaf_index_of, Model, SideNode, StoredSide
 
 
 class Job(NamedTuple):
@@ -287,7 +287,7 @@ class Matching:
             if model.is_array(n) and n not in self.covered and n not in self.fresh
         ]
         for n in numbers:
-            target = target_of(model, n)
+            target = model.target(n)
             self.problems.add("model", model.names[n], _target.show_target(target))
         leaf_indices = [
             leaf_index

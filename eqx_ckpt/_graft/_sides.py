@@ -1,11 +1,13 @@
 """The two sides of a graft, by name and by node: the model, and the checkpoint."""
 
 import functools as ft
+import keyword
 import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
@@ -18,8 +20,13 @@ from .._kernel._tree import _filters, _flatten, _nearest, _select, _states
 from .._kernel._tree._node import Node as SavedNode
 from .._kernel._tree._target import Target
 from ..adapters import Adapter
-from . import _nested
+from . import _leaf_kinds, _nested
+from ._leaf_kinds import LeafKind
 from ._nested import Nested
+
+
+# The keys of which `keystr` makes what Python takes.
+_KEYS = jtu.GetAttrKey, jtu.SequenceKey, jtu.DictKey
 
 
 class SideNode(NamedTuple):
@@ -49,6 +56,12 @@ class Model:
     def record(self) -> TreeRecord:
         return self.flat.record(self.storable)
 
+    def target(self, number: int) -> Target:
+        return _match.target_of(self.names[number], self.flat.leaves[number])
+
+    def kind(self, number: int) -> LeafKind:
+        return _leaf_kinds.kind(self.target(number))
+
     def is_array(self, number: int) -> bool:
         leaf = self.flat.leaves[number]
         arrays = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic)
@@ -67,6 +80,25 @@ class Model:
         numbers = [n for n in self.below.get(name, []) if self.storable[n]]
         found = self.flat.by_name(numbers).items()
         return SideNode(name, {_names.below(leaf, name): n for leaf, n in found})
+
+    def code(self, name: str) -> str | None:
+        """`m.layers[0]`, or None where no expression leads to the node."""
+        path = self.flat.paths[self.below[name][0]]
+        path = path[: name.count(".") + 1 if name else 0]
+        is_code = all(isinstance(key, _KEYS) for key in path)
+        return f"m{jtu.keystr(path)}" if is_code else None
+
+    def entry_code(self, name: str) -> str | None:
+        """`m.state.get(m.norm.ema_state_index)`, of an entry of a State."""
+        entry = self.entries.get(self.below[name][0])
+        if entry is None or name != _names.joined(entry.state, str(entry.position)):
+            return None
+        for index in sorted(entry.label.names)[:1]:
+            module, _, field = index.rpartition(".")
+            state = self.code(entry.state)
+            owner = self.code(module) if module in self.below else None
+            return f"{state}.get({owner}.{field})" if state and owner else None
+        return None
 
 
 def leaf_index_of(lazy: LazyArray) -> int:
@@ -151,6 +183,24 @@ class StoredSide:
             },
         )
 
+    def kind(self, leaf_index: int) -> LeafKind:
+        return _leaf_kinds.kind(self.saved.record(leaf_index).whole)
+
+    def code(self, name: str) -> str:
+        """`c.layers[0]`, of a node of the checkpoint."""
+        record = self.saved.record(self.below[name][0])
+        keys = _names.keys_of(record.name, record.template.keys)
+        out = "c"
+        for kind, key in keys[: name.count(".") + 1 if name else 0]:
+            part = str(key)
+            if kind in "sfi":
+                out += f"[{key}]"
+            elif part.isidentifier() and not keyword.iskeyword(part) and part != "keys":
+                out += f".{part}"
+            else:
+                out += f"[{part!r}]"
+        return out
+
 
 def said(error: Exception) -> str:
     # Of a KeyError, `str` is the `repr` of what was said, which may be the key alone.
@@ -159,7 +209,3 @@ def said(error: Exception) -> str:
         return f"there is no {said!r}"
     fields = _select.fields_said(error)
     return f"{said}.{fields}" if fields else said
-
-
-def target_of(model: Model, number: int) -> Target:
-    return _match.target_of(model.names[number], model.flat.leaves[number])

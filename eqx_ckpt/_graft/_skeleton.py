@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 from .._kernel._format import _names
 from .._kernel._runtime import _arguments
 from .._kernel._tree import _filters, _flatten, _folding, _leaked_tracers, _sharding
+from .._kernel._tree._flatten import Flat
 
 
 @_arguments.checked()
@@ -67,24 +68,20 @@ def skeleton(
     _leaked_tracers.check_no_tracers(
         flat, flat.record(list(map(_filters.by_default, flat.leaves)))
     )
-    if sharding is None:
-        return out
-    return _with_shardings(out, sharding)
+    return out if sharding is None else _with_shardings(out, flat, sharding)
 
 
-def _with_shardings(tree: PyTree, sharding: object) -> PyTree:
+def _with_shardings(tree: PyTree, flat: Flat, sharding: object) -> PyTree:
     parts, structure = jtu.tree_flatten(sharding, is_leaf=lambda x: x is None)
     try:
         subtrees = structure.flatten_up_to(tree)
     except ValueError as e:
         raise ValueError(f"`sharding` is no prefix of the tree. {e}") from e
-    flat = _flatten.flatten(tree, None)
     out = []
     specs = [part for part, sub in zip(parts, subtrees) for _ in jtu.tree_leaves(sub)]
     for path, leaf, spec in zip(flat.paths, flat.leaves, specs):
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            name = _names.name_of(path).name
-            chosen = _sharding.of_leaf(spec, name, leaf)
+            chosen = _sharding.of_leaf(spec, _names.name_of(path).name, leaf)
             if chosen is not None:
                 leaf = leaf.update(sharding=chosen)
         out.append(leaf)

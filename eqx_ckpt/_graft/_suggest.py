@@ -5,19 +5,16 @@ Leaves of the model go by their numbers in it, and saved leaves by their leaf in
 
 import collections
 import itertools as it
-import keyword
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-import jax.tree_util as jtu
-
-from .._kernel._format import _names, _template, _text
+from .._kernel._format import _names, _text
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._tree import _folding, _leaf, _nearest, _target
 from . import _alike, _leaf_kinds, _rules
 from ._leaf_kinds import LeafKind
-from ._sides import Model, StoredSide, target_of
+from ._sides import Model, StoredSide
 
 
 # Pairs that are suggested, rows that are listed, and names in each: people would not
@@ -114,11 +111,11 @@ def _fresh_and_drop(
     are."""
     out = []
     roots = _roots(model.below, new, arrays)
-    fresh = [_code(model, x) or _entry_code(model, x) for x in roots]
+    fresh = [model.code(x) or model.entry_code(x) for x in roots]
     if fresh and None not in fresh:
         out.append(f"    fresh=lambda m: {_listed([x for x in fresh if x])},")
     everything = range(len(stored.saved.names))
-    drop = [_saved_code(stored, x) for x in _roots(stored.below, old, everything)]
+    drop = [stored.code(x) for x in _roots(stored.below, old, everything)]
     if drop:
         out.append(f"    drop=lambda c: {_listed(drop)},")
     return out
@@ -144,9 +141,7 @@ class _Twins:
         self._numbers = {model.names[n]: n for n in sorted(new)}
         records = list(map(stored.saved.record, sorted(old)))
         saved = {record.name: _leaf_kinds.kind(record.whole) for record in records}
-        wanted = {
-            x: _leaf_kinds.kind(target_of(model, n)) for x, n in self._numbers.items()
-        }
+        wanted = {x: model.kind(n) for x, n in self._numbers.items()}
         self._alike = _alike.alike(saved, wanted)
         self._origins = {y: x for x, y in self._alike.names.items()}
         self._stacks = _stacks(records)
@@ -165,7 +160,7 @@ class _Twins:
             if twin is None:
                 stack.extendleft(reversed(children.get(prefix, [])))
                 continue
-            code = _code(model, prefix)
+            code = model.code(prefix)
             if code is not None:
                 numbers = self._new.intersection(model.below[prefix])
                 pair = [f"(lambda m: {code}, lambda c: {twin.code}),"]
@@ -188,7 +183,7 @@ class _Twins:
         leaf_indices = self._stored.saved.leaf_indices
         full = [_names.joined(node, x) for x in ends]
         own = {leaf_indices[x] for x in full if x in leaf_indices}
-        return Twin(_saved_code(self._stored, node), own)
+        return Twin(self._stored.code(node), own)
 
     def _node(self, name: str, end: str) -> str | None:
         """The saved node below which `end` is what stands for a leaf of the model."""
@@ -217,13 +212,13 @@ class _Twins:
         saved = [_names.below(stored.saved.names[i], old) for i in stored.below[old]]
         wanted = [_names.below(model.names[n], new) for n in model.below[new]]
         rules = _rules.rules(moves, saved, wanted)
-        code = _code(model, new)
+        code = model.code(new)
         if code is None or not rules:
             return None
         adapters = {_names.below(x, new): y for x, y in self._alike.adapters.items()}
         # The last line ends the call of `rename`; here that is the end of a pair too.
         first, *rows, _ = _rules.lines(rules, adapters)
-        first = f"(lambda m: {code}, lambda c: {_saved_code(stored, old)}, {first}"
+        first = f"(lambda m: {code}, lambda c: {stored.code(old)}, {first}"
         numbers = {self._numbers[x] for x in self._origins}
         leaf_indices = {stored.saved.leaf_indices[x] for x in found}
         return Suggestion([first, *rows, "])),"], numbers, leaf_indices)
@@ -264,12 +259,11 @@ class _Twins:
 
     def _items_code(self, sequence: str, node: str) -> str:
         """`c.layers`, or `[x.norm for x in c.layers]` for a node of each item."""
-        items = _saved_code(self._stored, sequence)
+        items = self._stored.code(sequence)
         if not node:
             return items
-        first = _saved_code(self._stored, _names.joined(sequence, "0"))
-        part = _saved_code(self._stored, _names.joined(sequence, "0", node))
-        return f"[x{part[len(first) :]} for x in {items}]"
+        part = self._stored.code(_names.joined(sequence, "0", node))
+        return f"[x{part.removeprefix(f'{items}[0]')} for x in {items}]"
 
     def _is_stack(self, key: StackKey, shape: tuple[int, ...]) -> bool:
         """Whether leaves that are in no pair yet, stacked, have this shape."""
@@ -350,47 +344,6 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-# The keys of which `keystr` makes what Python takes.
-_KEYS = jtu.GetAttrKey, jtu.SequenceKey, jtu.DictKey
-
-
-def _code(model: Model, prefix: str) -> str | None:
-    """`m.layers[0]`, or None where no expression leads to the node."""
-    path = model.flat.paths[model.below[prefix][0]]
-    path = path[: prefix.count(".") + 1 if prefix else 0]
-    is_code = all(isinstance(key, _KEYS) for key in path)
-    return f"m{jtu.keystr(path)}" if is_code else None
-
-
-def _entry_code(model: Model, prefix: str) -> str | None:
-    """`m.state.get(m.norm.ema_state_index)`, of an entry of a State."""
-    entry = model.entries.get(model.below[prefix][0])
-    if entry is None or prefix != _names.joined(entry.state, str(entry.position)):
-        return None
-    for name in sorted(entry.label.names)[:1]:
-        module, _, field = name.rpartition(".")
-        state = _code(model, entry.state)
-        owner = _code(model, module) if module in model.below else None
-        return f"{state}.get({owner}.{field})" if state and owner else None
-    return None
-
-
-def _saved_code(stored: StoredSide, prefix: str) -> str:
-    """`c.layers[0]`, of a node of the checkpoint."""
-    record = stored.saved.record(stored.below[prefix][0])
-    keys = _names.keys_of(record.name, record.template.keys)
-    out = "c"
-    for kind, key in keys[: prefix.count(".") + 1 if prefix else 0]:
-        name = str(key)
-        if kind in "sfi":
-            out += f"[{key}]"
-        elif name.isidentifier() and not keyword.iskeyword(name) and name != "keys":
-            out += f".{name}"
-        else:
-            out += f"[{name!r}]"
-    return out
-
-
 # ---- Leaves of both sides that are in no pair, and could stand for each other. To take
 # them for new ones and old ones would be to throw away weights that fit.
 
@@ -400,21 +353,9 @@ def _alike_by_shape(
 ) -> Suggestion:
     """Leaves of both sides that could stand for each other: of the same shape, or of
     one that an adapter makes of the other."""
-    theirs: dict[LeafKind, list[int]] = {}
-    for leaf_index in sorted(old - _copies(stored, old)):
-        t = stored.saved.record(leaf_index, known=True).template
-        if t.logical_shape and t.kind not in ("key", "str", "bytes"):
-            what = _template.number_type(_template.dtype_of(t.dtype))
-            theirs.setdefault(LeafKind(what, t.logical_shape), []).append(leaf_index)
-    ours: dict[LeafKind, list[int]] = {}
-    for number in sorted(new):
-        target = target_of(model, number)
-        if target.shape and target.dtype is not None:
-            what = _template.number_type(target.dtype)
-            ours.setdefault(LeafKind(what, target.shape), []).append(number)
+    theirs = _by_kind(stored.kind, old - _copies(stored, old))
+    ours = _by_kind(model.kind, new)
     rows = _tied_rows(model, stored, new, old)
-    some_new = {row.number for row in rows}
-    some_old: set[int] = set()
     both = it.islice(it.product(ours.items(), theirs.items()), _MAX_SHAPES)
     for (wanted, numbers), (saved, leaf_indices) in both:
         if wanted.what != saved.what:
@@ -422,10 +363,22 @@ def _alike_by_shape(
         counts = len(leaf_indices), len(numbers)
         adapters = _adapters_between(saved.shape, wanted.shape, *counts)
         if adapters is not None:
-            some_new.update(numbers)
-            some_old.update(leaf_indices)
             rows += [AlikeRow(n, leaf_indices, adapters) for n in numbers]
+    some_old = {i for row in rows for i in row.leaf_indices}
+    some_new = {row.number for row in rows}
     return Suggestion(_alike_lines(model, stored, rows), some_new, some_old)
+
+
+def _by_kind(
+    kind_of: Callable[[int], LeafKind], leaves: Iterable[int]
+) -> dict[LeafKind, list[int]]:
+    """Arrays of numbers among some leaves, by their kinds, if they have axes."""
+    out: dict[LeafKind, list[int]] = {}
+    for leaf in sorted(leaves):
+        kind = kind_of(leaf)
+        if kind.shape and kind.what != "key":
+            out.setdefault(kind, []).append(leaf)
+    return out
 
 
 def _tied_rows(
@@ -433,16 +386,15 @@ def _tied_rows(
 ) -> list[AlikeRow]:
     """New leaves that may be tied to saved ones which are in pairs already."""
     rows = []
-    kinds = {model.names[n]: _leaf_kinds.kind(target_of(model, n)) for n in sorted(new)}
-    everything = map(stored.saved.record, range(len(stored.saved.names)))
-    saved = {x.name: _leaf_kinds.kind(x.whole) for x in everything}
+    numbers = {model.names[n]: n for n in sorted(new)}
+    kinds = {name: model.kind(n) for name, n in numbers.items()}
+    saved = {name: stored.kind(i) for i, name in enumerate(stored.saved.names)}
     for name, origin in _alike.tied(saved, kinds).items():
         leaf_index = stored.saved.leaf_indices[origin]
         if leaf_index not in old:
-            (number,) = (n for n in new if model.names[n] == name)
             is_same = saved[origin].shape == kinds[name].shape
             adapters = [] if is_same else ["transpose()"]
-            rows.append(AlikeRow(number, [leaf_index], adapters))
+            rows.append(AlikeRow(numbers[name], [leaf_index], adapters))
     return rows
 
 
@@ -508,7 +460,7 @@ def _alike_lines(
         more = ", ..." if len(saved) > _MAX_NAMES else ""
         shown = ", ".join(f"`{x}`" for x in near) + more
         template = stored.saved.record(leaf_indices[0], known=True).template
-        target = target_of(model, number)
+        target = model.target(number)
         by = f" by `{', '.join(adapters)}`" if adapters else ""
         if len(target.shape) == 2 and len({*target.shape}) == 1:
             by += ", transposed or not"
