@@ -35,15 +35,11 @@ def is_number(t: Template) -> bool:
 # ---- Bits.
 
 
-@ft.cache
-def _mask(dtype: str) -> int | None:
-    """The bits that count of a number of less than a byte; None if all of them do."""
-    bits = _template.bits(_template.dtype_of(dtype))
-    return 2**bits - 1 if 0 < bits < 8 else None
-
-
+@ft.lru_cache
 def mask_of(t: Template) -> int | None:
-    return _mask(t.dtype) if is_number(t) else None
+    """The bits that count of a number of less than a byte; None if all of them do."""
+    bits = _template.bits(_template.dtype_of(t.dtype)) if is_number(t) else 0
+    return 2**bits - 1 if 0 < bits < 8 else None
 
 
 def is_same(a: np.ndarray, b: np.ndarray, t: Template) -> bool:

@@ -272,24 +272,18 @@ def _plan(
             "`.safetensors` takes a dict of strings as metadata: pass `metadata=`, for "
             f"instance one of JSON, instead of {metadata!r:.200}."
         )
-    found = _tensors(pytree, filter_spec, skip, rename)
-    tensors = [_lazies.verified(leaf, verify) for leaf in found.leaves]
-    if found.labels:
-        text = json.dumps(found.labels, separators=(",", ":"))
+    leaves, labels = _tensors(pytree, filter_spec, skip, rename)
+    tensors = [_lazies.verified(leaf, verify) for leaf in leaves]
+    if labels:
+        text = json.dumps(labels, separators=(",", ":"))
         metadata = {**(metadata or {}), _safetensors.LABELS: text}
     return ExportPlan(tensors, metadata)
 
 
-class _Tensors(NamedTuple):
-    """The tensors to write, and the labels of those in an `eqx.nn.State`."""
-
-    leaves: list[PlannedLeaf]
-    labels: dict[str, str]
-
-
 def _tensors(
     pytree: PyTree, filter_spec: FilterSpec, skip: Sequence[str], rename: object
-) -> _Tensors:
+) -> tuple[list[PlannedLeaf], dict[str, str]]:
+    """The tensors to write, and the labels of those in an `eqx.nn.State`."""
     if isinstance(pytree, Checkpoint):
         pytree = pytree.tree
     flat = _flatten.flatten(pytree, None)
@@ -346,7 +340,7 @@ def _tensors(
     # As the library of the format writes them: the widest first, so all are aligned.
     order = {ours: -number for number, ours in enumerate(_safetensors.DTYPES.values())}
     key = lambda leaf: (order[leaf.template.dtype], leaf.name.encode())
-    return _Tensors(sorted((leaf for _, leaf in out.values()), key=key), labels)
+    return sorted((leaf for _, leaf in out.values()), key=key), labels
 
 
 def _described(

@@ -125,29 +125,20 @@ def _publish(
     with root.lock(wait=True):
         if not overwrite and isinstance(root, LocalDirectory):
             _check_free(root)
-        _put_in_place(root, files, part, durable)
-
-
-def _put_in_place(
-    root: Backend,
-    files: dict[str, list[PlannedLeaf]],
-    part: Callable[[str], str],
-    durable: bool,
-) -> None:
-    old = _named(root)
-    if root.has(INDEX):
-        root.delete(INDEX)
-    for name in files:
-        if isinstance(root, LocalDirectory):
-            root.rename_over(part(name), name)
-        elif part(name) != name:
-            root.copy(part(name), name, durable)
-    for name in sorted(old - files.keys()):
-        if root.has(name):
-            root.delete(name)
-    data = _index_of(files)
-    write = lambda file: file.write(data)
-    _publish_file.publish(root.below(INDEX), write, True, durable)
+        old = _named(root)
+        if root.has(INDEX):
+            root.delete(INDEX)
+        for name in files:
+            if isinstance(root, LocalDirectory):
+                root.rename_over(part(name), name)
+            elif part(name) != name:
+                root.copy(part(name), name, durable)
+        for name in sorted(old - files.keys()):
+            if root.has(name):
+                root.delete(name)
+        data = _index_of(files)
+        write = lambda file: file.write(data)
+        _publish_file.publish(root.below(INDEX), write, True, durable)
 
 
 def _drop(root: Backend, parts: Iterator[str]) -> None:

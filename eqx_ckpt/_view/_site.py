@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._edit import _diff, _elements, _sample
+from .._edit._difference import Change
 from .._edit._sample import Sample
 from .._kernel._format import _text
 from .._kernel._load import _checkpoint, _lazy
@@ -124,15 +125,15 @@ class Site:
             rest = {name: x for name, x in query.items() if name != "run"}
             return self._site(query["run"]).answer(what, rest)
         call = {
-            "page": lambda: self._reload(query).page,
-            "leaf": lambda: self._leaf(query),
-            "picture": lambda: self._picture(query),
-            "spectrum": lambda: self._spectrum(query),
-            "change": lambda: self._change(query),
-            "norm": lambda: self._norm(query),
+            "page": self._page,
+            "leaf": self._leaf,
+            "picture": self._picture,
+            "spectrum": self._spectrum,
+            "change": self._change,
+            "norm": self._norm,
         }[what]
         try:
-            return call()
+            return call(query)
         except ERRORS as e:
             text = str(e.args[0]) if isinstance(e, KeyError) else str(e)
             return {"error": _text.message((text or type(e).__name__).split("\n"))}
@@ -143,11 +144,11 @@ class Site:
             self._sites.setdefault(name, Site(self._subject.runs()[name]))
         return self._sites[name]
 
-    def _reload(self, query: Mapping[str, str]) -> SitePage:
+    def _page(self, query: Mapping[str, str]) -> dict[str, Any]:
         """The page as it is now: a run goes on while it is looked at."""
-        return self._lock.run(lambda: self._reload_locked(query))
+        return self._lock.run(lambda: self._reload(query))
 
-    def _reload_locked(self, query: Mapping[str, str]) -> SitePage:
+    def _reload(self, query: Mapping[str, str]) -> dict[str, Any]:
         if self._shown and isinstance(self._subject, Checkpoint):
             self._subject = _checkpoint.open(self._subject.path)
         at = query.get("at", "")
@@ -156,10 +157,10 @@ class Site:
         if isinstance(self._subject, (Steps, Folder)) and not at:
             page["mark"] = hashlib.sha256(json.dumps(page).encode()).hexdigest()
             if page["mark"] == query.get("known"):
-                return SitePage({}, sides)
+                return {}
         self._slots.clear()
         self._shown = {at: SitePage(page, sides)}
-        return self._shown[at]
+        return page
 
     def _page_at(self, query: Mapping[str, str]) -> SitePage:
         at = query.get("at", "")
@@ -275,13 +276,13 @@ class Site:
         a, b = self._samples(query)
         if a is None or b is None or a.value is None or b.value is None:
             return {}
-        change = _diff.diff({"x": a.value}, {"x": b.value}, values=True).changed.get(
-            "x"
-        )
-        if change is None:
-            return {"relative": 0.0, "largest": 0.0, "is_sample": bool(a.said)}
-        sizes = {"relative": change.relative, "largest": change.largest}
-        return {**{k: finite(x) for k, x in sizes.items()}, "is_sample": bool(a.said)}
+        found = _diff.diff({"x": a.value}, {"x": b.value}, values=True).changed
+        change = found.get("x", Change((), "", "", 0.0, 0.0))
+        return {
+            "relative": finite(change.relative),
+            "largest": finite(change.largest),
+            "is_sample": bool(a.said),
+        }
 
     def _norm(self, query: Mapping[str, str]) -> dict[str, Any]:
         assert isinstance(self._subject, Steps)

@@ -519,14 +519,11 @@ def _positions(
     start: Sequence[int], shape: Sequence[int], whole: Sequence[int]
 ) -> np.ndarray:
     """The number of each element of a region in the whole array, in row-major order."""
-    out = np.zeros((1,) * len(shape), np.uint64)
-    stride = 1
-    for axis in reversed(range(len(shape))):
-        along = np.arange(start[axis], start[axis] + shape[axis], dtype=np.uint64)
-        along = along * np.uint64(stride)
-        out = out + along.reshape(-1, *[1] * (len(shape) - 1 - axis))
-        stride *= whole[axis]
-    return np.broadcast_to(out, tuple(shape))
+    out = np.zeros((), np.uint64)
+    for first, count, length in zip(start, shape, whole):
+        along = np.arange(first, first + count, dtype=np.uint64)
+        out = (out * np.uint64(length))[..., None] + along
+    return out
 
 
 def uniform(key: bytes, name: str, number: int, positions: np.ndarray) -> np.ndarray:
