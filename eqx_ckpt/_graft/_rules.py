@@ -65,30 +65,97 @@ def rules(
     to a wanted one. Empty if too many rules would be needed to try them."""
     taken = set(moves.values())
     aside = (x for x in saved if x in taken and x not in moves)
-    moves = {**moves, **{x: f"{_ASIDE}.{x}" for x in aside}}
-    for found in (_find_few(moves, saved, wanted), _one_by_one(moves)):
+    task = _Task({**moves, **{x: f"{_ASIDE}.{x}" for x in aside}}, saved, wanted)
+    for found in (task.find_few(), _one_by_one(task.moves)):
         are_few = len(found) * len(saved) <= _MAX_CHECKS
-        if are_few and _are_right(found, moves, saved, wanted):
+        if are_few and task.is_done_by(found):
             return found
     return []
 
 
-def _are_right(
-    found: list[NameRule],
-    moves: Mapping[str, str],
-    saved: Collection[str],
-    wanted: Collection[str],
-) -> bool:
-    """Whether rules do what `moves` says, each of them something, and no harm."""
-    used: set[int] = set()
-    rename = _rename.rename(found)
-    new = {x: _rename.apply(rename, x, used, "suggest").name for x in saved}
-    return (
-        len(used) == len(found)
-        and len(set(new.values())) == len(new)
-        and all(new[x] == y for x, y in moves.items())
-        and all(x == y or x in moves or y not in wanted for x, y in new.items())
-    )
+class _Task(NamedTuple):
+    """The names to be renamed, and what each becomes; all names that are saved; and
+    those that are wanted, none of which another name may become."""
+
+    moves: Mapping[str, str]
+    saved: Collection[str]
+    wanted: Collection[str]
+
+    def is_done_by(self, found: list[NameRule]) -> bool:
+        """Whether rules do it, each of them something, and no harm."""
+        used: set[int] = set()
+        rename = _rename.rename(found)
+        new = {x: _rename.apply(rename, x, used, "suggest").name for x in self.saved}
+        return (
+            len(used) == len(found)
+            and len(set(new.values())) == len(new)
+            and all(new[x] == y for x, y in self.moves.items())
+            and all(
+                x == y or x in self.moves or y not in self.wanted
+                for x, y in new.items()
+            )
+        )
+
+    def find_few(self) -> list[NameRule]:
+        """The rules that rename the most names each, until all are renamed; general
+        ones first. Empty if there are too many to try."""
+        samples = self._samples()
+        left = {x for x in samples if self.moves.get(x, x) != x}
+        effects = self._effects(left, samples)
+        chosen: dict[NameRule, Effect] = {}
+        while left and effects:
+            rank = lambda x: (len(effects[x].right & left), -len(effects[x].wrong))
+            best = max(effects, key=rank)
+            right, wrong = effects[best]
+            if not right & left:
+                break
+            chosen[best] = Effect(right & left, wrong)
+            left -= right
+        return _ordered(chosen, self.moves)
+
+    def _samples(self) -> list[str]:
+        """Names that the rules must be right for. One is enough of several that differ
+        only in numbers which stay."""
+        out: dict[object, str] = {}
+        for name in self.saved:
+            new = self.moves.get(name, "")
+            olds, news = _numbered(name), _numbered(new)
+            stay = not new or olds[1::2] == news[1::2]
+            texts = tuple(olds[::2]), tuple(news[::2])
+            out.setdefault(texts if stay else name, name)
+        return [*it.islice(out.values(), _MAX_SAMPLES)]
+
+    def _effects(self, names: set[str], samples: list[str]) -> dict[NameRule, Effect]:
+        """The rules that may be chosen, each of which renames one of the names or more.
+        Empty if there are too many to try."""
+        effects: dict[NameRule, Effect] = {}
+        for is_general in (True, False):
+            # The others are tried for the names that no general rule renames.
+            rest = sorted(names.difference(*(x.right for x in effects.values())))
+            ways = (r for x in rest for r in _ways(x, self.moves[x], is_general))
+            tried = dict.fromkeys(ways)
+            if len(tried) * len(samples) > _MAX_LOOKS:
+                return {}
+            for rule in tried:
+                effect = self._effect(rule, samples)
+                if effect is not None:
+                    effects.setdefault(rule, effect)
+        return effects
+
+    def _effect(self, rule: NameRule, samples: list[str]) -> Effect | None:
+        """The effect of a rule, or None if no other rule can mend what it does."""
+        moves, right, wrong = self.moves, set(), set()
+        pattern = re.compile(rule.pattern)
+        for name in samples:
+            new = pattern.sub(rule.replacement, name)
+            if new == name:
+                continue
+            # It changes a name that is to stay, or makes a wanted one of another name.
+            if moves[name] == name if name in moves else new in self.wanted:
+                return None
+            if name in moves:
+                (right if new == moves[name] else wrong).add(name)
+        return Effect(right, wrong)
 
 
 def _one_by_one(moves: Mapping[str, str]) -> list[NameRule]:
@@ -98,64 +165,9 @@ def _one_by_one(moves: Mapping[str, str]) -> list[NameRule]:
     return [*out, NameRule("^" + _MADE, "")] if out else []
 
 
-def _find_few(
-    moves: Mapping[str, str], saved: Collection[str], wanted: Collection[str]
-) -> list[NameRule]:
-    """The rules that rename the most names each, until all are renamed; general ones
-    first. Empty if there are too many to try."""
-    samples = _samples(moves, saved)
-    left = {x for x in samples if moves.get(x, x) != x}
-    effects = _effects(left, samples, moves, wanted)
-    chosen: dict[NameRule, Effect] = {}
-    while left and effects:
-        rank = lambda x: (len(effects[x].right & left), -len(effects[x].wrong))
-        best = max(effects, key=rank)
-        right, wrong = effects[best]
-        if not right & left:
-            break
-        chosen[best] = Effect(right & left, wrong)
-        left -= right
-    return _ordered(chosen, moves)
-
-
-def _effects(
-    names: set[str],
-    samples: list[str],
-    moves: Mapping[str, str],
-    wanted: Collection[str],
-) -> dict[NameRule, Effect]:
-    """The rules that may be chosen, each of which renames one of the names or more.
-    Empty if there are too many to try."""
-    effects: dict[NameRule, Effect] = {}
-    for is_general in (True, False):
-        # The others are tried for the names that no general rule renames.
-        rest = sorted(names.difference(*(effect.right for effect in effects.values())))
-        tried = dict.fromkeys(r for x in rest for r in _ways(x, moves[x], is_general))
-        if len(tried) * len(samples) > _MAX_LOOKS:
-            return {}
-        for rule in tried:
-            effect = _effect(rule, samples, moves, wanted)
-            if effect is not None:
-                effects.setdefault(rule, effect)
-    return effects
-
-
 def _numbered(name: str) -> list[str]:
     """A name, split at its numbers: texts at even places, and numbers at odd ones."""
     return re.split(r"(?<![^._])([0-9]+)(?![^._])", name)
-
-
-def _samples(moves: Mapping[str, str], saved: Collection[str]) -> list[str]:
-    """Names that the rules must be right for. One is enough of several that differ only
-    in numbers which stay."""
-    out: dict[object, str] = {}
-    for name in saved:
-        new = moves.get(name, "")
-        olds, news = _numbered(name), _numbered(new)
-        stay = not new or olds[1::2] == news[1::2]
-        texts = tuple(olds[::2]), tuple(news[::2])
-        out.setdefault(texts if stay else name, name)
-    return [*it.islice(out.values(), _MAX_SAMPLES)]
 
 
 def _ways(old: str, new: str, is_general: bool) -> Iterator[NameRule]:
@@ -192,28 +204,6 @@ def _rule(
                 count += 1
                 pattern[place], replacement[i] = r"(\d+)", rf"\{count}"
     return NameRule(f"^{''.join(pattern)}{end}", "".join(replacement))
-
-
-def _effect(
-    rule: NameRule,
-    samples: list[str],
-    moves: Mapping[str, str],
-    wanted: Collection[str],
-) -> Effect | None:
-    """The effect of a rule, or None if no other rule can mend what it does."""
-    right, wrong = set(), set()
-    pattern = re.compile(rule.pattern)
-    for name in samples:
-        new = pattern.sub(rule.replacement, name)
-        if new == name:
-            continue
-        # It changes a name that is to stay, or makes a wanted one of another name.
-        is_harm = moves[name] == name if name in moves else new in wanted
-        if is_harm:
-            return None
-        if name in moves:
-            (right if new == moves[name] else wrong).add(name)
-    return Effect(right, wrong)
 
 
 def _ordered(
