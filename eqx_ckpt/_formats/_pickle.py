@@ -7,7 +7,7 @@ and what a table of a few names makes of them, and has no way to do anything els
 import io
 import pickletools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .._kernel._format._leaves import Unreadable
@@ -42,25 +42,23 @@ class Ended(ValueError):
 
 def load(
     data: bytes,
-    names: Mapping[str, Any],
-    unknown: Callable[[str], Unreadable],
+    find: Callable[[str, str], Any],
     persistent: Callable[[Any], Any],
     at: int = 0,
 ) -> tuple[Any, int]:
     """The value of a pickle that begins at a place of some bytes, and where it ends.
     Sets come as lists, and keys of dicts that are neither texts nor integers as `Key`.
 
-    `names` has what `module name` of an object stands for; one of another name is what
-    `unknown` says, which is never built: what would be put into it is dropped.
-    `persistent` makes an object of the id of one that lies outside of the
-    pickle.
+    `find` gives what an object of a module and a name stands for. One that is
+    `Unreadable` is never built: what would be put into it is dropped. `persistent`
+    makes an object of the id of one that lies outside of the pickle.
 
     **Raises:** `Ended`; `ValueError` for a pickle that is malformed, or does anything
     else.
     """
     file = _Bytes(data)
     file.seek(at)
-    built = _Built(names, unknown, persistent)
+    built = _Built(find, persistent)
     for name, argument in _instructions(file):
         do = _DEEDS.get(name)
         if do is None:
@@ -109,12 +107,9 @@ class _Built:
     before each mark."""
 
     def __init__(
-        self,
-        names: Mapping[str, Any],
-        unknown: Callable[[str], Unreadable],
-        persistent: Callable[[Any], Any],
+        self, find: Callable[[str, str], Any], persistent: Callable[[Any], Any]
     ):
-        self.names, self.unknown, self.persistent = names, unknown, persistent
+        self.find, self.persistent = find, persistent
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -223,10 +218,7 @@ def _shown(key: object) -> str:
 def _named(built: _Built, module: object, name: object) -> Any:
     if type(module) is not str or type(name) is not str:
         raise ValueError("its pickle has a name that is no text")
-    text = f"{module} {name}"
-    if text not in built.names:
-        return built.unknown(f"{module}.{name}"[:100])
-    return built.names[text]
+    return built.find(module, name)
 
 
 def _reduce(built: _Built, _: None) -> Any:

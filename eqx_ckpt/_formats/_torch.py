@@ -134,8 +134,7 @@ def _unpickled(data: bytes, at: int = 0) -> _Unpickled:
             raise ValueError(f"its storage {made.key!r:.40} has two sizes")
         return made
 
-    names = _torch_globals.NAMES, _torch_globals.unknown
-    value, stop = _pickle.load(data, *names, persistent, at)
+    value, stop = _pickle.load(data, _torch_globals.find, persistent, at)
     return _Unpickled(value, stored, stop)
 
 

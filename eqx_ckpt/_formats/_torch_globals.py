@@ -264,8 +264,12 @@ _SAVE_ALONE = (
 )
 
 
-def unknown(name: str) -> Unreadable:
-    """An object of a class, or of a function, that is not known here."""
+def find(module: str, name: str) -> Any:
+    """What a name stands for: an object of one that is not known cannot be read."""
+    return NAMES.get(f"{module} {name}") or _unknown(f"{module}.{name}"[:100])
+
+
+def _unknown(name: str) -> Unreadable:
     some = (cure for start, cure in _CURES.items() if name.startswith(start))
     cure, is_array = next(some, (_SAVE_ALONE, False))
     why = (
