@@ -30,25 +30,15 @@ def publish(
 
     **Raises:** `FileExistsError`.
     """
-    if isinstance(root, LocalDirectory):
-        _rename_into_place(root, write, overwrite, sync, nbytes)
+    if not isinstance(root, LocalDirectory):
+        directory, key = root.split()
+        buffer = io.BytesIO()
+        write(buffer)
+        if overwrite:
+            directory.write(key, [buffer.getbuffer()])
+        elif not directory.replace(key, buffer.getvalue(), None):
+            raise _came_meanwhile(root)
         return
-    directory, key = root.split()
-    buffer = io.BytesIO()
-    write(buffer)
-    if overwrite:
-        directory.write(key, [buffer.getbuffer()])
-    elif not directory.replace(key, buffer.getvalue(), None):
-        raise _came_meanwhile(root)
-
-
-def _rename_into_place(
-    root: LocalDirectory,
-    write: Callable[[BinaryIO], None],
-    overwrite: bool,
-    sync: bool,
-    nbytes: int,
-) -> None:
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
         txn = FileTransaction(root.real(), undo, overwrite)
         held.callback(discard, txn.work)
