@@ -27,6 +27,8 @@ from ._database import Database
 _CUT = 4 * 2**20
 # And in how many of them at most.
 _MANY = 2**12
+# Of a piece so many bytes are read together.
+_TOGETHER = 2**22
 
 
 class ForeignArray(NamedTuple):
@@ -75,8 +77,94 @@ class PiecedArray(NamedTuple):
         """The read of `self[picks]` into an array of its shape: it is done when its
         result is asked for."""
         # Read by whoever waits for it.
-        read = ft.partial(_read_pieces, self, into, picks)
+        read = ft.partial(self.read, into, picks)
         return types.SimpleNamespace(done=lambda: True, result=read)
+
+    def read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> None:
+        """Reads `self[picks]`: of each piece all from the first of its elements that
+        are picked to the last, and not much more of it at a time."""
+        axes = [
+            range(n)[p] if isinstance(p, slice) else range(p, p + 1)
+            for n, p in zip(self.template.shape, picks)
+        ]
+        into = into.reshape([len(axis) for axis in axes])
+        for piece in self.pieces:
+            # The numbers of the picks that are in this piece, and the picks in it.
+            there = [
+                [i for i, x in enumerate(axis) if a <= x < a + n]
+                if axis.step != 1
+                else range(
+                    min(max(a - axis.start, 0), len(axis)),
+                    max(min(a + n - axis.start, len(axis)), 0),
+                )
+                for axis, a, n in zip(axes, piece.start, piece.shape)
+            ]
+            if not all(there):
+                continue
+            to = into[tuple(slice(x[0], x[-1] + 1) for x in there)]
+            first = [axis[x[0]] - a for axis, x, a in zip(axes, there, piece.start)]
+            self._read_piece(piece, first, [axis.step for axis in axes], to)
+
+    def _read_piece(
+        self, piece: Piece, first: Sequence[int], steps: Sequence[int], into: np.ndarray
+    ) -> None:
+        """Reads the elements of a piece from `first` on, in these steps along each
+        axis."""
+        strides = piece.strides or strides_of(piece.shape)
+        # From the lowest element on, as NumPy would have it after `flip`.
+        down = tuple(axis for axis, step in enumerate(steps) if step < 0)
+        lowest = [
+            a + min(0, (n - 1) * step) for a, n, step in zip(first, into.shape, steps)
+        ]
+        apart = [abs(step) * stride for step, stride in zip(steps, strides)]
+        into = np.flip(into, down)
+        block = choose_strided(into.shape, apart, into.itemsize, _TOGETHER)
+        for index in _grid.indices(into.shape, block):
+            part = _grid.region(into.shape, block, index)
+            begin = sum(
+                (low + s.start * abs(step)) * stride
+                for low, s, step, stride in zip(lowest, part, steps, strides)
+            )
+            self._read_run(piece, begin, apart, into[part])
+
+    def _read_run(
+        self, piece: Piece, first: int, strides: Sequence[int], into: np.ndarray
+    ) -> None:
+        """Reads all that lies from the first element to the last, of elements so many
+        apart. Of two that have a byte, the lower half is the first."""
+        root, key, start = self.root, piece.key, piece.offset
+        assert root is not None
+        count = span(into.shape, strides)
+        if self.is_packed:
+            stop = start + (first + count + 1) // 2
+            data = _store.read_bytes(root, key, start + first // 2, stop)
+            both = np.frombuffer(data, np.uint8)[:, None]
+            both = both >> np.array([0, 4], np.uint8) & 15
+            whole = both.reshape(-1)[first % 2 :][:count].view(into.dtype)
+        else:
+            whole = np.empty(count, into.dtype)
+            start += first * into.itemsize
+            if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
+                raise MissingError(f"the end of `{key}` is missing")
+        steps = [stride * into.itemsize for stride in strides]
+        into[...] = np.lib.stride_tricks.as_strided(
+            whole, into.shape, steps, writeable=False
+        )
+
+    def open(self) -> ts.TensorStore:
+        """A view of all pieces, opened without a read; of packed ones each has a
+        byte."""
+
+        def read(domain: ts.IndexDomain, chunk: np.ndarray, _: object) -> None:
+            part = np.empty(domain.shape, chunk.dtype)
+            picks = [slice(x.inclusive_min, x.exclusive_max) for x in domain]
+            self.read(part, tuple(picks))
+            chunk[...] = part
+
+        t = self.template
+        dtype = ts.dtype("uint8" if self.is_packed else t.stored)
+        layout = ts.ChunkLayout(read_chunk_shape=t.chunk)
+        return ts.virtual_chunked(read, dtype=dtype, shape=t.shape, chunk_layout=layout)
 
 
 # What an array of another format is read from.
@@ -150,7 +238,7 @@ class ForeignSource(Source):
         if unpinned is None:
             return opened
         return [
-            _open_pieces(x._replace(root=unpinned)) if isinstance(x, PiecedArray) else x
+            x._replace(root=unpinned).open() if isinstance(x, PiecedArray) else x
             for x in opened
         ]
 
@@ -256,7 +344,7 @@ def _copies(
     return [{**memory, "path": f"{number}/"} for number in range(len(stored))]
 
 
-# ---- Arrays in pieces.
+# ---- Steps along the axes of arrays.
 
 
 def span(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -285,110 +373,6 @@ def choose_strided(
     return tuple(chunk)
 
 
-# Of a piece so many bytes are read together.
-_TOGETHER = 2**22
-
-
-def _read_pieces(
-    array: PiecedArray, into: np.ndarray, picks: tuple[slice | int, ...]
-) -> None:
-    """Reads `array[picks]`: of each piece all from the first of its elements that are
-    picked to the last, and not much more of it at a time."""
-    t = array.template
-    axes = [
-        range(n)[p] if isinstance(p, slice) else range(p, p + 1)
-        for n, p in zip(t.shape, picks)
-    ]
-    into = into.reshape([len(axis) for axis in axes])
-    for piece in array.pieces:
-        # The numbers of the picks that are in this piece, and the picks in it.
-        there = [
-            [i for i, x in enumerate(axis) if a <= x < a + n]
-            if axis.step != 1
-            else range(
-                min(max(a - axis.start, 0), len(axis)),
-                max(min(a + n - axis.start, len(axis)), 0),
-            )
-            for axis, a, n in zip(axes, piece.start, piece.shape)
-        ]
-        if not all(there):
-            continue
-        to = into[tuple(slice(x[0], x[-1] + 1) for x in there)]
-        first = [axis[x[0]] - a for axis, x, a in zip(axes, there, piece.start)]
-        steps = [axis.step for axis in axes]
-        _read_piece(array, piece, first, steps, to)
-
-
-def _read_piece(
-    array: PiecedArray,
-    piece: Piece,
-    first: Sequence[int],
-    steps: Sequence[int],
-    into: np.ndarray,
-) -> None:
-    """Reads the elements of a piece from `first` on, in these steps along each axis."""
-    strides = piece.strides or strides_of(piece.shape)
-    # From the lowest element on, as NumPy would have it after `flip`.
-    down = tuple(axis for axis, step in enumerate(steps) if step < 0)
-    lowest = [
-        a + min(0, (n - 1) * step) for a, n, step in zip(first, into.shape, steps)
-    ]
-    apart = [abs(step) * stride for step, stride in zip(steps, strides)]
-    into = np.flip(into, down)
-    block = choose_strided(into.shape, apart, into.itemsize, _TOGETHER)
-    for index in _grid.indices(into.shape, block):
-        part = _grid.region(into.shape, block, index)
-        begin = sum(
-            (low + s.start * abs(step)) * stride
-            for low, s, step, stride in zip(lowest, part, steps, strides)
-        )
-        _read_run(array, piece, begin, apart, into[part])
-
-
 def strides_of(shape: Sequence[int]) -> list[int]:
     """The steps along each axis, in elements, of an array that lies row after row."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-
-
-def _read_run(
-    array: PiecedArray,
-    piece: Piece,
-    first: int,
-    strides: Sequence[int],
-    into: np.ndarray,
-) -> None:
-    """Reads all that lies from the first element to the last, of elements so many
-    apart. Of two that have a byte, the lower half is the first."""
-    root, key, start = array.root, piece.key, piece.offset
-    assert root is not None
-    count = span(into.shape, strides)
-    if array.is_packed:
-        stop = start + (first + count + 1) // 2
-        data = _store.read_bytes(root, key, start + first // 2, stop)
-        both = np.frombuffer(data, np.uint8)[:, None] >> np.array([0, 4], np.uint8) & 15
-        whole = both.reshape(-1)[first % 2 :][:count].view(into.dtype)
-    else:
-        whole = np.empty(count, into.dtype)
-        start += first * into.itemsize
-        if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
-            raise MissingError(f"the end of `{key}` is missing")
-    steps = [stride * into.itemsize for stride in strides]
-    into[...] = np.lib.stride_tricks.as_strided(
-        whole, into.shape, steps, writeable=False
-    )
-
-
-def _open_pieces(array: PiecedArray) -> ts.TensorStore:
-    """A view of all pieces, opened without a read; of packed ones each has a byte."""
-
-    def read(domain: ts.IndexDomain, chunk: np.ndarray, _: object) -> None:
-        part = np.empty(domain.shape, chunk.dtype)
-        picks = [slice(x.inclusive_min, x.exclusive_max) for x in domain]
-        _read_pieces(array, part, tuple(picks))
-        chunk[...] = part
-
-    t = array.template
-    dtype = "uint8" if array.is_packed else t.stored
-    layout = ts.ChunkLayout(read_chunk_shape=t.chunk)
-    dtype = ts.dtype(dtype)
-    return ts.virtual_chunked(read, dtype=dtype, shape=t.shape, chunk_layout=layout)
