@@ -30,7 +30,7 @@ from .._kernel._tree._flatten import Flat
 from . import _index_functions, _jaxpr, _keep_functions, _signature, _traced, _tracing
 from ._function import Unexported
 from ._stored_function import Function
-from ._tracing import SavedTree
+from ._tracing import FunctionTrace, SavedTree
 
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -157,20 +157,19 @@ def _has(tree: SavedTree, baked: dict[str, str]) -> bool:
 
 
 def _exported(wanted: Unexported, tree: SavedTree) -> PlannedFunction:
-    closed, structure, is_used = _tracing.trace(wanted, tree)
-    count = len(tree.arrays)
-    used = list(it.compress(tree.arrays, is_used))
-    _check_traced(wanted, tree, closed, used)
+    traced = _tracing.trace(wanted, tree)
+    used, count = traced.used, len(tree.arrays)
+    _check_traced(traced)
     names = [tree.stored[i].name for i in used]
     avals = {
         tree.stored[i].name: _signature.struct(_tracing.weight(tree, i)) for i in used
     }
-    fun = jex_core.jaxpr_as_fun(closed)
+    fun = jex_core.jaxpr_as_fun(traced.closed)
 
     def kept(weights: dict[str, Any], *args: Any) -> Any:
-        rest = it.compress(jtu.tree_leaves(args), is_used[count:])
+        rest = it.compress(jtu.tree_leaves(args), traced.is_used[count:])
         out = fun(*(weights[name] for name in names), *rest)
-        return jtu.tree_unflatten(structure, out)
+        return jtu.tree_unflatten(traced.structure, out)
 
     exported = _lowered(kept, (avals, *wanted.nest), wanted.platforms)
     if exported.nr_devices > 1:
@@ -197,20 +196,16 @@ def _exported(wanted: Unexported, tree: SavedTree) -> PlannedFunction:
         result=result,
         platforms=list(exported.platforms),
         order=wanted.order,
-        baked=_tracing.baked(wanted, tree, closed, used),
+        baked=traced.baked(),
         versions={"jax": jax.__version__},
     )
     return PlannedFunction(stored, data)
 
 
-def _check_traced(
-    wanted: Unexported,
-    tree: SavedTree,
-    closed: jex_core.ClosedJaxpr,
-    used: Sequence[int],
-) -> None:
+def _check_traced(traced: FunctionTrace) -> None:
     """**Raises:** `ValueError` for what cannot be stored beside the leaves."""
-    lost = [tree.name(i) for i in used if i not in tree.stored]
+    tree, closed = traced.tree, traced.closed
+    lost = [tree.name(i) for i in traced.used if i not in tree.stored]
     if lost:
         raise ValueError(
             f"The function uses the leaf `{lost[0]}`, which is not saved"
@@ -226,7 +221,7 @@ def _check_traced(
             "EQX_ON_ERROR=off is set before Equinox is imported."
         )
     for value, place in _jaxpr.captured(closed):
-        raise _captured(wanted, tree, value, place)
+        raise _captured(traced.wanted, tree, value, place)
 
 
 def _captured(

@@ -1,5 +1,6 @@
 """A function of the tree of a save, traced with all arrays of the tree as arguments."""
 
+import itertools as it
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,10 @@ class SavedTree(NamedTuple):
     def name(self, i: int) -> str:
         return _names.name_of(self.flat.paths[i]).name
 
+    def top(self, i: int) -> str:
+        """The first part of the name of a leaf."""
+        return self.name(i).partition(".")[0]
+
     def stored_dtype(self, i: int) -> Any:
         """The dtype that an array is saved as; None if it is not saved."""
         leaf = self.stored.get(i)
@@ -55,14 +60,55 @@ def is_weak(x: object) -> bool:
     return bool(getattr(x, "weak_type", False))
 
 
+class FunctionTrace(NamedTuple):
+    """A function of a tree, as it was traced: its jaxpr without the arguments that it
+    does not use, the structure of its result, and which of its arguments it uses."""
+
+    wanted: Unexported
+    tree: SavedTree
+    closed: jex_core.ClosedJaxpr
+    structure: Any
+    is_used: list[bool]
+
+    @property
+    def used(self) -> list[int]:
+        """The numbers of the arrays of the tree that it uses."""
+        return list(it.compress(self.tree.arrays, self.is_used))
+
+    def baked(self) -> dict[str, str]:
+        """The digests of the stored leaves whose values are a part of the function.
+
+        Nothing tells which numbers a function looks at. Those beside arrays that it
+        uses are taken to be. Others, such as the step of a run, are not if the function
+        is the same when they are hidden from it. Nothing hides a bool from `is`.
+        """
+        tree = self.tree
+        baked = {i: leaf for i, leaf in tree.stored.items() if i not in {*tree.arrays}}
+        near = set(map(tree.top, self.used))
+        far: dict[str, list[int]] = {}
+        for i, leaf in baked.items():
+            if tree.top(i) not in near and leaf.template.dtype != "bool":
+                far.setdefault(tree.top(i), []).append(i)
+        hidden = [i for group in far.values() for i in group]
+        if hidden and not self._is_same_without(hidden):
+            alone = (g for g in far.values() if len(g) < len(hidden))
+            good = [g for g in alone if self._is_same_without(g)]
+            hidden = [i for group in good for i in group]
+        return {leaf.name: digest(leaf) for i, leaf in baked.items() if i not in hidden}
+
+    def _is_same_without(self, hidden: Sequence[int]) -> bool:
+        """Whether the function is the same without the values of some leaves."""
+        try:
+            other = trace(self.wanted, self.tree, hidden)
+            return _jaxpr.key(other.closed) == _jaxpr.key(self.closed)
+        except Exception:
+            return False
+
+
 def trace(
     wanted: Unexported, tree: SavedTree, hidden: Iterable[int] = frozenset()
-) -> tuple[jex_core.ClosedJaxpr, Any, list[bool]]:
-    """Traces a function, of a tree in which the values of some leaves are hidden.
-
-    **Returns:** its jaxpr without the arguments that it does not use, the structure of
-    its result, and which of its arguments it uses.
-    """
+) -> FunctionTrace:
+    """Traces a function, of a tree in which the values of some leaves are hidden."""
     leaves = list(map(_value, tree.flat.leaves))
     for i in hidden:
         leaves[i] = _Hidden()
@@ -81,7 +127,8 @@ def trace(
     closed = traced.jaxpr
     jaxpr, used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
     closed = jex_core.ClosedJaxpr(jaxpr, closed.consts)
-    return closed, jtu.tree_structure(traced.out_info), list(used)
+    structure = jtu.tree_structure(traced.out_info)
+    return FunctionTrace(wanted, tree, closed, structure, list(used))
 
 
 def _value(leaf: object) -> Any:
@@ -125,50 +172,3 @@ class _Hidden:
 
 for _operator in (*_select.OPERATORS, "call", "str", "format", "hash"):
     setattr(_Hidden, f"__{_operator}__", _Hidden._refuse)
-
-
-# ---- Values that are baked in.
-
-
-def baked(
-    wanted: Unexported,
-    tree: SavedTree,
-    closed: jex_core.ClosedJaxpr,
-    used: Sequence[int],
-) -> dict[str, str]:
-    """The digests of the stored leaves whose values are a part of the function.
-
-    Nothing tells which numbers a function looks at. Those beside arrays that it uses
-    are taken to be. Others, such as the step of a run, are not if the function is the
-    same when they are hidden from it. Nothing hides a bool from `is`.
-    """
-    baked = {i: leaf for i, leaf in tree.stored.items() if i not in {*tree.arrays}}
-    near = {_top(tree, i) for i in used}
-    far: dict[str, list[int]] = {}
-    for i in baked:
-        is_bool = tree.stored[i].template.dtype == "bool"
-        if _top(tree, i) not in near and not is_bool:
-            far.setdefault(_top(tree, i), []).append(i)
-    hidden = [i for group in far.values() for i in group]
-    if hidden and not _is_same(wanted, tree, closed, hidden):
-        alone = (g for g in far.values() if len(g) < len(hidden))
-        good = [g for g in alone if _is_same(wanted, tree, closed, g)]
-        hidden = [i for group in good for i in group]
-    return {leaf.name: digest(leaf) for i, leaf in baked.items() if i not in hidden}
-
-
-def _top(tree: SavedTree, i: int) -> str:
-    return tree.name(i).partition(".")[0]
-
-
-def _is_same(
-    wanted: Unexported,
-    tree: SavedTree,
-    closed: jex_core.ClosedJaxpr,
-    hidden: Sequence[int],
-) -> bool:
-    """Whether a function is the same without the values of some leaves."""
-    try:
-        return _jaxpr.key(trace(wanted, tree, hidden)[0]) == _jaxpr.key(closed)
-    except Exception:
-        return False
