@@ -38,7 +38,7 @@ from .._kernel._tree._filters import FilterSpec
 from .._rename import _rename, _renamed
 from .._zips import _probe, _publish_file
 from . import _shards
-from ._shards import TensorFile, WriteFiles
+from ._shards import ShardedExport, TensorFile, WriteFiles
 
 
 @_arguments.checked()
@@ -139,15 +139,14 @@ def export_safetensors(
             _shards.check_target(root, overwrite, _lazies.places(tensors))
             files = _shards.deal(tensors, shard_bytes)
             heads = {name: _header(some, metadata) for name, some in files.items()}
+            export = ShardedExport(root, files, heads, overwrite, durable)
             if run.count > 1:
                 with _lazies.keeping(tensors):
-                    _shards.write_together(
-                        run, root, files, heads, max_bytes, overwrite, durable
-                    )
+                    export.write_together(run, max_bytes)
                 return
             _check_here(tensors)
             with _writer(tensors, max_bytes, progress) as write:
-                _shards.write_files(root, files, heads, write, overwrite, durable)
+                export.write(write)
         return
     if isinstance(processes, Together):
         raise ValueError(
@@ -357,7 +356,11 @@ def _described(
                 value, template = known[likeness]
                 value = value.like(leaf)
             else:
-                value, template = known[likeness] = _as_stored(name, leaf)
+                try:
+                    known[likeness] = _lazies.as_stored(leaf, None)
+                except (ValueError, TypeError) as e:
+                    raise type(e)(f"The leaf `{name}` cannot be written: {e}") from None
+                value, template = known[likeness]
             out.append(PlannedLeaf(name, value, template, 0, None))
     return out
 
@@ -429,13 +432,6 @@ def skip_message(
 
 # Of the leaves that an error lists.
 _MOST = 40
-
-
-def _as_stored(name: str, value: object) -> _lazies.StoredValue:
-    try:
-        return _lazies.as_stored(value, None)
-    except (ValueError, TypeError) as e:
-        raise type(e)(f"The leaf `{name}` cannot be written: {e}") from None
 
 
 def _refused(template: Template) -> str | None:

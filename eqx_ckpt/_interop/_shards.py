@@ -9,7 +9,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, BinaryIO, NamedTuple
 
 import jax
@@ -89,14 +89,111 @@ def deal(tensors: Sequence[PlannedLeaf], most: int) -> dict[str, list[PlannedLea
     return {f"model-{i:05}-{of}": some for i, some in enumerate(files, 1)}
 
 
-def _index_of(files: dict[str, list[PlannedLeaf]]) -> bytes:
-    total = sum(x.template.nbytes for some in files.values() for x in some)
-    names = {x.name: file for file, some in files.items() for x in some}
-    value = {
-        "metadata": {"total_size": total},
-        "weight_map": dict(sorted(names.items())),
-    }
-    return (json.dumps(value, indent=2) + "\n").encode()
+class ShardedExport(NamedTuple):
+    """An export to several files: the tensors and the header of each, by its name."""
+
+    root: Backend
+    files: dict[str, list[PlannedLeaf]]
+    heads: dict[str, bytes]
+    overwrite: bool
+    durable: bool
+
+    def write(self, write: WriteFiles) -> None:
+        """Lets all files be written, and publishes them."""
+        root, number = self.root.real(), secrets.token_hex(8)
+        is_new, names = root.entry() == "nothing", [*self.files]
+        is_local = isinstance(root, LocalDirectory)
+        # In a store, where a new name is a copy, only those that are there.
+        apart = names if is_local else [*filter(root.has, names)]
+        part = lambda name: f"{name}.{number}.part" if name in apart else name
+        is_whole = False
+        try:
+            with errors_before_commit(root):
+                root.make_directories([""])
+                counts = {name: len(some) for name, some in self.files.items()}
+                parts = [TensorFile(part(x), self.heads[x], counts[x]) for x in names]
+                write(Destination(root, "", self.durable), parts)
+            is_whole = True
+            self._publish(root, part)
+        finally:
+            _drop(root, map(part, apart if is_whole else names))
+            if is_new and not is_whole:
+                root.drop_directory()
+
+    def write_together(self, run: Processes, max_bytes: int) -> None:
+        """Writes as `write` does, by many processes into files that they share: each
+        writes what its own devices hold, and process 0 all that is not spread. No sink
+        can take that, as it gets each file once and whole, from one process."""
+        if not isinstance(self.root, LocalDirectory):
+            raise ValueError(
+                f"`{self.root}` is no directory, and many processes write parts of one "
+                "file there. Export to a local path, or in one process of a checkpoint."
+            )
+        said = run.gather(_index.digest(b"".join(self.heads.values())).encode())
+        if len(set(said)) > 1:
+            raise RuntimeError(
+                "the processes disagree about the tensors that they export."
+            )
+        root, number = self.root.real(), secrets.token_hex(8)
+        assert isinstance(root, LocalDirectory)
+        path, part = root.path, lambda name: f"{name}.{number}.part"
+        try:
+            if run.leads:
+                os.makedirs(path, exist_ok=True)
+                for name, tensors in self.files.items():
+                    size = sum(x.template.nbytes for x in tensors)
+                    with open(os.path.join(path, part(name)), "xb") as file:
+                        file.write(self.heads[name])
+                        file.truncate(file.tell() + size)
+            number = run.broadcast(number.encode()).decode()
+            for name, tensors in self.files.items():
+                with open(os.path.join(path, part(name)), "r+b", buffering=0) as file:
+                    at = len(self.heads[name])
+                    for tensor in tensors:
+                        _write_own(file, at, tensor, max_bytes, run.leads)
+                        at += tensor.template.nbytes
+                    if self.durable:
+                        _local_files.fsync(file.fileno())
+            run.gather()
+            if run.leads:
+                self._publish(root, part)
+            run.broadcast()
+        finally:
+            if run.leads:
+                _drop(root, map(part, self.files))
+
+    def _publish(self, root: Backend, part: Callable[[str], str]) -> None:
+        """Puts files that are whole in the place of those that were there. Where there
+        are locks, other exports to the directory wait meanwhile.
+
+        **Raises:** `FileExistsError` for one that has come since, and not `overwrite`.
+        """
+        with root.lock(wait=True):
+            if not self.overwrite and isinstance(root, LocalDirectory):
+                _check_free(root)
+            old = _named(root)
+            if root.has(INDEX):
+                root.delete(INDEX)
+            for name in self.files:
+                if isinstance(root, LocalDirectory):
+                    root.rename_over(part(name), name)
+                elif part(name) != name:
+                    root.copy(part(name), name, self.durable)
+            for name in sorted(old - self.files.keys()):
+                if root.has(name):
+                    root.delete(name)
+            data = self._encoded_index()
+            write = lambda file: file.write(data)
+            _publish_file.publish(root.below(INDEX), write, True, self.durable)
+
+    def _encoded_index(self) -> bytes:
+        total = sum(x.template.nbytes for some in self.files.values() for x in some)
+        names = {x.name: file for file, some in self.files.items() for x in some}
+        value = {
+            "metadata": {"total_size": total},
+            "weight_map": dict(sorted(names.items())),
+        }
+        return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def _named(root: Backend) -> set[str]:
@@ -110,119 +207,11 @@ def _named(root: Backend) -> set[str]:
     return {x for x in names if type(x) is str and _shard.fullmatch(x)}
 
 
-def _publish(
-    root: Backend,
-    files: dict[str, list[PlannedLeaf]],
-    part: Callable[[str], str],
-    overwrite: bool,
-    durable: bool,
-) -> None:
-    """Puts files that are whole in the place of those that were there. Where there are
-    locks, other exports to the directory wait meanwhile.
-
-    **Raises:** `FileExistsError` for one that has come since, and not `overwrite`.
-    """
-    with root.lock(wait=True):
-        if not overwrite and isinstance(root, LocalDirectory):
-            _check_free(root)
-        old = _named(root)
-        if root.has(INDEX):
-            root.delete(INDEX)
-        for name in files:
-            if isinstance(root, LocalDirectory):
-                root.rename_over(part(name), name)
-            elif part(name) != name:
-                root.copy(part(name), name, durable)
-        for name in sorted(old - files.keys()):
-            if root.has(name):
-                root.delete(name)
-        data = _index_of(files)
-        write = lambda file: file.write(data)
-        _publish_file.publish(root.below(INDEX), write, True, durable)
-
-
-def _drop(root: Backend, parts: Iterator[str]) -> None:
+def _drop(root: Backend, parts: Iterable[str]) -> None:
     """Deletes what an export had not put in its place."""
-    for part in parts:
-        if root.has(part):
-            with contextlib.suppress(OSError):
-                root.delete(part)
-
-
-def write_files(
-    root: Backend,
-    files: dict[str, list[PlannedLeaf]],
-    heads: dict[str, bytes],
-    write: WriteFiles,
-    overwrite: bool,
-    durable: bool,
-) -> None:
-    """Lets all files be written, and publishes them."""
-    root, number = root.real(), secrets.token_hex(8)
-    is_new = root.entry() == "nothing"
-    # In a store, where a new name is a copy, only those that are there.
-    apart = files if isinstance(root, LocalDirectory) else set(filter(root.has, files))
-    part = lambda name: f"{name}.{number}.part" if name in apart else name
-    is_whole = False
-    try:
-        with errors_before_commit(root):
-            root.make_directories([""])
-            parts = [TensorFile(part(x), heads[x], len(files[x])) for x in files]
-            write(Destination(root, "", durable), parts)
-        is_whole = True
-        _publish(root, files, part, overwrite, durable)
-    finally:
-        _drop(root, map(part, apart if is_whole else files))
-        if is_new and not is_whole:
-            root.drop_directory()
-
-
-def write_together(
-    run: Processes,
-    root: Backend,
-    files: dict[str, list[PlannedLeaf]],
-    headers: dict[str, bytes],
-    max_bytes: int,
-    overwrite: bool,
-    durable: bool,
-) -> None:
-    """Writes as `write_files` does, by many processes into files that they share: each
-    writes what its own devices hold, and process 0 all that is not spread. No sink can
-    take that, as it gets each file once and whole, from one process."""
-    if not isinstance(root, LocalDirectory):
-        raise ValueError(
-            f"`{root}` is no directory, and many processes write parts of one file "
-            "there. Export to a local path, or in one process of a checkpoint."
-        )
-    said = run.gather(_index.digest(b"".join(headers.values())).encode())
-    if len(set(said)) > 1:
-        raise RuntimeError("the processes disagree about the tensors that they export.")
-    root, number = root.real(), secrets.token_hex(8)
-    assert isinstance(root, LocalDirectory)
-    path, part = root.path, lambda name: f"{name}.{number}.part"
-    try:
-        if run.leads:
-            os.makedirs(path, exist_ok=True)
-            for name, tensors in files.items():
-                with open(os.path.join(path, part(name)), "xb") as file:
-                    file.write(headers[name])
-                    file.truncate(file.tell() + sum(x.template.nbytes for x in tensors))
-        number = run.broadcast(number.encode()).decode()
-        for name, tensors in files.items():
-            with open(os.path.join(path, part(name)), "r+b", buffering=0) as file:
-                at = len(headers[name])
-                for tensor in tensors:
-                    _write_own(file, at, tensor, max_bytes, run.leads)
-                    at += tensor.template.nbytes
-                if durable:
-                    _local_files.fsync(file.fileno())
-        run.gather()
-        if run.leads:
-            _publish(root, files, part, overwrite, durable)
-        run.broadcast()
-    finally:
-        if run.leads:
-            _drop(root, map(part, files))
+    for part in filter(root.has, parts):
+        with contextlib.suppress(OSError):
+            root.delete(part)
 
 
 def _write_own(
