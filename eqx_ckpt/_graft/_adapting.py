@@ -45,9 +45,10 @@ def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed
     model that it makes. What does not fit the model is among the problems instead."""
     targets = [model.target(n)._replace(cast=cast) for n in job.all_numbers]
     try:
-        if job.adapters:
-            for x in job.all_saved:
-                _check_array(x)
+        for x in job.all_saved if job.adapters else ():
+            kind = _lazy.body_of(x).template.kind
+            if kind in ("key", "str", "bytes"):
+                raise TypeError(f"does not take a {kind}")
         likes = _nested.mapped(model.flat.leaves.__getitem__, job.numbers)
         results = _nested.flat(_apply(job.steps, job.saved, likes, job.of_rules))
     except RuntimeError:
@@ -153,12 +154,6 @@ def _items(out: object, likes: list[Any]) -> list[Any]:
     if not isinstance(out, (list, tuple)) or len(out) != len(likes):
         raise ValueError(f"it must give a list of {len(likes)} arrays")
     return list(out)
-
-
-def _check_array(lazy: LazyArray) -> None:
-    kind = _lazy.body_of(lazy).template.kind
-    if kind in ("key", "str", "bytes"):
-        raise TypeError(f"does not take a {kind}")
 
 
 def _show_all(saved: Sequence[LazyArray]) -> str:

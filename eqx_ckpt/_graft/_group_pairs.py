@@ -9,12 +9,11 @@ were taken before: `FoundPairs`.
 import collections
 import functools as ft
 import itertools as it
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import _layers, _leaf_kinds, _words
 from ._layers import LayerGroup, LayerSide, NamedLayer, NameNumber
-from ._leaf_kinds import LeafKind
 
 
 # By how much the best has to be better than the second.
@@ -163,7 +162,7 @@ class Bucket:
         aligned = _aligned(old, new)
         # Where it is not clear which layers go together, the first say whether any fit.
         layers = aligned or [LayerPair(old.members[0].layer, new.members[0].layer)]
-        ways = _common_ways(layers, self._saved.kinds, self._wanted.kinds)
+        ways = self._common_ways(layers)
         if not ways:
             return None
         likeness, lacked = _compare_words(old.form, new.form)
@@ -176,6 +175,24 @@ class Bucket:
         is_other_norm = "norm" in old.words & new.words and "attention" in elsewhere
         is_clear = bool(aligned) and not is_other_norm
         return GroupPair(layers, likeness, ways, is_clear, is_same, lacked)
+
+    def _common_ways(self, layers: Sequence[LayerPair]) -> frozenset[str]:
+        """The ways in which the weights of all of these layers fit; none if other
+        leaves do not."""
+        saved, wanted = self._saved.kinds, self._wanted.kinds
+        ways: set[str] | None = None  # None: no weight that may be transposed was seen.
+        for old, new in layers:
+            both = [x for x in old.leaves if x in new.leaves]
+            if not both or ("weight" in old.leaves) != ("weight" in new.leaves):
+                return frozenset()
+            for role in both:
+                a, b = old.leaves[role], new.leaves[role]
+                fits = _leaf_kinds.fits(a, saved[a], b, wanted[b])
+                if not fits:
+                    return frozenset()
+                if role == "weight" and len(saved[a].shape) > 1:
+                    ways = {*fits} if ways is None else ways & {*fits}
+        return frozenset([""] if ways is None else ways)
 
     def _share_words(self, old: LayerGroup, new: LayerGroup, pair: GroupPair) -> bool:
         """Whether names have words in common that tell something, or too few words to
@@ -269,12 +286,12 @@ def _aligned(old: LayerGroup, new: LayerGroup) -> list[LayerPair]:
     clear what they count."""
     if list(map(old.place, old.folded)) != list(map(new.place, new.folded)):
         return []
-    olds, news = old.numbers(old.folded), new.numbers(new.folded)
+    sides = old.numbers(old.folded), new.numbers(new.folded)
     # Layers go together by the rank of a number if it counts as many on both sides, and
     # else by its value.
-    by_rank = [_counts_as_many(olds, news, at) for at in range(len(old.folded))]
+    by_rank = [_counts_as_many(sides, at) for at in range(len(old.folded))]
     for at, is_rank in enumerate(by_rank):
-        if not is_rank and not _begins_alike(olds, news, at):
+        if not is_rank and not _begins_alike(sides, at):
             return []
 
     def by_numbers(group: LayerGroup) -> dict[tuple[int, ...], NamedLayer]:
@@ -294,24 +311,19 @@ def _aligned(old: LayerGroup, new: LayerGroup) -> list[LayerPair]:
     ]
 
 
-def _counts_as_many(
-    olds: list[tuple[NameNumber, ...]], news: list[tuple[NameNumber, ...]], at: int
-) -> bool:
+def _counts_as_many(sides: Sequence[Sequence[Sequence[NameNumber]]], at: int) -> bool:
     """Whether one of the numbers has as many values on both sides, wherever those
     before it have the same ranks."""
     old, new = (
-        {tuple(y.rank for y in x[:at]): x[at].count for x in side}
-        for side in (olds, news)
+        {tuple(y.rank for y in x[:at]): x[at].count for x in side} for side in sides
     )
     return all(old[x] == new[x] for x in old.keys() & new.keys())
 
 
-def _begins_alike(
-    olds: list[tuple[NameNumber, ...]], news: list[tuple[NameNumber, ...]], at: int
-) -> bool:
+def _begins_alike(sides: Sequence[Sequence[Sequence[NameNumber]]], at: int) -> bool:
     """Whether one of the numbers begins with the same value everywhere. Otherwise its
     values say nothing."""
-    starts = {x[at].start for side in (olds, news) for x in side}
+    starts = {x[at].start for side in sides for x in side}
     return None not in starts and len(starts) == 1
 
 
@@ -338,28 +350,6 @@ def _are_apart(old: NameNumber, new: NameNumber) -> bool:
 
 
 # ---- Leaves and words.
-
-
-def _common_ways(
-    layers: Sequence[LayerPair],
-    saved: Mapping[str, LeafKind],
-    wanted: Mapping[str, LeafKind],
-) -> frozenset[str]:
-    """The ways in which the weights of all of these layers fit; none if other leaves do
-    not."""
-    ways: set[str] | None = None  # None: no weight that may be transposed was seen.
-    for old, new in layers:
-        both = [x for x in old.leaves if x in new.leaves]
-        if not both or ("weight" in old.leaves) != ("weight" in new.leaves):
-            return frozenset()
-        for role in both:
-            a, b = old.leaves[role], new.leaves[role]
-            fits = _leaf_kinds.fits(a, saved[a], b, wanted[b])
-            if not fits:
-                return frozenset()
-            if role == "weight" and len(saved[a].shape) > 1:
-                ways = {*fits} if ways is None else ways & {*fits}
-    return frozenset([""] if ways is None else ways)
 
 
 def _distinct_words(groups: list[LayerGroup]) -> list[set[str]]:

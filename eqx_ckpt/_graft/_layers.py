@@ -125,12 +125,9 @@ class LayerSide:
     def groups(self, left: Iterable[NamedLayer], level: int) -> list[LayerGroup]:
         """Groups of layers: with all numbers that vary folded; with those along which
         all have one shape; with the first alone, that of the blocks."""
-        left = list(left)
-        by_texts: dict[tuple[str, ...], list[NamedLayer]] = collections.defaultdict(
-            list
-        )
+        by_texts: dict[tuple[str, ...], list[NamedLayer]] = {}
         for layer in left:
-            by_texts[layer.texts].append(layer)
+            by_texts.setdefault(layer.texts, []).append(layer)
         out: dict[Any, LayerGroup] = {}
         for texts, layers in by_texts.items():
             slots = range(len(texts) - 1)
