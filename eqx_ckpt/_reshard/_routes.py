@@ -147,21 +147,44 @@ def plan(
 ) -> Route | None:
     """The route by which the processes read as little as can be. None where every cut
     of the array leaves some processes with the same part."""
-    best = _plan(digits, shape, shape, chunk, target)
+    array = CutArray(digits, shape, shape, chunk)
+    best = _plan(array, target)
     if best is not None and best.read <= _MORE * math.prod(shape):
         return best
-    for padded in _paddings(digits, shape, chunk, target):
-        found = _plan(digits, shape, padded, chunk, target)
+    for padded in _paddings(array, target):
+        found = _plan(array._replace(padded=padded), target)
         if found is not None and (best is None or found.read < best.read):
             best = found
     return best
 
 
-def _paddings(
-    digits: Digits, shape: tuple[int, ...], chunk: tuple[int, ...], target: Layout
-) -> list[tuple[int, ...]]:
+class CutArray(NamedTuple):
+    """An array of such chunks, which is padded, and cut by the digits of a mesh."""
+
+    digits: Digits
+    shape: tuple[int, ...]
+    padded: tuple[int, ...]
+    chunk: tuple[int, ...]
+
+    def touched(self, layout: Layout) -> int:
+        """The elements of the chunks that the processes read, all of them together."""
+        sizes, apart = self.digits.sizes, self.digits.apart
+        used = set().union(*layout)
+        count = math.prod(
+            size
+            for digit, size in enumerate(sizes)
+            if apart[digit] and digit not in used
+        )
+        for n, full, c, axes in zip(self.shape, self.padded, self.chunk, layout):
+            own = tuple((sizes[digit], apart[digit]) for digit in axes)
+            count *= _touched(n, full, c, own)
+        return count
+
+
+def _paddings(array: CutArray, target: Layout) -> list[tuple[int, ...]]:
     """Shapes with an axis that can be cut where chunks end, the smallest first. None
     has more than twice the elements."""
+    digits, shape, _, chunk = array
     outer = [n for n, is_apart in zip(digits.sizes, digits.apart) if is_apart]
     counts = {1}
     for size in outer:
@@ -175,14 +198,9 @@ def _paddings(
     return sorted(found, key=math.prod)
 
 
-def _plan(
-    digits: Digits,
-    shape: tuple[int, ...],
-    padded: tuple[int, ...],
-    chunk: tuple[int, ...],
-    target: Layout,
-) -> Route | None:
+def _plan(array: CutArray, target: Layout) -> Route | None:
     """The best route of an array that is padded so."""
+    digits, shape, padded, chunk = array
     last = _without_replicas(digits, padded, target)
     used = sorted(digit for axes in last for digit in axes)
     if any(digits.apart[i] for i in range(len(digits.sizes)) if i not in used):
@@ -192,8 +210,7 @@ def _plan(
         for dim, (axes, own) in enumerate(zip(last, target))
         if len(axes) > len(own)
     )
-    wanted = touched(digits, shape, padded, chunk, target)
-    read = touched(digits, shape, padded, chunk, last)
+    wanted, read = array.touched(target), array.touched(last)
     best = Route(digits, shape, padded, last, last, (), gathers, target, read, wanted)
     outer = [digits.sizes[i] for i in used if digits.apart[i]]
     cuts = []
@@ -209,7 +226,7 @@ def _plan(
         if size >= read:
             break
         found = [
-            route for _, cut in same for route in _by_way_of(best, chunk, cut, size)
+            route for _, cut in same for route in _by_way_of(best, array, cut, size)
         ]
         if found:
             return min(found, key=_steps)
@@ -234,31 +251,11 @@ def _without_replicas(digits: Digits, shape: tuple[int, ...], target: Layout) ->
     return tuple(out)
 
 
-def touched(
-    digits: Digits,
-    shape: tuple[int, ...],
-    padded: tuple[int, ...],
-    chunk: tuple[int, ...],
-    layout: Layout,
-) -> int:
-    """The elements of the chunks that the processes read, all of them together."""
-    used = set().union(*layout)
-    count = math.prod(
-        size
-        for digit, size in enumerate(digits.sizes)
-        if digits.apart[digit] and digit not in used
-    )
-    for n, full, c, axes in zip(shape, padded, chunk, layout):
-        own = tuple((digits.sizes[d], digits.apart[d]) for d in axes)
-        count *= _touched(n, full, c, own)
-    return count
-
-
 @ft.lru_cache(maxsize=4096)
 def _touched(
     length: int, padded: int, chunk: int, axes: tuple[tuple[int, bool], ...]
 ) -> int:
-    """The same along one dimension, which is cut by digits of these sizes."""
+    """`CutArray.touched` along one dimension, which is cut by digits of these sizes."""
     part = padded // math.prod(size for size, _ in axes)
     ends: dict[tuple[int, ...], int] = {}
     count = 0
@@ -285,10 +282,10 @@ def _splits(sizes: Sequence[int], dims: int) -> Iterator[tuple[int, ...]]:
 
 
 def _by_way_of(
-    best: Route, chunk: tuple[int, ...], cut: tuple[int, ...], size: int
+    best: Route, array: CutArray, cut: tuple[int, ...], size: int
 ) -> Iterator[Route]:
     """The routes on which processes read what cutting into these parts gives them."""
-    digits, padded = best.digits, best.padded
+    digits, padded = array.digits, array.padded
     used = [digit for axes in best.second for digit in axes]
     inner = [digits.sizes[i] for i in used if not digits.apart[i]]
     for more in _splits(inner, len(padded)):
@@ -300,7 +297,7 @@ def _by_way_of(
             continue
         second, exchanges = found
         first = second
-        if touched(digits, best.shape, padded, chunk, second) > size:
+        if array.touched(second) > size:
             first = _in_order(digits, used, cut, more)
         yield best._replace(
             first=first, second=second, exchanges=tuple(exchanges), read=size
