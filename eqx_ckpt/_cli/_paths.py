@@ -13,7 +13,7 @@ from .._kernel._load import _checkpoint, _nodes, _open
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._run import _run_path
 from .._kernel._run._steps import Steps
-from .._kernel._tree import _nearest
+from .._kernel._tree import _folding, _nearest
 
 
 def open_any(path: str) -> Checkpoint | Steps:
@@ -37,11 +37,10 @@ def node(ckpt: Checkpoint, name: str) -> Any:
     if not any(_names.is_under(leaf, name) for leaf in ckpt):
         nodes = {x[:i] for x in ckpt for i, letter in enumerate(x) if letter == "."}
         near = _nearest.NameIndex(sorted(nodes)).nearest(name, 3)
-        some = ", ".join(f"`{_text.bounded(x, 200)}`" for x in near)
+        hint = f"The nearest nodes are {_folding.some(near)}." if near else ""
         raise KeyError(
             f"The checkpoint at `{ckpt.path}` has no node or leaf "
-            f"`{_text.bounded(name, 200)}`. "
-            f"{f'The nearest nodes are {some}.' if some else ''}".rstrip()
+            f"`{_text.bounded(name, 200)}`. {hint}".rstrip()
         )
     return _nodes.node_at(ckpt.tree, name)
 

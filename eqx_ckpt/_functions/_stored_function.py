@@ -22,7 +22,7 @@ from .._kernel._load._lazy import LazyArray
 from .._kernel._load._source import Source
 from .._kernel._runtime import _arguments, _handlers
 from .._kernel._storage._backend import Backend
-from .._kernel._tree import _leaf, _nearest, _sharding
+from .._kernel._tree import _folding, _leaf, _nearest, _sharding
 from . import _signature
 
 
@@ -306,9 +306,8 @@ class Functions(dict[str, Function]):
 
     def __missing__(self, name: object) -> NoReturn:
         near = _nearest.NameIndex(self).nearest(str(name), 3)
-        some = ", ".join(f"`{x}`" for x in near or list(self)[:8])
-        has = f"It has {some}." if some else "It has none."
-        raise KeyError(f"The checkpoint has no function {name!r}. {has}")
+        some = _folding.some(near or list(self)) or "none"
+        raise KeyError(f"The checkpoint has no function {name!r}. It has {some}.")
 
     def __repr__(self) -> str:
         return "\n".join(

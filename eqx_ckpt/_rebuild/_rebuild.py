@@ -13,7 +13,7 @@ from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._load_options import LoadOptions, TogetherKeywords
 from .._kernel._runtime import _arguments, _gc
 from .._kernel._storage._open_files import Readable
-from .._kernel._tree import _nearest
+from .._kernel._tree import _folding, _nearest
 from . import _allowlist
 from ._builder import Builder, Sharding
 from ._decode import Malformed
@@ -112,8 +112,7 @@ def _check_used(replace: Mapping[str, Any], builder: Builder) -> None:
     unused = [key for key in replace if key not in builder.used]
     if unused:
         near = _nearest.NameIndex(builder.could).nearest(str(unused[0]), 3)
-        some = ", ".join(f"`{x}`" for x in near)
-        hint = f" The nearest there are {some}." if near else ""
+        hint = f" The nearest there are {_folding.some(near)}." if near else ""
         raise ValueError(
             f"`replace` has {unused[0]!r}, which names no value or node that is made: "
             f"leaves that are stored are loaded.{hint}"

@@ -271,11 +271,6 @@ class HubBackend(HttpBackend):
             "directory, and upload that: `ec.convert(path, url)` or `eqx-ckpt push`."
         )
 
-    def start_write(
-        self, key: str, data: bytes | None, expected: bytes | None = None
-    ) -> NoReturn:
-        self.check_writable()
-
     def upload(self, path: str, overwrite: bool) -> None:
         """Puts the checkpoint at a local path here, all of it or nothing.
 
