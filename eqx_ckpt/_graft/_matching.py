@@ -64,6 +64,16 @@ class Job(NamedTuple):
         return any(adapter.own for adapter in self.adapters)
 
 
+class SameName(NamedTuple):
+    """The leaves that have one name below the nodes of a group: None where there is
+    none."""
+
+    group: NestedPair
+    name: str
+    numbers: list[int | None]
+    saved: list[LazyArray | None]
+
+
 class Scalar(NamedTuple):
     """A Python scalar of the model inside of a pair, and the saved one."""
 
@@ -114,7 +124,7 @@ class Matching:
                     saved = [leaves.get(name) for leaves in right]
                     if any(x is not None for x in saved):
                         matched = True
-                        self._pair_up(pair, group, name, numbers, saved)
+                        self._pair_up(pair, SameName(group, name, numbers, saved))
             if not matched:
                 self._nothing(pair)
             for rule in pair.unused:
@@ -141,15 +151,9 @@ class Matching:
         labels = {self.covered.get(n) for n in self.model.below.get(module, [])}
         return bool(labels) and not labels & {None, label}
 
-    def _pair_up(
-        self,
-        pair: NodePair,
-        group: NestedPair,
-        name: str,
-        numbers: list[int | None],
-        saved: list[LazyArray | None],
-    ) -> None:
+    def _pair_up(self, pair: NodePair, same: SameName) -> None:
         model, problems = self.model, self.problems
+        group, name, numbers, saved = same
         whole_numbers = [n for n in numbers if n is not None]
         whole_saved = [x for x in saved if x is not None]
         for x in whole_saved:
@@ -162,7 +166,7 @@ class Matching:
             return
         self.covered.update(dict.fromkeys(whole_numbers, pair.label))
         if None in numbers or None in saved:
-            self._incomplete(group, name, numbers, saved)
+            self._incomplete(same)
             return
         # A scalar that is picked by itself is meant to be loaded.
         scalar = not any(model.is_array(n) for n in whole_numbers)
@@ -176,13 +180,8 @@ class Matching:
         job = Job(pair.label, all_numbers, all_saved, pair.steps, of_rules)
         self.jobs.append(job)
 
-    def _incomplete(
-        self,
-        group: NestedPair,
-        name: str,
-        numbers: list[int | None],
-        saved: list[LazyArray | None],
-    ) -> None:
+    def _incomplete(self, same: SameName) -> None:
+        group, name, numbers, saved = same
         for side, nodes, leaves in (
             ("model", group.lefts, numbers),
             ("checkpoint", group.rights, saved),
