@@ -248,7 +248,7 @@ class Database:
             key = key[:begin] + body.take(length)
             keys.append(key)
         if not height:
-            self._add(node.prefix, keys, paths, body)
+            self._add([node.prefix + key for key in keys], paths, body)
             return []
         numbers, starts, lengths = (body.numbers(count) for _ in range(3))
         out = []
@@ -259,11 +259,7 @@ class Database:
         return out
 
     def _add(
-        self,
-        prefix: bytes,
-        keys: list[bytes],
-        paths: list[tuple[str, str]],
-        body: _Body,
+        self, keys: list[bytes], paths: list[tuple[str, str]], body: _Body
     ) -> None:
         entries = self.entries
         lengths = body.numbers(len(keys))
@@ -274,7 +270,6 @@ class Database:
         places = iter(list(zip(body.numbers(count), body.numbers(count))))
         last = entries.keys[-1] if entries.keys else None
         for key, length, kind in zip(keys, lengths, kinds):
-            key = prefix + key
             if last is not None and key <= last:
                 raise DamagedError("its keys are not in order")
             last = key
