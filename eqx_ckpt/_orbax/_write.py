@@ -4,6 +4,7 @@ import contextlib
 import functools as ft
 import os
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from .._kernel._format import _files, _index, _ocdbt
 from .._kernel._load import _checkpoint, _published
@@ -97,17 +98,18 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
         index, found = published.content, published.file
         others = index.others | dict(zip(files, map(_index.digest, files.values())))
         data = _index.with_others(found.data, others)
+        addition = _Addition(files, data, found)
         with errors_before_commit(root):
             if isinstance(root, LocalDirectory):
                 added = _store.tops_of(files).keys() - _store.tops_of(index.others)
                 # They are deleted the other way round, and so the last one first.
                 for key in _in_order(added):
                     undo.callback(discard, root, key)
-                _put(root, index.save, files, data, found)
+                addition.put(root, index.save)
             else:
                 stamps: dict[str, str] = {}
                 undo.callback(drop_unlisted, root, stamps)
-                _put_in_store(root, files, data, found, stamps)
+                addition.put_in_store(root, stamps)
         undo.pop_all()
 
 
@@ -156,68 +158,67 @@ def _files_of(ckpt: Checkpoint) -> dict[str, bytes]:
     return files | _root_manifest(index.save, value.data)
 
 
-def _put(
-    root: LocalDirectory,
-    save: str,
-    files: Mapping[str, bytes],
-    index: bytes,
-    found: Value,
-) -> None:
-    """Writes the files, and then an index that has their digests. Orbax finds nothing
-    until it finds the last of the files."""
-    staged = ft.partial(_files.staged, f"d/{save}")
-    is_new = not root.is_directory(f"d/{save}")  # With `layout="zarr"`.
-    root.make_directories([f"d/{save}"])
-    for key, data in {**files, _files.INDEX: index}.items():
-        root.delete(staged(key))  # Of a call that was killed.
-        root.write(staged(key), [data], sync=True)
-    for key in _in_order(files):
-        root.rename_over(staged(key), key)
-    inside = {key.rpartition("/")[0] for key in files}
-    root.sync_directories({*inside, ""})
-    if not root.replace(_files.INDEX, index, found, staged(_files.INDEX)):
-        raise replaced_error(root, PathState(found, frozenset()))
-    if is_new:
-        root.drop_directory(f"d/{save}")
-        root.drop_directory("d")
-    root.sync_directories([""])
+class _Addition(NamedTuple):
+    """The files to be added, the index with their digests, and the one that was
+    found."""
+
+    files: Mapping[str, bytes]
+    index: bytes
+    found: Value
+
+    def put(self, root: LocalDirectory, save: str) -> None:
+        """Writes the files, and then the index. Orbax finds nothing until it finds the
+        last of the files."""
+        staged = ft.partial(_files.staged, f"d/{save}")
+        is_new = not root.is_directory(f"d/{save}")  # With `layout="zarr"`.
+        root.make_directories([f"d/{save}"])
+        for key, data in {**self.files, _files.INDEX: self.index}.items():
+            root.delete(staged(key))  # Of a call that was killed.
+            root.write(staged(key), [data], sync=True)
+        for key in _in_order(self.files):
+            root.rename_over(staged(key), key)
+        inside = {key.rpartition("/")[0] for key in self.files}
+        root.sync_directories({*inside, ""})
+        index = staged(_files.INDEX)
+        if not root.replace(_files.INDEX, self.index, self.found, index):
+            raise self._replaced_error(root)
+        if is_new:
+            root.drop_directory(f"d/{save}")
+            root.drop_directory("d")
+        root.sync_directories([""])
+
+    def put_in_store(self, root: Backend, stamps: dict[str, str]) -> None:
+        """The same in a store, where no lock keeps others away: each file is written
+        only if the index is as it was found, or as it is to be, and nobody has written
+        that file since. Adds the `stamps` of what it has written."""
+
+        def put(key: str) -> None:
+            written = None
+            while written is None:
+                before, now = root.read(key), root.read(_files.INDEX)
+                if now is None or now.data not in (self.found.data, self.index):
+                    raise self._replaced_error(root)
+                written = root.replace(key, self.files[key], before)
+            stamps[key] = written.generation.hex()
+
+        *first, last = _in_order(self.files)
+        _store.gather(root, [ft.partial(put, key) for key in first])
+        put(last)
+        if root.replace(_files.INDEX, self.index, self.found) is None:
+            raise self._replaced_error(root)
+        # Another call, which has written the same file and failed, may have deleted it
+        # before the index listed it.
+        if lost := [key for key in _in_order(self.files) if not root.has(key)]:
+            for key in lost:
+                if written := root.replace(key, self.files[key], None):
+                    stamps[key] = written.generation.hex()
+            # If the whole save is gone, they go too.
+            drop_unlisted(root, stamps)
+
+    def _replaced_error(self, root: Backend) -> Exception:
+        return replaced_error(root, PathState(self.found, frozenset()))
 
 
 def _in_order(files: Iterable[str]) -> list[str]:
     """The files as they are written: without the last one Orbax finds nothing."""
     return sorted(files, key=_metadata.LAST.__eq__)
-
-
-def _put_in_store(
-    root: Backend,
-    files: Mapping[str, bytes],
-    index: bytes,
-    found: Value,
-    stamps: dict[str, str],
-) -> None:
-    """The same in a store, where no lock keeps others away: each file is written only
-    if the index is as it was found, or as it is to be, and nobody has written that file
-    since. Adds the `stamps` of what it has written."""
-
-    def put(key: str) -> None:
-        written = None
-        while written is None:
-            before, now = root.read(key), root.read(_files.INDEX)
-            if now is None or now.data not in (found.data, index):
-                raise replaced_error(root, PathState(found, frozenset()))
-            written = root.replace(key, files[key], before)
-        stamps[key] = written.generation.hex()
-
-    *first, last = _in_order(files)
-    _store.gather(root, [ft.partial(put, key) for key in first])
-    put(last)
-    if root.replace(_files.INDEX, index, found) is None:
-        raise replaced_error(root, PathState(found, frozenset()))
-    # Another call, which has written the same file and failed, may have deleted it
-    # before the index listed it.
-    if lost := [key for key in _in_order(files) if not root.has(key)]:
-        for key in lost:
-            if written := root.replace(key, files[key], None):
-                stamps[key] = written.generation.hex()
-        # If the whole save is gone, they go too.
-        drop_unlisted(root, stamps)
