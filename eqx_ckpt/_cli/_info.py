@@ -57,7 +57,7 @@ def of_checkpoint(
         f"{name}: {f['takes']} -> {f['gives']}, on {', '.join(f['platforms'])}"
         for name, f in functions.items()
     ]
-    rows["functions"] = "\n".join(map(_bounded, texts))
+    rows["functions"] = "\n".join(_text.cut(text, 200) for text in texts)
     if index.metadata is not None:
         rows["metadata"] = _metadata(index.metadata)
     shown = {title: rows[title] for title in _TITLES if rows.get(title)}
@@ -97,14 +97,10 @@ def as_json(usage: Usage | None) -> dict[str, Any] | None:
 def _metadata(metadata: object, most: int = 20) -> str:
     """Metadata as JSON, with a line for each key at its top."""
     if not isinstance(metadata, dict):
-        return _bounded(json.dumps(metadata, ensure_ascii=False))
+        return _text.cut(json.dumps(metadata, ensure_ascii=False), 200)
     texts = [
-        _bounded(f"{key}: {json.dumps(value, ensure_ascii=False)}")
+        _text.cut(f"{key}: {json.dumps(value, ensure_ascii=False)}", 200)
         for key, value in metadata.items()
     ]
     texts = [text.replace("\n", " ") for text in texts]
     return "\n".join(_text.first(texts, most, ""))
-
-
-def _bounded(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else text[:most] + " ..."

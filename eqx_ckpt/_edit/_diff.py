@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from .._kernel._format import _names
+from .._kernel._format import _names, _text
 from .._kernel._format._template import Template
 from .._kernel._load import _open
 from .._kernel._load._checkpoint import Checkpoint
@@ -180,9 +180,8 @@ def _json_changes(
         yield name or "metadata", (_shown(a), _shown(b))
 
 
-def _shown(x: object, most: int = 60) -> str:
-    text = "nothing" if x is _NOTHING else json.dumps(x)
-    return text if len(text) <= most else text[:most] + "..."
+def _shown(x: object) -> str:
+    return "nothing" if x is _NOTHING else _text.cut(json.dumps(x), 60)
 
 
 # ---- Leaves.

@@ -134,4 +134,4 @@ def show(folded: Any) -> str:
 
 def short(folded: object) -> str:
     """A nest out of a file, for errors."""
-    return _text.escape(_text.bounded(show(folded), 600))
+    return _text.bounded(show(folded), 600)

@@ -258,14 +258,14 @@ class Function:
         name, path = _text.escape(self.name), self._source.root
         return DamagedError(
             f"The function `{name}` of the checkpoint at `{path}` cannot be run: "
-            f"{_text.escape(_text.bounded(why, 1000))}. The leaves are not affected."
+            f"{_text.bounded(why)}. The leaves are not affected."
         )
 
     def _unreadable(self, error: Exception) -> ValueError:
         # Its digest is right: it is what was written.
         name, path = _text.escape(self.name), self._source.root
-        by = _text.escape(_text.bounded(self._stored.versions.get("jax", "?"), 20))
-        why = _text.escape(_text.bounded(f"{type(error).__name__}: {error}", 1000))
+        by = _text.bounded(self._stored.versions.get("jax", "?"), 20)
+        why = _text.bounded(f"{type(error).__name__}: {error}")
         return ValueError(
             f"The function `{name}` of the checkpoint at `{path}` cannot be read by "
             f"JAX {jax.__version__}, as JAX {by} has written it ({why}). JAX reads "

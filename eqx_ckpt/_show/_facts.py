@@ -313,7 +313,7 @@ def metadata(source: Source, most: int = 20_000) -> str:
     if given is None:
         return ""
     text = json.dumps(given, indent=1, ensure_ascii=False, default=repr)
-    return text[:most] + "..." * (len(text) > most)
+    return _text.cut(text, most)
 
 
 def headline(source: Source) -> str:

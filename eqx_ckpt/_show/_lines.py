@@ -4,7 +4,7 @@ JAX is needed for those of an index."""
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from .._kernel._format import _names, _values
+from .._kernel._format import _names, _text, _values
 from .._kernel._format._leaves import LeafRecord, Leaves
 from .._kernel._format._record import Label
 from .._kernel._load import _wording
@@ -59,5 +59,4 @@ def of_fields(modules: Iterable[tuple[str, str]]) -> Iterator[TreeLine]:
 
 
 def short(value: object, most: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= most else text[:most] + "..."
+    return _text.cut(repr(value), most)

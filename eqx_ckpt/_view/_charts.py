@@ -231,5 +231,5 @@ def words(value: object) -> str:
     if isinstance(value, np.ndarray):
         return words(value.tolist()) if value.size <= 64 else ""
     if isinstance(value, str):
-        return value[:4000] + "..." * (len(value) > 4000)
+        return _text.cut(value, 4000)
     return _text.bounded(repr(value), 4000)

@@ -19,6 +19,11 @@ def bounded(line: str, most: int = 1000) -> str:
     return f"{line[: most // 2]} ... {line[-(most // 2) :]}"
 
 
+def cut(text: str, most: int) -> str:
+    """A text of at most so many letters, and dots if there are more."""
+    return text if len(text) <= most else text[:most] + "..."
+
+
 def some(lines: Iterable[str], most: int = 2**14) -> list[str]:
     """The first lines of a message, each `bounded`, of about so many letters in all,
     and how many there are more."""
