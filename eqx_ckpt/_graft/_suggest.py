@@ -156,7 +156,9 @@ class _Twins:
         pairs: list[Suggestion] = []
         while stack and len(pairs) < _MAX_SUGGESTED and self._old and self._left > 0:
             prefix = stack.popleft()
-            twin = self._named(prefix) or self._stacked(prefix)
+            twin = (
+                self._named(prefix) or self._stacked(prefix) or self._unstacked(prefix)
+            )
             if twin is None:
                 stack.extendleft(reversed(children.get(prefix, [])))
                 continue
@@ -256,6 +258,39 @@ class _Twins:
         leaf_indices = set().union(*(self._stacks[key].leaf_indices for key in used))
         items = self._items_code(sequence, node)
         return Twin(f"{items}, ec.adapters.stack()", leaf_indices)
+
+    def _unstacked(self, prefix: str) -> Twin | None:
+        """The node whose leaves are those of all items of this sequence, stacked: one
+        that is called as it is; none if several are."""
+        names, leaves = self._model.names, self._model.flat.leaves
+        wanted: dict[str, list[tuple[int, ...]]] = {}
+        for n in self._model.below[prefix]:
+            item, _, rest = _names.below(names[n], prefix).partition(".")
+            if n in self._new and prefix and item.isdecimal():
+                shape = _target.target_of(leaves[n]).shape
+                wanted.setdefault(rest, []).append(shape)
+        if not wanted:
+            return None
+        saved, found = self._stored.saved, dict[str, set[int]]()
+        for node in self._stored.below:
+            if _last(node) != _last(prefix):
+                continue
+            self._left -= len(wanted)
+            stacks = [saved.leaf_indices.get(_names.joined(node, x)) for x in wanted]
+            known = {i for i in stacks if i in self._old}
+            if self._left <= 0 or len(known) < len(wanted):
+                continue
+            shapes = [
+                saved.record(i).template.logical_shape for i in stacks if i in known
+            ]
+            items = [{(len(x), *shape) for shape in x} for x in wanted.values()]
+            if items == [{shape} for shape in shapes]:
+                found[node] = {i for i in stacks if i is not None}
+        node = _only(list(found), _last(prefix))
+        if node is None:
+            return None
+        code = f"{_saved_code(self._stored, node)}, ec.adapters.unstack()"
+        return Twin(code, found[node])
 
     def _items_code(self, sequence: str, node: str) -> str:
         """`c.layers`, or `[x.norm for x in c.layers]` for a node of each item."""

@@ -276,6 +276,29 @@ def test_where_fresh_and_drop_agree_a_pair_may_hold_both(path, saved):
     assert "    drop=lambda c: c.model.head," in text
 
 
+def test_a_list_of_a_stack_says_unstack(tmp_path):
+    """As `stack` is said of the other way; also of a node in a training state."""
+    listed = {"blocks": [Encoder(4, depth=2, key=jr.key(i)) for i in range(3)]}
+    stacked = {
+        "blocks": eqx.filter_vmap(lambda k: Encoder(4, depth=2, key=k))(
+            jr.split(jr.key(0), 3)
+        )
+    }
+    for tree, node in (
+        (stacked, "c"),
+        ({"model": stacked, "opt": {"mu": stacked}}, "c.model"),
+    ):
+        ec.tree_serialise_leaves(tmp_path / "stacked", tree)
+        text = refused(tmp_path / "stacked", listed, [(lambda m: m, lambda c: c)])
+        pair = (
+            f"(lambda m: m['blocks'], lambda c: {node}.blocks, ec.adapters.unstack()),"
+        )
+        assert pair in text
+    fewer = {"blocks": listed["blocks"][:2]}
+    text = refused(tmp_path / "stacked", fewer, [(lambda m: m, lambda c: c)])
+    assert "unstack())," not in text
+
+
 def test_lists_of_names(path, model, saved):
     sides = lambda m: [m.backbone.embed, m.backbone.layers, m.backbone.dropout]
     names = [f"model.encoder.{name}" for name in ("embed", "layers", "dropout")]
