@@ -234,13 +234,77 @@ class ForeignSource(Source):
             return super().open(wanted, unpinned)
         starts = self.index.extents.starts(r.leaf_index for r, _ in wanted)
         stored = [(self._origin(r, *at), n) for (r, n), at in zip(wanted, starts)]
-        opened = _open_stored(self.directory, stored, self.nodes)
+        opened = self._open_stored(stored)
         if unpinned is None:
             return opened
         return [
             x._replace(root=unpinned).open() if isinstance(x, PiecedArray) else x
             for x in opened
         ]
+
+    def _open_stored(self, wanted: Sequence[tuple[Stored, Sequence[int]]]) -> list[Any]:
+        """Arrays of other formats, opened without a read, for chunks of some numbers;
+        or what has been read before. They lie in directories, or in the database."""
+        root, database = self.directory, self.nodes
+        _context.check_fork()
+        context = _arrays.context_of(root)
+        stored = [(x, n) for x, n in wanted if isinstance(x, ForeignArray)]
+        if not root.has_driver():
+            context = ts.Context({_arrays.NODES: {}}, parent=context)
+            kvstores = self._copies(stored, context)
+        elif database is None:
+            kvstores = [root.spec(x.key) for x, _ in stored]
+        else:
+            context = ts.Context({_arrays.NODES: {}}, parent=context)
+            find, files = database.locate, database.files
+            chunks = [
+                [
+                    (key, at.file, at.offset, at.nbytes)
+                    for key in x.pieces(n)
+                    if (at := find(f"{x.key}/{key}"))
+                ]
+                for x, n in stored
+            ]
+            data = root.spec()
+            kvstores = _arrays.databases(data, files, chunks, context, database.inline)
+        specs = [{**x.spec, "kvstore": kv} for (x, _), kv in zip(stored, kvstores)]
+        opened = iter(_arrays.opened(specs, context))
+        out: list[Any] = []
+        for x, _ in wanted:
+            if isinstance(x, PiecedArray):
+                out.append(x._replace(root=root))
+            else:
+                out.append(next(opened) if isinstance(x, ForeignArray) else ts.array(x))
+        return out
+
+    def _copies(
+        self, stored: Sequence[tuple[ForeignArray, Sequence[int]]], context: ts.Context
+    ) -> list[dict[str, Any]]:
+        """Directories in memory with chunks of some arrays, which are read now."""
+        root, database = self.directory, self.nodes
+        memory = {"driver": "memory", "memory_key_value_store": _arrays.NODES}
+        kv = ts.KvStore.open(memory, context=context).result()
+        reading = []
+        for number, (array, numbers) in enumerate(stored):
+            for piece in array.pieces(numbers):
+                key, start, stop = f"{array.key}/{piece}", 0, None
+                name = f"{number}/{piece}"
+                if database is not None:
+                    at = database.locate(key)
+                    if at is None:
+                        continue
+                    file, start, size = at
+                    stop = start + size
+                    if file == len(database.files):
+                        kv.write(name, database.inline[start:stop]).result()
+                        continue
+                    key = database.files[file]
+                reading.append((name, key, root.start_read(key, start, stop)))
+        for name, key, future in reading:
+            got = _store.read_answer(root, key, future)
+            if got.state == "value":
+                kv.write(name, got.value).result()
+        return [{**memory, "path": f"{number}/"} for number in range(len(stored))]
 
     def template_as_read(self, record: LeafRecord) -> Template:
         t, strides = record.template, self.strides.get(record.leaf_index)
@@ -271,77 +335,6 @@ def save_of(directory: Backend, files: Sequence[str], head: bytes) -> str:
     jobs = [ft.partial(directory.stamp, key) for key in files]
     parts = _store.gather(directory, jobs)
     return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
-
-
-def _open_stored(
-    root: Backend,
-    wanted: Sequence[tuple[Stored, Sequence[int]]],
-    database: Database | None,
-) -> list[Any]:
-    """Arrays of other formats, opened without a read, for chunks of some numbers; or
-    what has been read before. They lie in directories of the root, or in a database."""
-    _context.check_fork()
-    context = _arrays.context_of(root)
-    stored = [(x, n) for x, n in wanted if isinstance(x, ForeignArray)]
-    if not root.has_driver():
-        context = ts.Context({_arrays.NODES: {}}, parent=context)
-        kvstores = _copies(root, stored, database, context)
-    elif database is None:
-        kvstores = [root.spec(x.key) for x, _ in stored]
-    else:
-        context = ts.Context({_arrays.NODES: {}}, parent=context)
-        find, files = database.locate, database.files
-        chunks = [
-            [
-                (key, at.file, at.offset, at.nbytes)
-                for key in x.pieces(n)
-                if (at := find(f"{x.key}/{key}"))
-            ]
-            for x, n in stored
-        ]
-        data = root.spec()
-        kvstores = _arrays.databases(data, files, chunks, context, database.inline)
-    specs = [{**x.spec, "kvstore": kv} for (x, _), kv in zip(stored, kvstores)]
-    opened = iter(_arrays.opened(specs, context))
-    out: list[Any] = []
-    for x, _ in wanted:
-        if isinstance(x, PiecedArray):
-            out.append(x._replace(root=root))
-        else:
-            out.append(next(opened) if isinstance(x, ForeignArray) else ts.array(x))
-    return out
-
-
-def _copies(
-    root: Backend,
-    stored: Sequence[tuple[ForeignArray, Sequence[int]]],
-    database: Database | None,
-    context: ts.Context,
-) -> list[dict[str, Any]]:
-    """Directories in memory with chunks of some arrays, which are read now."""
-    memory = {"driver": "memory", "memory_key_value_store": _arrays.NODES}
-    kv = ts.KvStore.open(memory, context=context).result()
-    reading = []
-    for number, (array, numbers) in enumerate(stored):
-        for piece in array.pieces(numbers):
-            key, start, stop = f"{array.key}/{piece}", 0, None
-            if database is not None:
-                at = database.locate(key)
-                if at is None:
-                    continue
-                file, start, size = at
-                stop = start + size
-                if file == len(database.files):
-                    kv.write(f"{number}/{piece}", database.inline[start:stop]).result()
-                    continue
-                key = database.files[file]
-            future = root.start_read(key, start, stop)
-            reading.append((f"{number}/{piece}", key, future))
-    for name, key, future in reading:
-        got = _store.read_answer(root, key, future)
-        if got.state == "value":
-            kv.write(name, got.value).result()
-    return [{**memory, "path": f"{number}/"} for number in range(len(stored))]
 
 
 # ---- Steps along the axes of arrays.
