@@ -161,9 +161,7 @@ def _exported(wanted: Unexported, tree: SavedTree) -> PlannedFunction:
     used, count = traced.used, len(tree.arrays)
     _check_traced(traced)
     names = [tree.stored[i].name for i in used]
-    avals = {
-        tree.stored[i].name: _signature.struct(_tracing.weight(tree, i)) for i in used
-    }
+    avals = {tree.stored[i].name: _signature.struct(tree.weight(i)) for i in used}
     fun = jex_core.jaxpr_as_fun(traced.closed)
 
     def kept(weights: dict[str, Any], *args: Any) -> Any:
@@ -221,12 +219,11 @@ def _check_traced(traced: FunctionTrace) -> None:
             "EQX_ON_ERROR=off is set before Equinox is imported."
         )
     for value, place in _jaxpr.captured(closed):
-        raise _captured(traced.wanted, tree, value, place)
+        raise _captured(traced, value, place)
 
 
-def _captured(
-    wanted: Unexported, tree: SavedTree, value: Any, place: str
-) -> ValueError:
+def _captured(traced: FunctionTrace, value: Any, place: str) -> ValueError:
+    tree = traced.tree
     what = _folding.short_array(str(value.dtype), np.shape(value))
     for i, leaf in enumerate(tree.flat.leaves):
         if _jaxpr.is_same(leaf, value):
@@ -235,7 +232,7 @@ def _captured(
                 "jax.Array, so that its values would be stored once more, in the "
                 f"function. Make it one, with `jnp.asarray`. It is used{place}."
             )
-    name = _jaxpr.name_of(wanted.fn, value)
+    name = _jaxpr.name_of(traced.wanted.fn, value)
     return ValueError(
         f"The function closes over an array that is no leaf of the tree, {what}"
         f"{f', {name}' if name else ''}. Arrays of over {_jaxpr.MOST} bytes are not "

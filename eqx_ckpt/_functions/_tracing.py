@@ -45,6 +45,13 @@ class SavedTree(NamedTuple):
         leaf = self.stored.get(i)
         return None if leaf is None else _leaf.abstract_dtype(leaf.template)
 
+    def weight(self, i: int) -> jax.ShapeDtypeStruct:
+        """The shape and dtype of an array of the tree, as it is stored."""
+        x, dtype = self.flat.leaves[i], self.stored_dtype(i)
+        weak = is_weak(x) and dtype in (None, x.dtype)
+        dtype = x.dtype if dtype is None else dtype
+        return jax.ShapeDtypeStruct(x.shape, dtype, weak_type=weak)
+
 
 def is_array(leaf: object) -> bool:
     if isinstance(leaf, LazyArray):
@@ -122,7 +129,7 @@ def trace(
         out = wanted.fn(jtu.tree_unflatten(tree.flat.structure, own), *rebuilt(nest))
         return _signature.nest(out, "The result")
 
-    weights = [weight(tree, i) for i in tree.arrays]
+    weights = list(map(tree.weight, tree.arrays))
     traced = jax.jit(run).trace(weights, wanted.nest)
     closed = traced.jaxpr
     jaxpr, used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
@@ -137,15 +144,6 @@ def _value(leaf: object) -> Any:
         if _lazy.body_of(leaf).template.nbytes <= _SMALL:
             return leaf.read()
     return leaf
-
-
-def weight(tree: SavedTree, i: int) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an array of the tree, as it is stored."""
-    x, dtype = tree.flat.leaves[i], tree.stored_dtype(i)
-    weak = is_weak(x) and dtype in (None, x.dtype)
-    return jax.ShapeDtypeStruct(
-        x.shape, x.dtype if dtype is None else dtype, weak_type=weak
-    )
 
 
 def _rebuild(wanted: Unexported) -> Callable[[Any], tuple[Any, ...]]:

@@ -122,9 +122,8 @@ class Search(NearSearch):
         step, passed, notes = choice
         step = None if step is None else NearStep(*step)
         self._chosen = Chosen(step, [Passed(*x) for x in passed], notes)
-        self.step, self.near_save = (
-            (None, "") if step is None else (step.step, step.save)
-        )
+        self.step = step and step.step
+        self.near_save = step.save if step else ""
         self.notes = notes
 
     def fetch(self, processes: Processes, request: LoadRequest) -> None:
