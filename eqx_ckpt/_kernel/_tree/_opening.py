@@ -23,13 +23,13 @@ from ._node import Node
 
 
 class Opened(NamedTuple):
-    """Nodes of one type that are of one kind: which they are (None: all); the letters
-    of their keys; their children, all first ones, all second ones and so on, or, if
+    """Nodes of one type that are of one kind: which they are; the letters of their
+    keys; their children, all first ones, all second ones and so on, or, if
     they are `by_node`, node by node; and, for each name of `kind.data`, the values."""
 
     kind: Kind
     letters: str
-    places: list[int] | None
+    places: list[int]
     children: list[Any]
     by_node: bool
     data: list[list[Any]]
@@ -116,14 +116,14 @@ def attributes_of(modules: Sequence[Any]) -> list[dict[str, Any]]:
 def _open_modules(cls: type, nodes: Sequence[Any]) -> list[Opened]:
     own = attributes_of(nodes)
     dynamic, static, kind = module_fields(cls)
-    letters = "a" * len(dynamic)
+    letters, every = "a" * len(dynamic), [*range(len(nodes))]
     if {*map(len, own)} == {len(dynamic) + len(static)}:
         try:
             children: list[Any] = []
             for name in dynamic:
                 children += map(operator.itemgetter(name), own)
             data = [list(map(operator.itemgetter(name), own)) for name in static]
-            return [Opened(kind, letters, None, children, False, data)]
+            return [Opened(kind, letters, every, children, False, data)]
         except KeyError:
             pass
     fields = {*dynamic, *static}
@@ -205,27 +205,22 @@ _DICTS: dict[type, str] = {
 
 
 def _open_dicts(cls: type, nodes: Sequence[Any]) -> list[Opened]:
-    rows, factories, signatures = [], [], []
-    for x in nodes:
-        values, keys = open_one_level(x)
-        if cls is collections.defaultdict:
-            factory, keys = keys
-            factories.append(factory)
-        keys = tuple(keys)
-        if not {*map(type, keys)} <= {str}:
-            # To `==` 1 and True are one, and have other names.
-            keys = tuple((key, type(key), repr(key)) for key in keys)
-        rows.append(list(values))
-        signatures.append(keys)
-    out = []
-    for keys, places in by_signature(signatures).items():
-        if {*map(type, keys)} <= {str}:
-            parts, letters, text = tuple(map(_names.quote, keys)), "k" * len(keys), ""
+    rows, keys = zip(*map(open_one_level, nodes))
+    factories = ()
+    if cls is collections.defaultdict:
+        factories, keys = zip(*keys)
+    signatures = list(map(tuple, keys))
+    are_texts = {*map(type, it.chain.from_iterable(keys))} <= {str}
+    if not are_texts:  # To `==` 1 and True are one, and have other names.
+        signatures = [tuple((x, type(x), repr(x)) for x in own) for own in keys]
+    how, out = _DICTS[cls], []
+    for places in by_signature(signatures).values():
+        own = keys[places[0]]
+        if are_texts or {*map(type, own)} <= {str}:
+            parts, letters, text = tuple(map(_names.quote, own)), "k" * len(own), ""
         else:
-            plain = [x if type(x) is str else x[0] for x in keys]
-            parts, letters, _ = _parts(plain, _names.key_component)
-            text = json.dumps(list(map(_codec.encode, plain)))
-        how = _DICTS[cls]
+            parts, letters, _ = _parts(own, _names.key_component)
+            text = json.dumps(list(map(_codec.encode, own)))
         kind = Kind(how, parts=parts, data=DATA.get(how, ()), keys=text)
         children, by_node = _lay([rows[i] for i in places], len(parts))
         data = [[factories[i] for i in places]] if factories else []
@@ -276,15 +271,15 @@ def _open_namedtuples(cls: Any, nodes: Sequence[Any]) -> list[Opened]:
     parts = tuple(map(_names.quote, cls._fields))
     kind = Kind("namedtuple", _named.class_name(cls), parts)
     children, by_node = _lay(nodes, len(parts))
-    return [Opened(kind, "a" * len(parts), None, children, by_node, [])]
+    every = [*range(len(nodes))]
+    return [Opened(kind, "a" * len(parts), every, children, by_node, [])]
 
 
 def _open_nones(cls: type, nodes: Sequence[Any]) -> list[Opened]:
+    kind, data = Kind("absent" if cls is _Missing else "none"), []
     if cls is DefaultChild:
-        data = [[x.value for x in nodes]]
-        return [Opened(Kind("absent", data=("",)), "", None, [], False, data)]
-    kind = Kind("absent" if cls is _Missing else "none")
-    return [Opened(kind, "", None, [], False, [])]
+        kind, data = Kind("absent", data=("",)), [[x.value for x in nodes]]
+    return [Opened(kind, "", [*range(len(nodes))], [], False, data)]
 
 
 # ---- Nodes that a registered function flattens, one by one.

@@ -14,7 +14,7 @@ from .._format._record import Kind, LEAF, Row, TreeRecord
 from . import _codec, _filters, _leaf, _named, _register
 from ._opening import BAD
 from ._statics import Values
-from ._walk import columns, Group, Walk
+from ._walk import Group, Walk
 
 
 def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRecord:
@@ -69,70 +69,53 @@ class _Recorder:
         left_out: dict[int, tuple[str, Any]],
     ):
         self._values = Values(walk.values)
-        self._kinds: dict[Kind, int] = {Kind("leaf"): 0}
-        self._leaf_kinds = {0}
-        self._rows: dict[tuple[int, ...], int] = {(0,): LEAF}
-        self._made = [Row(0, (), ())]
+        self._kinds: dict[Kind, int] = {}
+        self._rows: dict[Row, int] = {}
         # How many leaves are stored at and below each row.
-        self._counts = [1]
-        of_leaves = iter(self._rows_of_leaves(leaves, own_types, left_out))
-        # In the order of the layers, and from below.
-        own_of = {place: row for place, row in zip(walk.order, of_leaves)}
-        at = len(walk.order)
-        below: list[int] = []
-        for layer in reversed(walk.layers):
-            rows = [LEAF] * layer.size
-            at -= len(layer.leaves)
-            for place, number in zip(layer.leaves, it.count(at)):
-                rows[place] = own_of[number]
-            for group in layer.groups:
-                for place, row in zip(group.places, self._rows_of_group(group, below)):
-                    rows[place] = row
-            below = rows
-        self._end(below[0])
+        self._counts: list[int] = []
+        self._row(Kind("leaf"))
+        of_leaves = self._rows_of_leaves(leaves, own_types, left_out)
+        in_layers = dict(zip(walk.order, of_leaves))
+        own = [in_layers[number] for number in range(len(of_leaves))]
+        top = walk.fold(own, self._rows_of_group)
+        rows = list(self._rows)
+        if top != len(rows) - 1:  # The tree is the last row.
+            rows.append(rows[top])
+        self.record = TreeRecord(list(self._kinds), self._values.encoded, rows)
 
-    def _end(self, top: int) -> None:
-        if top != len(self._made) - 1:  # The tree is the last row.
-            self._made.append(self._made[top])
-        self.record = TreeRecord(list(self._kinds), self._values.encoded, self._made)
-
-    def _kind(self, kind: Kind) -> int:
-        return self._kinds.setdefault(kind, len(self._kinds))
-
-    def _row(self, kind: int, children: Sequence[int], values: Sequence[int]) -> int:
-        key = kind, *children, *values
-        row = self._rows.setdefault(key, len(self._made))
-        if row == len(self._made):
-            self._made.append(Row(kind, tuple(children), tuple(values)))
+    def _row(
+        self, kind: Kind, children: Sequence[int] = (), values: Sequence[int] = ()
+    ) -> int:
+        number = self._kinds.setdefault(kind, len(self._kinds))
+        made = Row(number, tuple(children), tuple(values))
+        row = self._rows.setdefault(made, len(self._rows))
+        if row == len(self._counts):
             below = sum(map(self._counts.__getitem__, children))
-            self._counts.append(below + (kind in self._leaf_kinds))
+            self._counts.append(below + (kind.how == "leaf"))
         return row
 
     def _rows_of_group(self, group: Group, below: list[int]) -> list[int]:
-        kind, own = group.kind, columns(group, below)
-        if not _are_parts_good(kind):
-            rows = zip(*own, *group.numbers, strict=True)
-            return [self._row_of_named_children(kind, row) for row in rows]
-        number, width = self._kind(kind), len(own)
-        if not (own or group.numbers):
-            return [self._row(number, (), ())] * len(group.places)
-        keys = list(zip(*own, *group.numbers))
-        rows = {k: self._row(number, k[:width], k[width:]) for k in dict.fromkeys(keys)}
-        return list(map(rows.__getitem__, keys))
+        kind, children = group.kind, map(tuple, group.rows(below))
+        values = zip(*group.numbers) if group.numbers else it.repeat(())
+        nodes = list(zip(children, values))
+        make = self._row if _are_parts_good(kind) else self._row_of_named_children
+        rows = {node: make(kind, *node) for node in dict.fromkeys(nodes)}
+        return list(map(rows.__getitem__, nodes))
 
-    def _row_of_named_children(self, kind: Kind, row: Sequence[int]) -> int:
+    def _row_of_named_children(
+        self, kind: Kind, children: Sequence[int], values: Sequence[int]
+    ) -> int:
         """The row of a node without the children that have no name of their own. Of
         several of one name that one is kept in which leaves are stored."""
-        width = len(kind.parts)
         kept: dict[str, int] = {}
         for place, part in enumerate(kind.parts):
-            if BAD not in part and (part not in kept or self._counts[row[place]]):
+            if BAD not in part and (part not in kept or self._counts[children[place]]):
                 kept[part] = place
         labels = [kind.labels[place] for place in kept.values() if kind.labels]
         cls = kind.cls if kind.cls[1] else ("builtins", "dict")
         kind = kind._replace(how="custom", cls=cls, parts=tuple(kept), keys="")
-        number = self._kind(kind._replace(labels=tuple(labels)))
-        return self._row(number, [row[place] for place in kept.values()], row[width:])
+        kind = kind._replace(labels=tuple(labels))
+        return self._row(kind, [children[place] for place in kept.values()], values)
 
     def _rows_of_leaves(
         self,
@@ -142,15 +125,13 @@ class _Recorder:
     ) -> list[int]:
         out = [LEAF] * len(leaves)
         for number, cls in own_types.items():
-            kind = self._kind(Kind("leaf", _named.class_name(cls)))
-            self._leaf_kinds.add(kind)
-            out[number] = self._row(kind, (), ())
+            out[number] = self._row(Kind("leaf", _named.class_name(cls)))
         for number, made in left_out.items():
             x = leaves[number]
             # One that a save stores by default was left out on purpose.
             is_left = not callable(x) and _filters.by_default(x)
             kind = Kind("left" if is_left else "value", data=("",))
-            out[number] = self._row(self._kind(kind), (), (self._values.add(*made),))
+            out[number] = self._row(kind, values=[self._values.add(*made)])
         return out
 
 

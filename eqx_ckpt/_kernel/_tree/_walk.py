@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax.tree_util as jtu
-import numpy as np
 from jaxtyping import PyTree
 
 from .._format import _names
 from .._format._record import Kind
 from . import _opening
 from ._filters import IsLeaf
-from ._opening import BAD
+from ._opening import BAD, Opened
 from ._statics import Likeness, Statics, Values
 
 
@@ -52,6 +51,29 @@ class Group(NamedTuple):
     numbers: list[list[int]]
     kept: list[list[Any]]
 
+    def rows(self, of: Sequence[T]) -> Iterable[Sequence[T]]:
+        """The entries of the next layer for the children of each node."""
+        width, count, start = len(self.kind.parts), len(self.places), self.start
+        stop = start + width * count
+        if width == 0:
+            return [()] * count
+        if self.by_node:
+            return [of[at : at + width] for at in range(start, stop, width)]
+        return zip(*(of[at : at + count] for at in range(start, stop, count)))
+
+    def lay(self, texts: Sequence[str], ends: Sequence[str], into: list[str]) -> None:
+        """Lays into the next layer the text of each child: that of its node, and its
+        own end."""
+        at, count, width = self.start, len(self.places), len(ends)
+        if self.by_node:
+            for text in texts:
+                into[at : at + width] = [text + end for end in ends]
+                at += width
+            return
+        for end in ends:
+            into[at : at + count] = [text + end for text in texts]
+            at += count
+
 
 class Layer(NamedTuple):
     """All nodes and leaves of one depth: how many, the groups of the nodes, and the
@@ -62,21 +84,16 @@ class Layer(NamedTuple):
     leaves: list[int]
 
 
-class GroupCheck(NamedTuple):
-    """A group, and the numbers of its nodes among those of the type in the layer."""
-
-    group: Group
-    own: list[int]
-
-
 class TypeCheck(NamedTuple):
     """All that is compared of the nodes of one type in a layer, which `pick` takes out
-    of it. `keys`: the parts of names of the first group, as keys of a dict."""
+    of it, and `way` opens. `inner`: for each of the groups, the numbers of its nodes
+    among those of the type."""
 
     cls: type
+    way: Callable[[type, Sequence[Any]], list[Opened]]
     pick: Callable[[Any], Sequence[Any]]
-    groups: list[GroupCheck]
-    keys: list[str]
+    groups: list[Group]
+    inner: list[list[int]]
 
 
 class LayerCheck(NamedTuple):
@@ -112,6 +129,8 @@ class Walk:
         self.layers: list[Layer] = []
         # The results of `once`, each with the objects that it keeps.
         self._made: dict[Any, tuple[object, Any]] = {}
+        # How nodes of each type are opened; None for leaves.
+        self._ways: dict[type, Any] = {_Chosen: None}
         found = self._descend(tree, is_leaf)
         # The number, in the order of the layers, of each leaf in JAX's order.
         self.order: list[int] = self._find_order()
@@ -121,9 +140,7 @@ class Walk:
 
     def _descend(self, tree: PyTree, is_leaf: IsLeaf) -> list[Any]:
         """Opens all nodes. **Returns:** the leaves, layer by layer."""
-        # How nodes of each type are opened; None for leaves.
-        ways: dict[type, Any] = {_Chosen: None}
-        statics = Statics(self.values)
+        ways, statics = self._ways, Statics(self.values)
         nodes, found = [tree], []
         # How many nodes and leaves there are.
         size = 0
@@ -135,7 +152,7 @@ class Walk:
             groups: list[Group] = []
             leaves: list[int] = []
             below: list[Any] = []
-            for cls, places in _by_type(types).items():
+            for cls, places in _opening.by_signature(types).items():
                 if cls not in ways:
                     ways[cls] = _opening.way(cls, nodes[places[0]])
                 if ways[cls] is None:
@@ -143,7 +160,7 @@ class Walk:
                     continue
                 for opened in ways[cls](cls, _pick(places, nodes)):
                     kind, letters, inner, children, by_node, data = opened
-                    own = places if inner is None else _pick(inner, list(places))
+                    own = _pick(inner, places)
                     columns = [statics.column(x, kind.how, cls) for x in data]
                     numbers, kept = [x for x, _ in columns], [x for _, x in columns]
                     start = len(below)
@@ -154,8 +171,7 @@ class Walk:
                     below += children
             leaves.sort()
             self.layers.append(Layer(len(types), groups, leaves))
-            if leaves:
-                found += _pick(leaves, nodes)
+            found += _pick(leaves, nodes)
             before, size = size, size + len(nodes)
             is_deep = len(self.layers) in (_SUSPECT_DEPTH, 8 * _SUSPECT_DEPTH)
             if is_deep or before <= _SUSPECT_SIZE < size:
@@ -164,43 +180,39 @@ class Walk:
         return found
 
     def _find_order(self) -> list[int]:
-        """The numbers of the leaves, in the order of the layers, sorted by JAX's order.
+        """The numbers of the leaves, in the order of the layers, in JAX's order."""
+        count = sum(len(layer.leaves) for layer in self.layers)
+        # The number of a leaf, or what the children of a node are.
+        tree: Any = self.fold(range(count), Group.rows)
+        rest, out = [tree], []
+        while rest:
+            x = rest.pop()
+            if type(x) is int:
+                out.append(x)
+            else:
+                rest += reversed(x)
+        return out
 
-        In that order the leaves below a node follow each other, and those of a child
-        come after those of the children before it. So the first leaf below each node
-        is known from the numbers of leaves below the others.
-        """
-        counts = [*self._leaf_counts(), []]
-        firsts = [0]
-        ranks: list[int] = []
-        for layer, counts_below in zip(self.layers, counts[1:]):
-            firsts_below = [0] * len(counts_below)
-            for group in layer.groups:
-                if group.kind.parts:
-                    own = _pick(group.places, firsts)
-                    _lay_firsts(group, own, counts_below, firsts_below)
-            ranks += _pick(layer.leaves, firsts) if layer.leaves else []
-            firsts = firsts_below
-        return np.argsort(np.array(ranks, np.int64)).tolist()
-
-    def _leaf_counts(self) -> list[list[int]]:
-        """For each layer, how many leaves are at and below each place. A node without
-        children counts as one too: its rank is left out, and the order is the same."""
-        out: list[list[int]] = []
-        below: list[int] = []
+    def fold(
+        self,
+        leaves: Sequence[T],
+        join: Callable[[Group, list[T]], Iterable[T]],
+    ) -> T:
+        """What the tree is, made from below: `leaves` has what each leaf is, in the
+        order of the layers, and `join` gives what each node of a group is, by what is
+        in the next layer."""
+        below: list[Any] = []
+        stop = len(leaves)
         for layer in reversed(self.layers):
-            counts = [1] * layer.size
+            own: list[Any] = [None] * layer.size
+            start = stop - len(layer.leaves)
+            for place, x in zip(layer.leaves, leaves[start:stop]):
+                own[place] = x
             for group in layer.groups:
-                if group.kind.parts:
-                    sums = _sums(group, below)
-                    if len(sums) == len(counts):
-                        counts = sums
-                    else:
-                        for place, total in zip(group.places, sums):
-                            counts[place] = total
-            out.append(counts)
-            below = counts
-        return out[::-1]
+                for place, x in zip(group.places, join(group, below)):
+                    own[place] = x
+            below, stop = own, start
+        return below[0]
 
     # ---- Another tree.
 
@@ -215,12 +227,9 @@ class Walk:
             for cls, groups in by_type.items():
                 places = sorted(it.chain.from_iterable(x.places for x in groups))
                 number_of = {place: i for i, place in enumerate(places)}
-                checks = [
-                    GroupCheck(group, [number_of[x] for x in group.places])
-                    for group in groups
-                ]
-                keys = list(map(_names.unquote, groups[0].kind.parts))
-                types.append(TypeCheck(cls, _picker(places), checks, keys))
+                inner = [[number_of[x] for x in group.places] for group in groups]
+                way, pick = self._ways[cls], _picker(places)
+                types.append(TypeCheck(cls, way, pick, groups, inner))
             out.append(LayerCheck(layer.size, _picker(layer.leaves), types))
         return out
 
@@ -242,10 +251,7 @@ class Walk:
             leaves += pick_leaves(nodes)
             below: list[Any] = []
             for check in types:
-                own = check.pick(nodes)
-                if {*map(type, own)} != {check.cls}:
-                    return None
-                children = _open_again(check, own, likeness)
+                children = _open_again(check, check.pick(nodes), likeness)
                 if children is None:
                     return None
                 below += children
@@ -296,8 +302,6 @@ class Walk:
             names_below, letters_below = [""] * size_below, [""] * size_below
             for group in layer.groups:
                 parts, ends = group.kind.parts, group.letters
-                if not parts:
-                    continue
                 own, keys = _pick(group.places, names), _pick(group.places, letters)
                 if depth > _names.MAX_DEPTH:
                     parts = ends = [""] * len(parts)
@@ -305,8 +309,8 @@ class Walk:
                     parts = ["." + part for part in parts]
                 else:  # Some first parts are reserved.
                     parts = [_names.child("", part) for part in parts]
-                _lay_texts(group, own, parts, names_below)
-                _lay_texts(group, keys, ends, letters_below)
+                group.lay(own, parts, names_below)
+                group.lay(keys, ends, letters_below)
             names, letters = names_below, letters_below
         return out
 
@@ -314,8 +318,7 @@ class Walk:
         """For each leaf the entry that it has in the column of its layer."""
         found: list[T] = []
         for layer, column in zip(self.layers, columns):
-            if layer.leaves:
-                found += _pick(layer.leaves, column)
+            found += _pick(layer.leaves, column)
         return list(map(found.__getitem__, self.order))
 
     @ft.cached_property
@@ -382,25 +385,13 @@ class Walk:
 # ---- Parts of a layer.
 
 
-def _by_type(types: list[type]) -> dict[type, Any]:
-    """The places of each type."""
-    if len({*types}) == 1:
-        return {types[0]: range(len(types))}
-    return _opening.by_signature(types)
-
-
 def _pick(places: Sequence[int], of: Sequence[T]) -> Sequence[T]:
-    """The entries at these places, of which there is at least one. They are in order:
-    if they are as many as the entries, they are all of them."""
-    if len(places) == len(of):
-        return of
-    if len(places) == 1:
-        return [of[places[0]]]
-    return list(operator.itemgetter(*places)(of))
+    """The entries at these places, in their order."""
+    return _picker(places)(of)
 
 
 def _picker(places: Sequence[int]) -> Callable[[Any], Sequence[Any]]:
-    """A function that picks the entries at these places, in their order."""
+    """A function that does what `_pick` does."""
     if len(places) > 1:
         first, last = places[0], places[-1]
         if list(places) == [*range(first, last + 1)]:
@@ -408,58 +399,6 @@ def _picker(places: Sequence[int]) -> Callable[[Any], Sequence[Any]]:
         return operator.itemgetter(*places)
     start = places[0] if places else 0
     return operator.itemgetter(slice(start, start + len(places)))
-
-
-def columns(group: Group, of: Sequence[T]) -> list[Sequence[T]]:
-    """Entries of the next layer for the children of a group: those of the first child
-    of each node, those of the second, and so on."""
-    width, count, start = len(group.kind.parts), len(group.places), group.start
-    stop = start + width * count
-    if group.by_node:
-        return [of[start + i : stop : width] for i in range(width)]
-    return [of[at : at + count] for at in range(start, stop, count)]
-
-
-def _sums(group: Group, below: list[int]) -> list[int]:
-    """The leaves at and below each node of a group, by those of the next layer."""
-    width, start = len(group.kind.parts), group.start
-    if group.by_node:
-        ends = range(start, start + len(group.places) * width, width)
-        return [sum(below[at : at + width]) for at in ends]
-    return list(map(sum, zip(*columns(group, below))))
-
-
-def _lay_firsts(
-    group: Group, own: Sequence[int], counts: list[int], into: list[int]
-) -> None:
-    """Lays the rank of the first leaf of each child: that of its node, and the counts
-    of leaves of the children before it."""
-    width, at, count = len(group.kind.parts), group.start, len(group.places)
-    if group.by_node:
-        for first in own:
-            before = counts[at : at + width - 1]
-            into[at : at + width] = it.accumulate(before, initial=first)
-            at += width
-        return
-    for _ in range(width):
-        into[at : at + count] = own
-        own = list(map(operator.add, own, counts[at : at + count]))
-        at += count
-
-
-def _lay_texts(
-    group: Group, own: Sequence[str], ends: Sequence[str], into: list[str]
-) -> None:
-    """Lays the text of each child: that of its node, and its own end."""
-    at, count, width = group.start, len(group.places), len(ends)
-    if group.by_node:
-        for text in own:
-            into[at : at + width] = [text + end for end in ends]
-            at += width
-        return
-    for end in ends:
-        into[at : at + count] = [text + end for text in own]
-        at += count
 
 
 # ---- A tree that may be like another.
@@ -470,75 +409,22 @@ def _open_again(
 ) -> list[Any] | None:
     """The children of all nodes of a type in a layer, if their kinds and static values
     are those of the walk."""
-    cls, _, groups, keys = check
-    if len(groups) == 1:
-        # Most nodes are opened here, faster than below.
-        group, children = groups[0].group, None
-        if group.kind.how in ("module", "index"):
-            children = _open_modules_again(nodes, group, likeness)
-        elif cls in (dict, list, tuple):
-            children = _open_containers_again(cls, nodes, group, keys)
-        if children is not None:
-            return children
-    way = _opening.way(cls, nodes[0])
-    found = [] if way is None else way(cls, nodes)
-    if len(found) != len(groups):
+    if {*map(type, nodes)} != {check.cls}:
+        return None
+    found = check.way(check.cls, nodes)
+    if len(found) != len(check.groups):
         return None
     below: list[Any] = []
-    for opened, (group, own) in zip(found, groups):
+    for opened, group, own in zip(found, check.groups, check.inner):
         kind, letters, inner, children, by_node, data = opened
-        inner = [*range(len(nodes))] if inner is None else inner
-        found_kind = kind, letters, by_node
-        if found_kind != (group.kind, group.letters, group.by_node) or inner != own:
-            return None
+        is_like = (kind, letters, by_node) == (group.kind, group.letters, group.by_node)
         rows = zip(data, group.kept, group.numbers)
-        if not all(likeness.is_same(*x, kind.how, cls) for x in rows):
+        if not (is_like and inner == own):
+            return None
+        if not all(likeness.is_same(*x, kind.how, check.cls) for x in rows):
             return None
         below += children
     return below
-
-
-def _open_modules_again(
-    nodes: Sequence[Any], group: Group, likeness: Likeness
-) -> list[Any] | None:
-    """The children of Modules that have all of their fields and nothing else. None does
-    not say that they differ."""
-    own = _opening.attributes_of(nodes)
-    dynamic, static, kind = _opening.module_fields(group.cls)
-    is_whole = kind is group.kind or kind == group.kind
-    if not is_whole or {*map(len, own)} != {len(dynamic) + len(static)}:
-        return None
-    children: list[Any] = []
-    try:
-        for name, kept, numbers in zip(static, group.kept, group.numbers):
-            column = list(map(operator.itemgetter(name), own))
-            if not likeness.is_same(column, kept, numbers, kind.how, group.cls):
-                return None
-        for name in dynamic:
-            children += map(operator.itemgetter(name), own)
-    except KeyError:
-        return None
-    return children
-
-
-def _open_containers_again(
-    cls: type, nodes: Sequence[Any], group: Group, wanted: list[str]
-) -> list[Any] | None:
-    """The children of lists, tuples, or dicts with these keys. None does not say that
-    they differ."""
-    rows: list[Any] = [*nodes]
-    if cls is dict:
-        if group.kind.keys:
-            return None
-        for place, x in enumerate(nodes):
-            rows[place], keys = _opening.open_one_level(x)
-            if list(keys) != wanted or not {*map(type, keys)} <= {str}:
-                return None
-    elif {*map(len, nodes)} != {len(group.kind.parts)}:
-        return None
-    if group.by_node:
-        return list(it.chain.from_iterable(rows))
-    return list(it.chain.from_iterable(zip(*rows)))
 
 
 # ---- A node inside of itself.
