@@ -112,7 +112,7 @@ def _build(edit: _Edit, new: dict[str, Any] | str, name: str) -> Any:
     was = edit.origins.get(name)
     spec = Spec((), "", ())
     if was is not None:
-        spec = _node.body_of(_nodes.node_at(tree, was)).spec()
+        spec = _node.body_of(_nodes.node_at(tree, was)).spec
     # The keys that its children had.
     old_keys = dict(zip(_node.components(spec), spec.keys))
     bare = [
@@ -146,8 +146,8 @@ def _build(edit: _Edit, new: dict[str, Any] | str, name: str) -> Any:
 def _moved(edit: _Edit, node: Node) -> Node:
     """A node without leaves, whose StateIndices have the moved labels too."""
     body = _node.body_of(node)
-    spec = dataclasses.replace(body.spec(), indices=edit.indices(body.spec()))
-    return Node(Body(spec, [_moved(edit, child) for child in body.children()]))
+    spec = dataclasses.replace(body.spec, indices=edit.indices(body.spec))
+    return Node(Body(spec, [_moved(edit, child) for child in body.children]))
 
 
 def _entry_labels(

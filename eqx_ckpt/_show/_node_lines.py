@@ -19,7 +19,7 @@ def of_node(node: Node) -> Iterator[TreeLine]:
     if isinstance(body, StoredBody):
         yield from _of_stored(body)
         return
-    for component, child in zip(body.components(), body.children()):
+    for component, child in zip(body.components(), body.children):
         if isinstance(child, Node):
             for line in of_node(child):
                 yield line._replace(name=f"{component}.{line.name}")
@@ -31,7 +31,7 @@ def of_node(node: Node) -> Iterator[TreeLine]:
             yield TreeLine(component, array + _spec_text(child), size)
         else:
             yield TreeLine(component, _lines.short(child))
-    yield from _lines.of_fields([("", body.fields())])
+    yield from _lines.of_fields([("", body.fields)])
 
 
 def _of_stored(body: StoredBody) -> Iterator[TreeLine]:

@@ -95,8 +95,8 @@ def treescope(x: Checkpoint | Node, path: object, render: object) -> Any:
     """The value of `__treescope_repr__`, whose modules are there when it is called."""
     if isinstance(x, Node):
         body = _node.body_of(x)
-        keys = [key for _, key in body.spec().keys]
-        items = {**dict(zip(keys, body.children())), **_node.static_fields(x)}
+        keys = [key for _, key in body.spec.keys]
+        items = {**dict(zip(keys, body.children)), **_node.static_fields(x)}
     else:
         items = {"path": x.path, "metadata": x.metadata, "tree": x.tree}
     lib = importlib.import_module("treescope.repr_lib")

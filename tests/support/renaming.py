@@ -29,7 +29,7 @@ class Mover:
         if not isinstance(node, _node.Node):
             return node
         body = _node.body_of(node)
-        spec, children = body.spec(), body.children()
+        spec, children = body.spec, body.children
         keys = spec.keys if spec.is_sequence else self.choose(spec.keys)
         rows = zip(spec.keys, keys, children, strict=True)
         made = [
@@ -43,7 +43,7 @@ class Mover:
         if not isinstance(node, _node.Node):
             return node
         body = _node.body_of(node)
-        spec, children = body.spec(), list(map(self.relabel, body.children()))
+        spec, children = body.spec, list(map(self.relabel, body.children))
         labels = tuple(map(self._label, spec.labels))
         return _node.Node(
             _node.Body(dataclasses.replace(spec, labels=labels), children)

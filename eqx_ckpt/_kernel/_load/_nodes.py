@@ -55,11 +55,8 @@ class StoredBody(Body):
 
     @ft.cached_property
     @_handlers.pass_through
-    def _fields(self) -> str:
-        return self.source.index.leaves.fields_text(self.name)
-
     def fields(self) -> str:
-        return self._fields
+        return self.source.index.leaves.fields_text(self.name)
 
     @ft.cached_property
     def _groups(self) -> dict[str, list[int | str]]:
@@ -182,11 +179,11 @@ class StoredBody(Body):
         return rows
 
     @ft.cached_property
-    def _spec(self) -> Spec:
+    def spec(self) -> Spec:
         keys = tuple(key for key, _ in self._rows)
         indices = self.source.index.leaves.state_indices.get(self.name, [])
         own = self._labels, self._attributes, self._length
-        return Spec(keys, self._fields, *own, tuple(indices))
+        return Spec(keys, self.fields, *own, tuple(indices))
 
     @ft.cached_property
     def _row(self) -> int | None:
@@ -246,23 +243,17 @@ class StoredBody(Body):
             labels.append(text)
         return tuple(labels) if len({*labels}) == len(labels) else ()
 
-    def spec(self) -> Spec:
-        return self._spec
-
     @ft.cached_property
     @_handlers.pass_through
-    def _children(self) -> list[Any]:
-        return [self._child_at(component) for _, component in self._rows]
-
     def children(self) -> list[Any]:
-        return self._children
+        return [self._child_at(component) for _, component in self._rows]
 
     def check_below(self) -> None:
         if self._is_checked:
             return
         bodies: list[StoredBody] = [self]
         for body in bodies:
-            nodes = [x for x in body.children() if isinstance(x, Node)]
+            nodes = [x for x in body.children if isinstance(x, Node)]
             bodies += [
                 x for x in map(_node.body_of, nodes) if isinstance(x, StoredBody)
             ]

@@ -59,21 +59,25 @@ class Body:
         """The node, as messages call it."""
         return "The node"
 
+    @ft.cached_property
+    def spec(self) -> Spec:
+        return self._given[0]
+
+    @ft.cached_property
+    def children(self) -> list[Any]:
+        return self._given[1]
+
+    @ft.cached_property
     def fields(self) -> str:
-        return self.spec().fields
+        """The static values: those of the `spec`, which asks for more."""
+        return self.spec.fields
 
     def components(self) -> list[str]:
         return list(self._places)
 
     def child_at(self, component: str) -> Any:
         """The child of that component. **Raises:** `KeyError` if there is none."""
-        return self.children()[self._places[component]]
-
-    def spec(self) -> Spec:
-        return self._given[0]
-
-    def children(self) -> list[Any]:
-        return self._given[1]
+        return self.children[self._places[component]]
 
     def check_below(self) -> None:
         """**Raises:** `ValueError` if what is below the node, at any depth, cannot be.
@@ -137,11 +141,11 @@ class Node:
     def __getitem__(self, key: object) -> Any:
         body = body_of(self)
         if isinstance(key, slice):
-            if not body.spec().is_sequence:
+            if not body.spec.is_sequence:
                 raise TypeError(_missing(self, "sequence to slice"))
             names, known = map(str, range(len(self))[key]), {*body.components()}
             return [body.child_at(name) if name in known else None for name in names]
-        if type(key) is int and key < 0 and body.spec().is_sequence:
+        if type(key) is int and key < 0 and body.spec.is_sequence:
             key += len(self)
         try:
             return _child_of(body, key)
@@ -152,14 +156,14 @@ class Node:
             raise KeyError(text) from None
 
     def keys(self) -> list[Any]:
-        return [key for _, key in body_of(self).spec().keys]
+        return [key for _, key in body_of(self).spec.keys]
 
     def __iter__(self) -> Iterator[Any]:
         body = body_of(self)
-        if not body.spec().is_sequence:
-            return iter([key for _, key in body.spec().keys])
-        places = [int(key) for _, key in body.spec().keys]
-        return iter(_listed(dict(zip(places, body.children())), len(self)))
+        if not body.spec.is_sequence:
+            return iter([key for _, key in body.spec.keys])
+        places = [int(key) for _, key in body.spec.keys]
+        return iter(_listed(dict(zip(places, body.children)), len(self)))
 
     def __reversed__(self) -> Iterator[Any]:
         return reversed(list(self))
@@ -172,10 +176,10 @@ class Node:
         return True
 
     def __len__(self) -> int:
-        return body_of(self).spec().size
+        return body_of(self).spec.size
 
     def __dir__(self) -> list[str]:
-        keys = [str(key) for _, key in body_of(self).spec().keys]
+        keys = [str(key) for _, key in body_of(self).spec.keys]
         return [x for x in (*keys, *static_fields(self)) if x.isidentifier()]
 
     def __repr__(self) -> str:
@@ -204,7 +208,7 @@ def body_of(node: Node) -> Body:
 
 def static_fields(node: Node) -> dict[str, Any]:
     """The static fields that JSON holds. They are the caller's, who may change them."""
-    return _values.plain_fields(body_of(node).fields())
+    return _values.plain_fields(body_of(node).fields)
 
 
 def _missing(node: Node, what: str) -> str:
@@ -258,14 +262,14 @@ def _key(kind: str, key: Any) -> Any:
 def _flatten_with_keys(node: Node) -> tuple[list[tuple[Any, Any]], Spec]:
     body = body_of(node)
     body.check_below()
-    spec = body.spec()
+    spec = body.spec
     keys = [_key(kind, key) for kind, key in spec.keys]
-    return list(zip(keys, body.children())), spec
+    return list(zip(keys, body.children)), spec
 
 
 def _flatten(node: Node) -> tuple[list[Any], Spec]:
     body_of(node).check_below()
-    return body_of(node).children(), body_of(node).spec()
+    return body_of(node).children, body_of(node).spec
 
 
 def _unflatten(spec: Spec, children: Any) -> Node:
@@ -290,13 +294,13 @@ def _plain(top: Node) -> Any:
     # Trees may be deep: nodes are listed, parents first, and not walked by recursion.
     nodes = [top]
     for node in nodes:
-        nodes += [x for x in body_of(node).children() if isinstance(x, Node)]
+        nodes += [x for x in body_of(node).children if isinstance(x, Node)]
     made: dict[int, Any] = {}
     for node in reversed(nodes):
-        spec = body_of(node).spec()
+        spec = body_of(node).spec
         rows: dict[Any, Any] = {}
         _names.check_hashes([key for _, key in spec.keys])
-        for (_, key), child in zip(spec.keys, body_of(node).children()):
+        for (_, key), child in zip(spec.keys, body_of(node).children):
             if not isinstance(child, Node):
                 rows[key] = child if jtu.all_leaves([child]) else plain(child)
             elif id(child) in made:

@@ -475,19 +475,19 @@ def _open_node(x: Node) -> _OpenedOne:
     """A node of a checkpoint's own tree, which says its fields and labels itself."""
     body = _node.body_of(x)
     body.check_below()
-    spec = body.spec()
+    spec = body.spec
     letters = "".join(letter for letter, _ in spec.keys)
     parts = tuple(_node.components(spec))
     if spec.labels:
         kind = Kind("state", parts=parts, data=DATA["state"])
         labels = tuple(map(Encoded, spec.labels))
-        return _OpenedOne(kind, letters, body.children(), [labels])
+        return _OpenedOne(kind, letters, body.children, [labels])
     fields = dict(_values.parsed(spec.fields))
     if spec.is_sequence and spec.size > 1 + int(spec.keys[-1].key):
         fields.setdefault(str(spec.size - 1), _values.ABSENT)
     data = list(map(Encoded, fields.values()))
     indices = {part: label for part, label in spec.indices if part not in parts}
-    children = [*body.children(), *map(_state_index, indices.values())]
+    children = [*body.children, *map(_state_index, indices.values())]
     attributes = spec.attributes and (*spec.attributes, *[None] * len(indices))
     parts, letters = (*parts, *indices), letters + "a" * len(indices)
     kind = Kind("node", parts=parts, data=tuple(fields), labels=attributes)
