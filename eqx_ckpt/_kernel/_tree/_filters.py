@@ -158,11 +158,7 @@ def _bool(value: object) -> bool:
 
 
 def _check_not_equinox(spec: Any) -> None:
-    try:
-        signature = inspect.signature(spec)
-    except (ValueError, TypeError):
-        return
-    if not _accepts(signature, 1) and _accepts(signature, 2):
+    if not takes(spec, 1) and takes(spec, 2):
         raise TypeError(
             f"`filter_spec` {getattr(spec, '__name__', spec)!r} takes two arguments, "
             "like Equinox's `(f, x)` specs, which read and write a stream. Leaves are "
@@ -172,9 +168,12 @@ def _check_not_equinox(spec: Any) -> None:
         )
 
 
-def _accepts(signature: inspect.Signature, count: int) -> bool:
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function takes so many arguments, as far as its signature tells."""
     try:
-        signature.bind(*[None] * count)
+        inspect.signature(function).bind(*[None] * count)
     except TypeError:
         return False
+    except ValueError:  # It has none, such as some of C.
+        pass
     return True

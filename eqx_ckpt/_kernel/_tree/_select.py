@@ -1,7 +1,6 @@
 """Selector lambdas to names: `where` on a tree of ours, `source` on a checkpoint's."""
 
 import dataclasses
-import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -11,19 +10,9 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names
-from . import _folding
+from . import _filters, _folding
 from ._filters import IsLeaf
 from ._flatten import Flat
-
-
-def _takes_one(where: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(where).bind(None)
-    except TypeError:
-        return False
-    except ValueError:  # It has no signature, such as some of C.
-        pass
-    return True
 
 
 class _Tag:
@@ -146,7 +135,7 @@ class Tagged:
         except TypeError as e:
             if e is self.refusal:
                 raise
-            if not _takes_one(where):
+            if not _filters.takes(where, 1):
                 raise TypeError(
                     f"`{called}` must be a function of one argument, the tree: {e}."
                 ) from None
