@@ -14,7 +14,7 @@ from .._format._view import View
 from .._runtime import _arguments, _elsewhere, _handlers
 from .._runtime._processes import Processes
 from .._storage import _context
-from .._tree import _leaf, _target
+from .._tree import _leaf, _select, _target
 from .._tree._target import Target
 from . import _fetch, _kept, _wording
 from ._fetch import ReadPlan
@@ -245,16 +245,6 @@ class LazyArray(_target.Unread):
         def __getattr__(self, name: str) -> Any:
             raise _elsewhere.unknown_attribute(self, "LazyArray", name)
 
-    __bool__ = __int__ = __float__ = __complex__ = __index__ = _refuse
-    __contains__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refuse
-    __mod__ = __rmod__ = __divmod__ = __rdivmod__ = __pow__ = __rpow__ = _refuse
-    __matmul__ = __rmatmul__ = __neg__ = __pos__ = __abs__ = __round__ = _refuse
-    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse
-    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __invert__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
-
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a 0-d array")
@@ -306,6 +296,11 @@ class LazyArray(_target.Unread):
 
     def __reduce__(self) -> Any:
         return LazyArray, (self._body,)
+
+
+for _operator in _select.OPERATORS:
+    if f"__{_operator}__" not in vars(LazyArray):
+        setattr(LazyArray, f"__{_operator}__", LazyArray._refuse)
 
 
 def body_of(lazy: LazyArray) -> LeafBody:
