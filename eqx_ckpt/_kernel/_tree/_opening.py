@@ -116,38 +116,26 @@ def attributes_of(modules: Sequence[Any]) -> list[dict[str, Any]]:
 def _open_modules(cls: type, nodes: Sequence[Any]) -> list[Opened]:
     own = attributes_of(nodes)
     dynamic, static, kind = module_fields(cls)
-    letters, every = "a" * len(dynamic), [*range(len(nodes))]
-    if {*map(len, own)} == {len(dynamic) + len(static)}:
-        try:
-            children: list[Any] = []
-            for name in dynamic:
-                children += map(operator.itemgetter(name), own)
-            data = [list(map(operator.itemgetter(name), own)) for name in static]
-            return [Opened(kind, letters, every, children, False, data)]
-        except KeyError:
-            pass
     fields = {*dynamic, *static}
-    goods = [
-        all(key in fields or type(x) is _Missing for key, x in some.items())
-        for some in own
-    ]
-    out = []
-    for good in {*goods}:
-        places = [i for i, x in enumerate(goods) if x is good]
-        some = [own[i] for i in places]
-        children = []
-        for name in dynamic:
-            children += [
-                x[name] if name in x else _default_child(cls, name) for x in some
-            ]
-        data = [
-            [x[name] if name in x else _default(cls, name) for x in some]
-            for name in static
-        ]
+    groups = [(kind, [*range(len(nodes))], own)]
+    if not all(map(operator.eq, map(dict.keys, own), it.repeat(fields))):
+        absent = {name: _default_child(cls, name) for name in dynamic}
+        absent |= {name: _default(cls, name) for name in static}
+        own = [absent | x for x in own]
+        more = [{type(x[key]) for key in x.keys() - fields} for x in own]
         # A wrapper, as of a function, has more than its fields.
-        how = kind.how if good else "wrapper"
-        own_kind = kind._replace(how=how)
-        out.append(Opened(own_kind, letters, places, children, False, data))
+        hows = [kind.how if x <= {_Missing} else "wrapper" for x in more]
+        groups = [
+            (kind._replace(how=how), places, [own[i] for i in places])
+            for how, places in by_signature(hows).items()
+        ]
+    out = []
+    for kind, places, some in groups:
+        children: list[Any] = []
+        for name in dynamic:
+            children += map(operator.itemgetter(name), some)
+        data = [list(map(operator.itemgetter(name), some)) for name in static]
+        out.append(Opened(kind, "a" * len(dynamic), places, children, False, data))
     return out
 
 
@@ -320,7 +308,7 @@ def _open_custom(x: object) -> _OpenedOne:
         kind = Kind("state", parts=parts, data=DATA["state"])
         data = [tuple(markers)]
         return _OpenedOne(kind, "f" * len(parts), list(children), data)
-    pairs, aux = _with_keys(x)
+    pairs, aux = _registry.flatten_one_level_with_keys(x)
     keys, children = [key for key, _ in pairs], [child for _, child in pairs]
     parts, letters, are_bare = _parts(keys)
     if cls is jtu.Partial:
@@ -332,10 +320,10 @@ def _open_custom(x: object) -> _OpenedOne:
         return _OpenedOne(kind, letters, children, [aux])
     held = attributes(x)
     labels = _labels(x, held, children) if are_bare and children else ()
+    # The attribute that each child is.
+    of = labels or [k.name if type(k) is jtu.GetAttrKey else None for k in keys]
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls)]
-        of = [key.name if type(key) is jtu.GetAttrKey else None for key in keys]
-        of = list(labels) or of
         if all(
             name in names and getattr(x, str(name), MISSING) is child
             for name, child in zip(of, children)
@@ -345,37 +333,12 @@ def _open_custom(x: object) -> _OpenedOne:
             how = "custom" if labels else "dataclass"
             kind = Kind(how, own, parts, tuple(map(_names.quote, rest)), labels)
             return _OpenedOne(kind, letters, children, data)
-    static = _static_attributes(held, keys, children, labels)
+    # Children without a name are known by what they are.
+    rest = {id(child) for name, child in zip(of, children) if name is None}
+    static = {n: y for n, y in held.items() if n not in of and id(y) not in rest}
     names, data = _custom_data(aux, keys, static)
     kind = Kind("custom", own, parts, names, labels)
     return _OpenedOne(kind, letters, children, data)
-
-
-def _with_keys(x: object) -> tuple[list[tuple[Any, Any]], Any]:
-    found = getattr(_registry, "flatten_one_level_with_keys", None)
-    if found is not None:
-        pairs, aux = found(x)
-        return list(pairs), aux
-    flat, structure = jtu.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
-    return [(path[0], y) for path, y in flat], structure.node_data()[1]
-
-
-def _static_attributes(
-    attributes: dict[str, Any],
-    keys: Sequence[Any],
-    children: Sequence[Any],
-    labels: Sequence[str | None],
-) -> dict[str, Any]:
-    """The attributes of an object that are no children of it: by the names of these,
-    where they have some, and else by what they are."""
-    keyed = [key.name if type(key) is jtu.GetAttrKey else None for key in keys]
-    names = list(labels) or keyed
-    rest = {id(x) for name, x in zip(names, children) if name is None}
-    return {
-        name: x
-        for name, x in attributes.items()
-        if name not in names and id(x) not in rest
-    }
 
 
 def _custom_data(
