@@ -78,13 +78,6 @@ class StoredFunction(NamedTuple):
     versions: dict[str, str]
 
 
-class Outline(NamedTuple):
-    """The names that the files or directories of leaves have at the root of a save. A
-    packed layout has none."""
-
-    leaf_entries: Sequence[str]
-
-
 class IndexSections(NamedTuple):
     """The bytes of an index in three: those before and after the columns change with
     each save, the columns with the structure of the tree alone."""
@@ -338,9 +331,9 @@ def _checked(columns: bytes, layout: str, tree: TreeRecord | None) -> Index:
     return index
 
 
-def outline(data: bytes) -> Outline:
-    """The outline of what `decode` gives. If the layout is packed, an index that is not
-    damaged is not parsed.
+def leaf_entries(data: bytes) -> Sequence[str]:
+    """The names that the files or directories of leaves have at the root of a save. If
+    the layout is packed, which has none, an index that is not damaged is not parsed.
 
     **Raises:** as `decode`.
     """
@@ -348,9 +341,9 @@ def outline(data: bytes) -> Outline:
     if head is None or not head[4]:
         index = decode(data)
         entry = _layouts.LAYOUTS[index.layout].entry
-        return Outline(() if entry is None else list(map(entry, index.leaves.names)))
+        return () if entry is None else list(map(entry, index.leaves.names))
     check_digest(data)
-    return Outline(())
+    return ()
 
 
 def check_digest(data: bytes) -> None:

@@ -26,8 +26,8 @@ class Published(Generic[T]):
 
 
 def read_index(root: Backend, decode: Callable[[bytes], T]) -> Published[T] | None:
-    """The index at a root, as `_index.decode` or `_index.outline` gives it; None where
-    there is none.
+    """The index at a root, as `_index.decode` or `_index.leaf_entries` gives it;
+    None where there is none.
 
     **Raises:** `DamagedError` when it is not one that can be read, `Newer` when a later
     release can.

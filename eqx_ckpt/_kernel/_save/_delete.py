@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from .. import _rooms
 from .._errors import DamagedError
 from .._format import _files, _index, _text
-from .._format._index import Outline
 from .._load import _published
 from .._load._published import Published
 from .._runtime import _handlers, _log
@@ -168,23 +167,23 @@ def check(root: Backend) -> None:
     if isinstance(root, ObjectStore):
         _stored(root)
         return
-    published, entries = _outline(root), root.list_top() or {}
+    published, entries = _leaf_entries(root), root.list_top() or {}
     if published is not None:
-        own = published.content.leaf_entries
+        own = published.content
     else:
         own = [x for x in entries if entries[x]] if _files.DIGESTS in entries else []
     assert isinstance(root, LocalDirectory)
     _refuse_others(root, foreign(root, own, entries))
 
 
-def _outline(root: Backend) -> Published[Outline] | None:
-    """The outline of a checkpoint; None if its index is damaged: any directory may be
-    that of a leaf then, if what is in it looks so too.
+def _leaf_entries(root: Backend) -> Published[Sequence[str]] | None:
+    """The entries of leaves at a root; None if its index is damaged: any directory may
+    be that of a leaf then, if what is in it looks so too.
 
     **Raises:** `FileNotFoundError` if there is no checkpoint.
     """
     try:
-        published = _published.read_index(root, _index.outline)
+        published = _published.read_index(root, _index.leaf_entries)
     except _index.Newer:
         raise
     except DamagedError:
@@ -298,11 +297,11 @@ def _stored(root: ObjectStore) -> _StoredCheckpoint:
 
 
 def _find_in_store(root: ObjectStore) -> _StoredCheckpoint:
-    published = _outline(root)
+    published = _leaf_entries(root)
     if published is None:
         return _StoredCheckpoint(None, root.stamp(_files.INDEX))
     data, stamp = published.file.data, published.file.generation.hex()
     added = _index.others_in(data)
-    found = _StoredCheckpoint(published.content.leaf_entries, stamp, keys=added)
+    found = _StoredCheckpoint(published.content, stamp, keys=added)
     head = _index.match_head(data)
     return found._replace(data=f"d/{head[1].decode()}") if head else found

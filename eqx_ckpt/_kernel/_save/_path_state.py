@@ -52,7 +52,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
     if root.entry() in ("file", "other"):
         raise _file_error(root)
     list_it = root.list_all if isinstance(root, ObjectStore) else root.list_top
-    read = ft.partial(_published.read_index, root, _index.outline)
+    read = ft.partial(_published.read_index, root, _index.leaf_entries)
     # An object store may have a file at the path, and files below it.
     is_file = ft.partial(_store.is_file, root)
     looks = [list_it, is_file, read]
@@ -82,7 +82,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
                 raise FileExistsError(
                     f"There is a checkpoint at `{root}`, and `overwrite=False`."
                 )
-            own = got.content.leaf_entries
+            own = got.content
             return PathState(got.file, frozenset(tops), keys, own)
     elif _is_leftover(root, tops):
         return PathState(None, frozenset(tops), keys)
