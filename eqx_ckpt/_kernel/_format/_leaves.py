@@ -189,7 +189,8 @@ class Leaves:
         if row is None or self.tree is None:
             return ""
         if row not in self._texts:
-            fields = self.tree.fields_at(name)
+            values = self.tree.fields(row).items()
+            fields = {part: self.tree.values[x] for part, x in values}
             self._texts[row] = json.dumps(fields, sort_keys=True)
         return self._texts[row]
 

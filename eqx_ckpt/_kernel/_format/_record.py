@@ -116,15 +116,9 @@ class TreeRecord:
         """The JSON of each value."""
         return list(map(json.dumps, self.values))
 
-    @ft.cached_property
-    def _forms(self) -> dict[int, Any]:
-        return {}
-
     def form(self, value: int) -> Any:
         """A form of a value: two values are the same if their forms are equal."""
-        if value not in self._forms:
-            self._forms[value] = _values.compared(self.values[value])
-        return self._forms[value]
+        return _values.compared(self.values[value])
 
     @ft.cached_property
     def counts(self) -> list[int]:
@@ -224,12 +218,6 @@ class TreeRecord:
                     out.setdefault(part, self.rows[child].values[0])
             self._fields[row] = out
         return self._fields[row]
-
-    def fields_at(self, name: str) -> dict[str, Any]:
-        """The encoded values of the node of a name, by their names below it."""
-        row = self.row_at(name)
-        some = {} if row is None else self.fields(row)
-        return {part: self.values[x] for part, x in some.items()}
 
     def nodes_with_fields(self, above: str = "") -> Iterator[tuple[str, int]]:
         """Names and rows of nodes that have values."""

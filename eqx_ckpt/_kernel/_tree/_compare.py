@@ -183,15 +183,10 @@ def pair_children(
 
 
 def _moved_parts(saved: TreeRecord, a: int, here: TreeRecord, b: int) -> dict[str, str]:
-    one, two = saved.kind(a), here.kind(b)
-    if not (one.labels and two.labels):
-        return {}
-    places = pair_children(saved, a, here, b)
-    return {
-        part: one.parts[place]
-        for part, place in zip(two.parts, places)
-        if place is not None
-    }
+    """The saved part of each child here."""
+    there, places = saved.kind(a).parts, pair_children(saved, a, here, b)
+    pairs = zip(here.kind(b).parts, places)
+    return {part: there[place] for part, place in pairs if place is not None}
 
 
 def _pair_labels(
