@@ -323,9 +323,9 @@ class DatabaseSource(Source):
         return True  # Its files can only be gone.
 
     def _without_spec(self) -> str:
-        if f"{self.database}/manifest.ocdbt" not in self.index.others:
-            return super()._without_spec() or "it has too many chunks for a database"
-        return super()._without_spec()
+        is_in = f"{self.database}/manifest.ocdbt" in self.index.others
+        why = "" if is_in else "it has too many chunks for a database"
+        return super()._without_spec() or why
 
     def _kvstore(self, record: LeafRecord) -> dict[str, Any]:
         base = self.spec_of(self.database)

@@ -1,7 +1,6 @@
 """The making of a leaf from its stored array."""
 
 import contextlib
-import functools as ft
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -116,11 +115,6 @@ def host_parts(
     return [_from_host(x, template, host, owned, converted) for x in arrays]
 
 
-@ft.lru_cache(maxsize=4096)
-def _weak_aval(aval: Any) -> Any:
-    return aval.update(weak_type=True)
-
-
 def as_weak(array: Any, target: Target) -> jax.Array:
     """An array with the weak type that `target` asks for, in the same memory."""
     if not target.weak:
@@ -131,7 +125,7 @@ def as_weak(array: Any, target: Target) -> jax.Array:
     sharding, make = array.sharding, type(array)
     is_one = sharding.num_devices == 1 and _leaf.is_local(sharding)
     parts = [array] if is_one else [shard.data for shard in array.addressable_shards]
-    aval = _weak_aval(array.aval)
+    aval = array.aval.update(weak_type=True)
     return make(aval, sharding, parts, array.committed, _skip_checks=True)
 
 
@@ -163,11 +157,11 @@ def _from_host(
         if array.dtype != wanted:
             array, owned = _convert(array, target, wanted), True
     if target.kind == "jax":
-        return _to_jax(array, target, owned)
+        # Unlike `jnp.array` this compiles no program for each shape.
+        return jax.device_put(array if owned else array.copy(), target.sharding)
     if target.kind == "numpy":
         assert target.dtype is not None
-        array = array.astype(target.dtype, copy=not owned)
-        return array
+        return array.astype(target.dtype, copy=not owned)
     if target.kind == "generic":
         return array.astype(target.dtype)[()]
     python = target.python or _leaf.PYTHON[target.kind]
@@ -281,11 +275,6 @@ def plain_leaves(target: Target) -> PlainLeaves | None:
     if target.kind == "jax" and dtype != jax.dtypes.canonicalize_dtype(dtype):
         return None
     return PlainLeaves(target, (dtype, target.shape))
-
-
-def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:
-    # Unlike `jnp.array` this compiles no program for each shape.
-    return jax.device_put(array if owned else array.copy(), target.sharding)
 
 
 def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:

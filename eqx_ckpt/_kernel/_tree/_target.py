@@ -200,7 +200,9 @@ def misfit(template: Template, target: Target) -> Misfit | None:
             types = "int", types[1]
         if types[0] != types[1] or types[0] == "none":
             return Misfit("dtype")
-        if not (target.cast or _is_other_scalar(template, target)):
+        # Of one number the kind may be another one.
+        is_free = target.shape == () and len(kinds) == 2 and kinds != {"jax", "numpy"}
+        if not (target.cast or is_free):
             hint = _kept(template, target) or "`cast=True` converts it."
             return Misfit("dtype", hint)
     if target.kind == "jax" and not target.cast:
@@ -265,11 +267,6 @@ def wanted_dtype(template: Template, target: Target) -> np.dtype:
     if target.dtype == jax.dtypes.float0:
         return target.dtype
     return target.dtype.newbyteorder("=")
-
-
-def _is_other_scalar(template: Template, target: Target) -> bool:
-    kinds = {template.kind, target.kind}
-    return target.shape == () and len(kinds) == 2 and kinds != {"jax", "numpy"}
 
 
 def is_spread(leaf: object) -> bool:
