@@ -10,8 +10,9 @@ from .._kernel._format import _names, _record
 from .._kernel._format._leaves import Leaves
 from .._kernel._format._record import Label
 from .._kernel._format._template import Template
-from .._kernel._load import _load_options, _match
+from .._kernel._load import _load_options
 from .._kernel._load._load_options import LoadOptions, Renaming
+from .._kernel._load._match import Matcher
 from .._kernel._runtime import _arguments
 from .._kernel._save import _lazies
 from .._kernel._save._lazies import StoredValue
@@ -227,7 +228,7 @@ def from_state_dict(
     given = _load_options.check(given)
     if rename is not None:
         saved, _ = _renamed.renamed(saved, rename)
-    matched = _match.match(saved, like, given, thing="state dict")
+    matched = Matcher(saved, like, given, thing="state dict").match()
     out = []
     for record, _, target, _ in matched.reads.values():
         try:

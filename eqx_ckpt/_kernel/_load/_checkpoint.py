@@ -17,9 +17,10 @@ from .._storage._open_files import Readable
 from .._tree import _folding, _leaf, _nearest, _node
 from .._tree._compare import Static
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _lazy, _load_options, _match, _nodes, _open, _source
+from . import _lazy, _load_options, _nodes, _open, _source
 from ._lazy import LazyArray
 from ._load_options import LoadOptions
+from ._match import Match, Matcher
 from ._source import Source
 
 
@@ -369,14 +370,15 @@ def _unknown(name: object, names: Sequence[str]) -> str:
     return f"{text} {head} {_folding.some(near or names)}."
 
 
-def match_leaves(ckpt: Checkpoint, like: PyTree, options: LoadOptions) -> _match.Match:
+def match_leaves(ckpt: Checkpoint, like: PyTree, options: LoadOptions) -> Match:
     """Pairs the leaves of `like` with those of a checkpoint, after its `rename`, and
     below the node that `source` names."""
     leaves, moved = ckpt._source.index.leaves, lambda name: [name]
     if options.rename is not None:
         leaves, moved = _rooms.rename_leaves(leaves, options.rename)
     source = resolve_source(ckpt, options.source, leaves, moved)
-    return _match.match(leaves, like, options, source, path=ckpt.path)
+    matcher = Matcher(leaves, like, options, source, path=ckpt.path)
+    return matcher.match()
 
 
 # ---- The checkpoint's own tree.

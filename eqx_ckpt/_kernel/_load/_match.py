@@ -54,28 +54,12 @@ class Match(NamedTuple):
         return jtu.tree_unflatten(self.flat.structure, leaves)
 
 
-def match(
-    saved: Leaves,
-    like: PyTree,
-    options: LoadOptions,
-    above: str = "",
-    thing: str = "checkpoint",
-    path: str = "",
-) -> Match:
+@dataclasses.dataclass(eq=False)
+class Matcher:
     """Pairs the selected leaves of `like` with stored ones, by name.
 
     `above` is the name of the node that `like` stands for ("": the top). Errors call
     what these are in a `thing`, and say at which `path`, if it has one.
-
-    **Raises:** one `RuntimeError` that lists all that does not fit; `ValueError` if two
-    of the leaves have one name.
-    """
-    return _Matcher(saved, like, options, above, thing, path).match()
-
-
-@dataclasses.dataclass(eq=False)
-class _Matcher:
-    """One match, with the problems that it has found.
 
     Lists with an entry for each leaf of `like`: `names` in the checkpoint, `stored` the
     name that the leaf is stored under (None: the saved State has no entry for it), and
@@ -85,9 +69,9 @@ class _Matcher:
     saved: Leaves
     like: PyTree
     options: LoadOptions
-    above: str
-    thing: str
-    path: str
+    above: str = ""
+    thing: str = "checkpoint"
+    path: str = ""
 
     def __post_init__(self) -> None:
         self.what = f"{self.thing} at `{self.path}`" if self.path else self.thing
@@ -102,6 +86,8 @@ class _Matcher:
         self.axes: set[tuple[int, ...]] = set()
 
     def match(self) -> Match:
+        """**Raises:** one `RuntimeError` that lists all that does not fit; `ValueError`
+        if two of the leaves have one name."""
         options, flat, above = self.options, self.flat, self.above
         _leaked_tracers.check_no_tracers(flat, self._record)
         sides = lambda: [(self.saved.tree, ""), (self._record, above)]
