@@ -18,8 +18,7 @@ from .._kernel._format._view import View
 from .._kernel._load import _fetch, _lazy
 from .._kernel._load._lazy import LazyArray
 from .._kernel._load._leaf_body import LeafBody, StoredLeaf
-from .._kernel._load._leaf_read import LeafRead
-from .._kernel._load._reader import ReadResult, StoredRead
+from .._kernel._load._reader import LeafRead, ReadResult, StoredRead
 from .._kernel._runtime import _threads
 from .._kernel._runtime._batching import batched
 from .._kernel._storage import _arrays

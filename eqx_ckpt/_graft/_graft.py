@@ -23,8 +23,8 @@ from .._kernel._load import (
 )
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._lazy import LazyArray
-from .._kernel._load._leaf_read import LeafRead
 from .._kernel._load._load_options import LoadOptions, TogetherKeywords
+from .._kernel._load._reader import LeafRead
 from .._kernel._runtime import _arguments, _gc
 from .._kernel._storage import _store
 from .._kernel._tree import _from_host, _host_copy, _leaf, _leaked_tracers, _target

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ._load._checkpoint import Checkpoint
     from ._load._fetch import ReadPlan
     from ._load._lazy import LazyArray
-    from ._load._leaf_read import LeafRead
     from ._load._load_options import LoadOptions
+    from ._load._reader import LeafRead
     from ._load._source import Source
     from ._run._manager import CheckpointManager
     from ._run._near_interface import NearSteps

@@ -26,11 +26,10 @@ from .._kernel._format._template import Template
 from .._kernel._load import _checkpoint, _load_options, _read
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._fetch import LeafBuilder
-from .._kernel._load._leaf_read import LeafRead
 from .._kernel._load._load_options import LoadOptions
 from .._kernel._load._match import Match
 from .._kernel._load._partial import Apart
-from .._kernel._load._reader import ReadResult, Results, StoredRead
+from .._kernel._load._reader import LeafRead, ReadResult, Results, StoredRead
 from .._kernel._load._source import Source
 from .._kernel._run import _own
 from .._kernel._run._near_interface import LoadRequest

@@ -15,8 +15,8 @@ from .._kernel._format import _template, _text
 from .._kernel._limits import limits
 from .._kernel._load import _fetch
 from .._kernel._load._fetch import ReadPlan
-from .._kernel._load._leaf_read import LeafRead
 from .._kernel._load._load_options import LoadOptions
+from .._kernel._load._reader import LeafRead
 from .._kernel._load._source import Source
 from .._kernel._runtime import _log, _processes
 from .._kernel._runtime._batching import batched

@@ -24,9 +24,8 @@ from .._tree import _from_host, _guards
 from .._tree._from_host import PlainLeaves
 from .._tree._target import Target
 from . import _kept, _partial, _read
-from ._leaf_read import LeafRead
 from ._load_options import LoadOptions
-from ._reader import ReadResult, StoredRead
+from ._reader import LeafRead, ReadResult, StoredRead
 from ._source import Source
 
 

@@ -19,8 +19,8 @@ from .._tree._target import Target
 from . import _fetch, _kept, _wording
 from ._fetch import ReadPlan
 from ._leaf_body import LeafBody, StoredLeaf
-from ._leaf_read import LeafRead
 from ._load_options import LoadOptions
+from ._reader import LeafRead
 from ._source import Source
 
 

@@ -31,8 +31,8 @@ from .._tree._flatten import Flat
 from .._tree._folding import Problems
 from .._tree._target import Target
 from . import _partial, _wording
-from ._leaf_read import LeafRead
 from ._load_options import LoadOptions
+from ._reader import LeafRead
 
 
 class Match(NamedTuple):

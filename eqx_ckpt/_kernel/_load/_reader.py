@@ -20,6 +20,7 @@ from .._storage import _arrays, _backend, _store
 from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._from_host import Conversion
+from .._tree._target import Target
 from ._digest_file import DigestFile
 from ._source import Source
 
@@ -28,6 +29,16 @@ T = TypeVar("T")
 
 CHANGED = "its bytes are not those that were saved"
 MISSING = "a chunk of it is missing"
+
+
+class LeafRead(NamedTuple):
+    """One leaf to read. `move` is an `ArrayMove` of `_reshard`, or None. The leaf is
+    then read in the regions `move.regions()`, and `move.begin(parts)` sends them on."""
+
+    record: LeafRecord
+    view: View | None
+    target: Target
+    move: Any = None
 
 
 class StoredRead(NamedTuple):
