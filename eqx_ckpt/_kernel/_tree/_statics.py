@@ -2,11 +2,10 @@
 
 import json
 import operator
-import struct
 from collections.abc import Sequence
 from typing import Any
 
-from . import _codec
+from . import _codec, _identity
 from ._opening import Default, Encoded, MISSING
 
 
@@ -22,20 +21,6 @@ def _is_atom(x: Any) -> bool:
     if cls is tuple:
         return all(map(_is_atom, x))
     return cls in _ATOMS or cls is Encoded or x is MISSING
-
-
-def _is_same_atom(a: Any, b: Any) -> bool:
-    cls = type(a)
-    if a is b or cls is not type(b):
-        return a is b
-    if cls is tuple or cls is Encoded:
-        return len(a) == len(b) and all(map(_is_same_atom, a, b))
-    if cls is object or b is _UNKEPT or cls not in _ATOMS:
-        return False
-    # To `==` 0.0 and -0.0 are one, and a NaN is not itself: there are many.
-    if cls is float:
-        return struct.pack("d", a) == struct.pack("d", b)
-    return repr(a) == repr(b) if cls is complex else bool(a == b)
 
 
 class Values:
@@ -127,7 +112,7 @@ class Likeness:
             if x is old:
                 continue
             if old is not _UNKEPT:
-                if not _is_same_atom(x, old):
+                if not _identity.is_same(x, old):
                     return False
                 continue
             if id(x) not in self._known:
