@@ -49,11 +49,11 @@ class Comparison:
             if a is None or b is None:
                 continue
             if self._saved.is_value[a] and self._here.is_value[b]:
-                owner = stored.rpartition(".")[0], name.rpartition(".")[0]
-                rows = self._saved.row_at(owner[0]), self._row_here(owner[1])
-                own = _names.below(name, owner[1])
-                if None not in rows:
-                    yield from self._own(*rows, *owner, passes, own)  # pyright: ignore
+                there, here = stored.rpartition(".")[0], name.rpartition(".")[0]
+                own = _names.below(name, here)
+                for x in self.of_nodes(there, here, passes):
+                    if _names.is_under(_names.below(x.name, here), own):
+                        yield x
                 continue
             yield from self._below(a, b, stored, name, passes)
 
@@ -134,17 +134,9 @@ class Comparison:
                 yield part, x, y
 
     def _own(
-        self,
-        a: int,
-        b: int,
-        stored: str,
-        name: str,
-        passes: Callable[[str], bool],
-        only: str = "",
+        self, a: int, b: int, stored: str, name: str, passes: Callable[[str], bool]
     ) -> Iterator[Difference]:
         for part, x, y in self._changed(a, b):
-            if only and part != only:
-                continue
             ends = [_names.joined(z, part) or _names.ROOT for z in (stored, name)]
             may_differ = any(map(passes, ends))
             forms = self._saved.form(x), self._here.form(y)
