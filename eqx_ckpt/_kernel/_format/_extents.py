@@ -130,12 +130,8 @@ class Extents:
         self.leaves.check_templates()
         blocks = self._blocks()
         check_total(blocks.sum(dtype=float))
-        is_next = (file[1:] > file[:-1]) | (offset[1:] >= offset[:-1])
-        if is_next.all() and (file[1:] >= file[:-1]).all():
-            order = slice(None)
-        else:
-            # What has no chunks has no digests, wherever it lies.
-            order = np.lexsort((offset, file))
+        # What has no chunks has no digests, wherever it lies.
+        order = np.lexsort((offset, file))
         sums = np.append(0, np.cumsum(blocks[order]))
         pages = np.searchsorted(file[order], np.arange(self.files + 1))
         numbers = np.empty_like(blocks)

@@ -298,8 +298,6 @@ def _split(runs: _Runs, begins: np.ndarray, chunks: np.ndarray) -> _Runs:
     if not good.all() or len(np.unique(wanted)) < len(wanted):
         raise malformed
     cut = np.flatnonzero(first[at] < cuts)
-    if not len(cut):
-        return runs
     cut = cut[np.argsort(wanted[cut])]
     new = leaves[cut], cuts[cut], lanes[cut]
     return _Runs(*(np.insert(old, at[cut] + 1, x) for old, x in zip(runs, new)))
@@ -323,10 +321,8 @@ def _in_files(
     number = np.empty_like(in_files)
     number[in_files] = np.arange(len(in_files))
     begin_of = number[np.cumsum(is_begin) - 1]
-    if (begin_of[1:] < begin_of[:-1]).any():
-        again = np.argsort(begin_of, kind="stable")
-        order, begin_of = order[again], begin_of[again]
-    return order, begin_of, begins[in_files]
+    again = np.argsort(begin_of, kind="stable")
+    return order[again], begin_of[again], begins[in_files]
 
 
 def _first_sizes(sizes: np.ndarray, count: np.ndarray, full: np.ndarray) -> np.ndarray:

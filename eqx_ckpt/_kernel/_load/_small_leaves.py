@@ -210,7 +210,6 @@ def _add_leaves(
     """Adds the leaves of a run that are there, where the file ends at `stop`, and as
     they were saved."""
     digest, digests = _digests.block_digest, reader.digests
-    last, dtype = None, np.dtype(np.uint8)
     saved: list[bytes] = [b""] * len(pieces)
     if digests is not None:
         leaves = [x.read.record.leaf_index for x in run.members]
@@ -226,10 +225,9 @@ def _add_leaves(
         if digests is not None and own != digest(data.data):
             reader.problems[record.name] = _reader.CHANGED
             continue
-        if t is not last:
-            last, dtype = t, _template.dtype_of(t.stored)
         if is_aligned and not is_owned:
             data, is_owned = data.copy(), True
+        dtype = _template.dtype_of(t.stored)
         arrays, owned, lost = [np.ndarray(t.shape, dtype, data)], is_owned, ""
         if views is not None:
             arrays, owned = [v.apply(arrays[0]) for v in views], False
