@@ -26,12 +26,6 @@ def name_of(x: object) -> Name | None:
     """The name of a function or a class, if that name leads to this object."""
     if not callable(x):
         return None
-    # Equinox looks at each attribute of a Module that is asked for.
-    if (
-        _has_no_name(type(x))
-        and not _NAMES & object.__getattribute__(x, "__dict__").keys()
-    ):
-        return None
     try:
         name = own_name(x)
         if name is None:
@@ -44,24 +38,10 @@ def name_of(x: object) -> Name | None:
     return name if found is x else None
 
 
-_NAMES = {"__name__", "__qualname__"}
-
-
 def is_module(cls: type) -> bool:
     """Whether a class is one of Modules. `issubclass` asks each class of Modules that
     there is."""
     return eqx.Module in cls.__mro__
-
-
-@ft.lru_cache(maxsize=4096)
-def _has_no_name(cls: type) -> bool:
-    """Whether a Module of a class has no name but one of its own."""
-    if not is_module(cls):
-        return False
-    if cls.__getattribute__ is not eqx.Module.__getattribute__:
-        return False
-    ways = {*_NAMES, "__getattr__"}
-    return not any(ways & vars(base).keys() for base in cls.__mro__)
 
 
 @ft.lru_cache(maxsize=4096)
