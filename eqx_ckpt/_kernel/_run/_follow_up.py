@@ -13,7 +13,7 @@ from .._save._background import SaveHandle
 from .._storage import _store
 from . import _marks
 from ._policy import Policy
-from ._retention import Retention, SeenStep
+from ._retention import Retention
 from ._start import AttemptStart
 from ._steps import SavedStep, Signature, Steps
 
@@ -49,11 +49,13 @@ class FollowUp:
             jobs.append(lambda: self._mark(step, committed is not None, marked))
             if committed is not None:
                 # As it was written, without a look at it.
-                save_id = committed.save_id
-                new = SeenStep(Signature(committed.stamp), saving.metrics)
-                jobs.append(lambda: self._add_to_history(saving, save_id, new))
+                number, when = self._attempt_start.number, round(time.time(), 3)
+                facts = number, when, saving.handle.progress.total, saving.metrics
+                row = HistoryRow(step, committed.save_id, *facts)
+                new = SavedStep(Signature(committed.stamp), row)
+                jobs.append(lambda: self._add_to_history(new))
                 if retain:
-                    jobs.append(lambda: self._retain(step, damaged, new, marked.result))
+                    jobs.append(lambda: self._retain(new, damaged, marked.result))
             # In a directory each needs what the one before it has written.
             for job in _store.ahead(self._steps.root, jobs):
                 job()
@@ -70,29 +72,22 @@ class FollowUp:
         finally:
             marked.set_result(None)  # Unless it has a result or an error already.
 
-    def _add_to_history(self, saving: RunningSave, save_id: str, new: SeenStep) -> None:
-        number, when = self._attempt_start.number, round(time.time(), 3)
-        nbytes = saving.handle.progress.total
-        row = HistoryRow(saving.step, save_id, number, when, nbytes, new.metrics)
-        self._steps.history.append([row])
-        self._steps.saved[saving.step] = SavedStep(new.signature, row)
+    def _add_to_history(self, new: SavedStep) -> None:
+        self._steps.history.append([new.row])
+        self._steps.saved[new.row.step] = new
 
     def _retain(
-        self,
-        step: int,
-        damaged: Set[int],
-        new: SeenStep,
-        await_mark: Callable[[], Any],
+        self, new: SavedStep, damaged: Set[int], await_mark: Callable[[], Any]
     ) -> None:
         # Orbax finds no step without its mark: older ones stay until that is there.
         attempt, retain = self._attempt_start.attempt, self._retention.retain
         self._thread = threading.get_ident()
         try:
-            failures = retain(step, damaged, attempt, new, await_mark)
+            failures = retain(new, damaged, attempt, await_mark)
         finally:
             self._thread = None
         self.failures.extend(failures)
-        self._steps.journal.note_saved(step)
+        self._steps.journal.note_saved(new.row.step)
 
     def check_thread(self) -> None:
         """**Raises:** `RuntimeError` in `keep_if`, which is a part of a save: it would

@@ -7,7 +7,7 @@ from .._runtime import _log
 from . import _removal, _step_facts
 from ._attempts import Attempt, Lineage
 from ._policy import Policy
-from ._steps import Signature, Steps
+from ._steps import SavedStep, Signature, Steps
 
 
 # All steps are looked at again after so many saves.
@@ -57,20 +57,18 @@ class Retention:
 
     def retain(
         self,
-        new: int,
+        known: SavedStep,
         damaged: Set[int],
         attempt: Attempt | None,
-        known: SeenStep,
         await_mark: Callable[[], Any],
     ) -> list[str]:
-        """Deletes steps that need not stay once a step is saved, and files that killed
-        saves have left. Steps that are `damaged` are neither counted nor deleted.
-        `known`: the new step as it was written. Nothing is deleted before `await_mark`
-        returns.
+        """Deletes steps that need not stay once a step is saved, which is `known` as it
+        was written, and files that killed saves have left. Steps that are `damaged` are
+        neither counted nor deleted. Nothing is deleted before `await_mark` returns.
 
         **Returns:** what was not deleted, and why.
         """
-        keeps = self._policy.keep is not None
+        new, keeps = known.row.step, self._policy.keep is not None
         if not keeps and not self._steps.is_local:
             return []
         if attempt is not self._attempt:  # What was seen counts otherwise in it.
@@ -100,7 +98,7 @@ class Retention:
         return self._saves >= _SAVES
 
     def _look(
-        self, before: dict[int, SeenStep], new: int, known: SeenStep | None = None
+        self, before: dict[int, SeenStep], new: int, known: SavedStep | None = None
     ) -> None:
         """Looks at the steps that there are, but for those seen `before`, and the new
         one if it is `known`."""
@@ -121,7 +119,7 @@ class Retention:
         stays = lambda step: step in listed and step not in changed and step != new
         seen = self._seen = {step: x for step, x in before.items() if stays(step)}
         if known is not None and new in listed and new not in changed:
-            seen[new] = known
+            seen[new] = SeenStep(known.signature, known.row.metrics)
         self._failures = []
         some = {step: of for step, of in listed.items() if step not in seen}
         looks = _step_facts.survey(self._steps, some, keeps)
