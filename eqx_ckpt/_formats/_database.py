@@ -7,7 +7,6 @@ made of what was found. https://google.github.io/tensorstore/kvstore/ocdbt
 """
 
 import bisect
-import functools as ft
 from typing import NamedTuple
 
 import google_crc32c
@@ -301,8 +300,7 @@ class Database:
         np.maximum.at(ends, file, stop)
         for path in self._paths:
             _check_path(path)
-        check, ranges = self._root.check_range, zip(self._paths, ends.tolist())
-        _store.gather(self._root, [ft.partial(check, *x) for x in ranges])
+        _store.each(self._root, self._root.check_range, self._paths, ends.tolist())
 
 
 def _at(paths: list[tuple[str, str]], number: int) -> tuple[str, str]:

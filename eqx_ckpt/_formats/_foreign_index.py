@@ -260,8 +260,7 @@ def _check_places(
         if leaf.offset < ends[leaf.file] and leaf.template.nbytes and not shared:
             raise ValueError(f"the leaf `{leaf.name}` lies where another one does")
         ends[leaf.file] = max(ends[leaf.file], leaf.stop)
-    jobs = [ft.partial(directory.check_range, *x) for x in zip(files, ends)]
-    _store.gather(directory, jobs)
+    _store.each(directory, directory.check_range, files, ends)
 
 
 def name_budget() -> Callable[[list[str], int], None]:

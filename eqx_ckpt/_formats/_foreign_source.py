@@ -332,8 +332,7 @@ class ForeignSource(Source):
 def save_of(directory: Backend, files: Sequence[str], head: bytes) -> str:
     """The id of what files of another format hold, by their stamps, and by what they
     say of it."""
-    jobs = [ft.partial(directory.stamp, key) for key in files]
-    parts = _store.gather(directory, jobs)
+    parts = _store.each(directory, directory.stamp, files)
     return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
 
 

@@ -125,14 +125,13 @@ def open_zip(probe: Probe, archive: Zip) -> Source | None:
             f"`{packed[0]}` in it is compressed, as `np.savez_compressed` does it, and "
             f"no part of it can be read alone. Write it with `np.savez`, or {_SAVE}"
         )
-    files = list(members)
-    places = _zip.places(archive, files)
-    flat = [name.removesuffix(SUFFIX) for name in files]
+    places = _zip.places(archive, list(members))
+    flat = [name.removesuffix(SUFFIX) for name in members]
 
-    def header(directory: Backend, i: int) -> NpyHeader:
-        return _header(directory, key, places[i][0], f"the array {flat[i]!r:.60}")
+    def read(place: tuple[int, int], name: str) -> NpyHeader:
+        return _header(directory, key, place[0], f"the array {name!r:.60}")
 
-    headers = _store.each(directory, header, range(len(files)))
+    headers = _store.each(directory, read, places, flat)
     # Names are paths, where nobody has dots in them.
     is_path = any("/" in name for name in flat) and not any("." in n for n in flat)
     named = names_of(flat, "/" if is_path else ".")

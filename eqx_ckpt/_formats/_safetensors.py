@@ -357,14 +357,15 @@ def _sharded(probe: Probe, key: str, beside: Collection[str] = ()) -> Source:
 
 
 def _headers(probe: Probe, files: list[str], what: str) -> list[Header]:
-    sizes = _store.each(probe.directory, _header_size, files)
+    directory = probe.directory
+    sizes = _store.each(directory, lambda key: _header_size(directory, key), files)
     if sum(sizes) > _MAX_HEADERS:
         raise ValueError(
             f"the headers of {what} would have {sum(sizes)} bytes, and at most "
             f"{_MAX_HEADERS} are read"
         )
-    read = lambda directory, i: _read_header(directory, files[i], sizes[i])
-    return _store.each(probe.directory, read, range(len(files)))
+    read = lambda key, size: _read_header(directory, key, size)
+    return _store.each(directory, read, files, sizes)
 
 
 def _source(probe: Probe, files: list[str], headers: list[Header]) -> Source:

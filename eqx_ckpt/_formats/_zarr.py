@@ -112,8 +112,9 @@ class ZarrArrays(NamedTuple):
         metadata = _store.each(self.directory, self._small, files)
         return list(map(self._leaf, metadata, rows))
 
-    def _small(self, directory: Backend, key: str) -> bytes | None:
+    def _small(self, key: str) -> bytes | None:
         """The bytes of a small file; None: there is none, or it is longer."""
+        directory = self.directory
         if self.database is not None:
             place = self.database.locate(key)
             if place is None or place.nbytes > _MAX_METADATA:

@@ -202,7 +202,7 @@ class _Addition(NamedTuple):
             stamps[key] = written.generation.hex()
 
         *first, last = _in_order(self.files)
-        _store.gather(root, [ft.partial(put, key) for key in first])
+        _store.each(root, put, first)
         put(last)
         if root.replace(_files.INDEX, self.index, self.found) is None:
             raise self._replaced_error(root)

@@ -10,6 +10,7 @@ from .._kernel._run import _pins, _step_facts, _step_state
 from .._kernel._run._listing import ITEM
 from .._kernel._run._step_state import Skip
 from .._kernel._run._steps import Signature, Steps
+from .._kernel._storage import _store
 from .._kernel._storage._backend import Usage
 from ._facts import Summary
 
@@ -25,7 +26,7 @@ def summaries(steps: Steps, newest: int = 0) -> list[Summary]:
     there = sorted(listing.steps)[-newest:]
     pins = _pins.pinned(steps) if there else set()
     left = steps.lineage(listing).left(there) if there else set()
-    found: list[Summary] = steps.ask_each(ft.partial(_summary, steps), there)
+    found = _store.each(steps.root, ft.partial(_summary, steps), there)
     return [
         x._replace(is_pinned=x.step in pins, why=x.why or _LEFT * (x.step in left))
         for x in found

@@ -5,12 +5,10 @@ import os
 
 from .._kernel._format import _index, _text
 from .._kernel._format._index import BaseFacts
-from .._kernel._format._leaves import LeafRecord
 from .._kernel._load import _checkpoint
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._source import Source
 from .._kernel._storage import _open_files, _root, _store
-from .._kernel._storage._backend import Backend
 
 
 # In files without digests, at most so many leaves are looked at, and so many bytes of
@@ -67,10 +65,8 @@ def digest(source: Source) -> str:
             "compared."
         )
 
-    def head(_: Backend, record: LeafRecord) -> bytes:
-        return source.head_of(record, _BYTES)
-
     looked_at = some[:: 1 + (len(some) - 1) // _LEAVES]
+    head = lambda record: source.head_of(record, _BYTES)
     heads = _store.each(source.directory, head, looked_at)
     text = json.dumps([rows, index.metadata]).encode()
     return _index.digest(b"".join([text, *heads]))

@@ -110,7 +110,7 @@ def verify(
     looks = [_check_digests, _check_extras]
     if source.is_ours:
         looks += [_settled_files, ft.partial(_zarr_json, records=records)]
-    small = _store.gather(source.root, [ft.partial(look, source) for look in looks])
+    small = _store.each(source.root, lambda look: look(source), looks)
     problems = list(it.chain.from_iterable(small))
     has_digests = source.digests.are_loaded
     stored = [r for r in records if _has_bytes(source, r)]
@@ -224,8 +224,7 @@ def _check_extras(source: Source) -> list[Problem]:
             return Problem(None, None, key, str(e))
         return None
 
-    found = _store.gather(source.root, [ft.partial(check_extra, *one) for one in reads])
-    return list(filter(None, found))
+    return list(filter(None, _store.each(source.root, check_extra, *zip(*reads))))
 
 
 def _zarr_json(source: Source, records: Iterable[LeafRecord]) -> list[Problem]:
@@ -247,5 +246,4 @@ def _zarr_json(source: Source, records: Iterable[LeafRecord]) -> list[Problem]:
     look = lambda record: _store.look_twice(
         source.root, ft.partial(check_json, record), lambda problem: problem is None
     )
-    found = _store.gather(source.root, [ft.partial(look, one) for one in records])
-    return list(filter(None, found))
+    return list(filter(None, _store.each(source.root, look, records)))

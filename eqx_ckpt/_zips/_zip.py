@@ -4,7 +4,6 @@ https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 """
 
 import bisect
-import functools as ft
 import itertools as it
 import struct
 from collections.abc import Sequence
@@ -141,8 +140,8 @@ def places(archive: Zip, names: list[str]) -> list[tuple[int, int]]:
         if guesses[0] == place(archive, names[0]):
             found = guesses
     rest = [i for i, one in enumerate(found) if one is None]
-    jobs = [ft.partial(place, archive, names[i]) for i in rest]
-    for i, one in zip(rest, _store.gather(archive.directory, jobs)):
+    look = lambda i: place(archive, names[i])
+    for i, one in zip(rest, _store.each(archive.directory, look, rest)):
         found[i] = one
     out = [one for one in found if one is not None]
     check_apart(out)

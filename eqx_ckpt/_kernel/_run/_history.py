@@ -62,7 +62,7 @@ class History:
     def _read_rows(self, kinds: Sequence[str], names: Iterable[str] | None) -> None:
         for _ in range(_LOOKS):
             new = self._new(kinds, names)
-            looks = _store.each(self._root, _rows_in, new)
+            looks = _store.each(self._root, self._rows_in, new)
             for name, rows in zip(new, looks):
                 if rows:
                     self._take(name, rows)
@@ -128,6 +128,19 @@ class History:
                 self.changes.append(row.step)
         self._taken.add(name)
 
+    def _rows_in(self, name: str) -> list[HistoryRow] | None:
+        """The rows of a file; none of one that is torn, as it may be being written, or
+        that is damaged; None if it is not there."""
+        found = self._root.read(f"{PLACE}/{name}", limit=_json.MAX_INDEX)
+        if found is None:
+            return None
+        try:
+            return _history.FORMAT.decode(found.data)
+        except ValueError as e:
+            text = f"`{PLACE}/{name}` of `{self._root}` is not read: {e}"
+            _log.say(_log.DEBUG, text)
+            return []
+
     # ---- Writing it.
 
     def add(self, step: int, save: str, metrics: Mapping[str, Any]) -> None:
@@ -173,7 +186,7 @@ class History:
             return False
         self._list()
         names = self._alike(kind, size)
-        looks = _store.each(self._root, _rows_in, names)
+        looks = _store.each(self._root, self._rows_in, names)
         parts = {name: rows for name, rows in zip(names, looks) if rows}
         if len(parts) < _JOINED:
             return False
@@ -198,17 +211,3 @@ def _kind(name: str) -> tuple[str, int]:
     found = _history.parse_name(name)
     assert found is not None
     return found[0], _size(found[1])
-
-
-def _rows_in(root: Backend, name: str) -> list[HistoryRow] | None:
-    """The rows of a file; none of one that is torn, as it may be being written, or that
-    is damaged; None if it is not there."""
-    found = root.read(f"{PLACE}/{name}", limit=_json.MAX_INDEX)
-    if found is None:
-        return None
-    try:
-        return _history.FORMAT.decode(found.data)
-    except ValueError as e:
-        text = f"`{PLACE}/{name}` of `{root}` is not read: {e}"
-        _log.say(_log.DEBUG, text)
-        return []

@@ -14,7 +14,7 @@ from .._format._journal import StepRow
 from .._load import _checkpoint
 from .._runtime import _arguments, _handlers
 from .._runtime._arguments import Rule
-from .._storage import _root
+from .._storage import _root, _store
 from .._storage._local import LocalDirectory
 from . import _pending, _pins, _step_facts, _step_state, _steps
 from ._attempts import Lineage
@@ -147,7 +147,8 @@ class _Records(NamedTuple):
 
 def _look(run: Steps) -> _Records:
     listing = run.listing()
-    there = run.ask_each(ft.partial(_row, run, listing), sorted(listing.steps))
+    look = ft.partial(_row, run, listing)
+    there = _store.each(run.root, look, sorted(listing.steps))
     rows = [row for row in there if row is not None]
     # Last: a step that is deleted meanwhile is in it before.
     run.history.refresh()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from .._format import _index, _json
 from .._format._history import HistoryRow
 from .._format._journal import StepRow
+from .._storage import _store
 from ._step import as_numbers, Step
 from ._step_journal import index_of
 from ._steps import Signature, Steps
@@ -40,7 +41,7 @@ def survey(
             known[step] = StepFacts(Signature(row.stamp), found)
     rest = sorted(step for step in listed if step not in known)
     know = lambda step: _facts_of(steps, step, listed[step] is not None, metrics)
-    known.update(zip(rest, steps.ask_each(know, rest)))
+    known.update(zip(rest, _store.each(steps.root, know, rest)))
     return dict(sorted(known.items()))
 
 

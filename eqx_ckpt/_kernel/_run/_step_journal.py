@@ -137,8 +137,7 @@ class Journal:
         self._is_listed = True
 
     def _record(self, steps: list[int], rows: dict[int, StepRow]) -> None:
-        jobs = [ft.partial(self._settled, step) for step in steps]
-        for step, row in zip(steps, _store.gather(self._root, jobs)):
+        for step, row in zip(steps, _store.each(self._root, self._settled, steps)):
             self._missing.pop(step, None)
             if row is not None:
                 rows[step] = row

@@ -15,10 +15,9 @@ No link below the directory of the run is followed: a step that is one is not a 
 """
 
 import contextlib
-import functools as ft
 import operator
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, SupportsIndex
 
 from .. import _rooms
@@ -179,10 +178,6 @@ class Steps:
         stamp = self.orbax.stamp(step)
         return Signature(stamp, is_ours=False) if stamp else None
 
-    def ask_each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
-        """The answers for steps, together: in an object store each is a request."""
-        return _store.gather(self.root, [ft.partial(ask, step) for step in steps])
-
     def is_complete(self, step: int, listing: Listing) -> bool:
         return listing.steps[step] is not None or self.signature(step) is not None
 
@@ -192,7 +187,8 @@ class Steps:
             # From the oldest on: an older one goes when a newer one is complete.
             steps = sorted(listed.steps)
             unsure = [step for step in steps if listed.steps[step] is None]
-            signatures = dict(zip(unsure, self.ask_each(self.signature, unsure)))
+            found = _store.each(self.root, self.signature, unsure)
+            signatures = dict(zip(unsure, found))
             found = [step for step in steps if signatures.get(step, True)]
             if found:
                 return found

@@ -30,7 +30,7 @@ class InStore(Transaction):
 
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         root: ObjectStore = self.root
-        _store.gather(root, [ft.partial(root.write, key, [side[key]]) for key in side])
+        _store.each(root, lambda key: root.write(key, [side[key]]), side)
         self.commit(ft.partial(self._replace, index), index)
         with self.errors_after_commit():
             with contextlib.suppress(OSError, ValueError):

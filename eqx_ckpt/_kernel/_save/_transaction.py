@@ -182,7 +182,7 @@ def stamps_of(root: Backend, keys: Iterable[str]) -> dict[str, str]:
     """The stamps of the files among `keys` that are for other readers. `drop_unlisted`
     takes them."""
     side = sorted(_files.OTHERS.intersection(keys), reverse=True)  # `_METADATA` last.
-    return dict(zip(side, _store.each(root, lambda root, key: root.stamp(key), side)))
+    return dict(zip(side, _store.each(root, root.stamp, side)))
 
 
 def drop_unlisted(root: Backend, stamps: dict[str, str]) -> None:

@@ -92,11 +92,9 @@ def gather(root: Backend, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
     return _threads.gather(jobs, 1)
 
 
-def each(
-    root: Backend, call: Callable[[Backend, Any], Any], keys: Iterable[Any]
-) -> Any:
-    """`call(root, key)` for each key, as `gather` does jobs."""
-    return gather(root, [ft.partial(call, root, key) for key in keys])
+def each(root: Backend, look: Callable[..., T], *items: Iterable[Any]) -> list[T]:
+    """`map(look, *items)`, whose calls are made as `gather` does jobs."""
+    return gather(root, [ft.partial(look, *row) for row in zip(*items)])
 
 
 def read_bytes(root: Backend, key: str, start: int, stop: int) -> bytes:
