@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -61,7 +61,6 @@ class KeptState(NamedTuple):
     `own_leaves` the leaves that were made of those in `own`, with their values.
     """
 
-    step: int
     leaves: list[Any]
     structure: Any
     state: PendingState
@@ -73,7 +72,7 @@ class KeptState(NamedTuple):
         cls, state: PendingState, is_leaf: Callable[[Any], bool] | None
     ) -> "KeptState":
         leaves, structure = jtu.tree_flatten(state.tree, is_leaf=is_leaf)
-        return cls(state.step, leaves, structure, state._replace(tree=None))
+        return cls(leaves, structure, state._replace(tree=None))
 
     def looks(self) -> tuple[Any, ...]:
         """Equal for states of which all are saved, or none: the structures of the tree
@@ -108,17 +107,16 @@ class KeptState(NamedTuple):
         arrays = {x for x in {*map(type, self.leaves)} if issubclass(x, jax.Array)}
         return any(x.is_deleted() for x in self.leaves if type(x) in arrays)
 
-    def last(self) -> PendingState:
-        """The state, as the last one of the run. It is saved `as_given`."""
+    @contextlib.contextmanager
+    def as_last(self) -> Iterator[PendingState]:
+        """The state, as the last one of the run. In the block, values of registered
+        types are what they were when given."""
         leaves = [self.values.get(i, x) for i, x in enumerate(self.leaves)]
         tree = jtu.tree_unflatten(self.structure, leaves)
-        return self.state._replace(tree=tree, is_last=True)
-
-    def as_given(self) -> contextlib.AbstractContextManager[None]:
-        """In the block, values of registered types are what they were when given."""
-        leaves = {id(value): self.leaves[i] for i, value in self.values.items()}
+        made = {id(value): self.leaves[i] for i, value in self.values.items()}
         own = {id(value): leaf for value, leaf in self.own_leaves}
-        return _register.taken({**leaves, **own})
+        with _register.taken({**made, **own}):
+            yield self.state._replace(tree=tree, is_last=True)
 
 
 def _kinds(leaves: Sequence[Any]) -> tuple[set[type], set[np.dtype]]:

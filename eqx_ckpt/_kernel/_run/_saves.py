@@ -139,10 +139,12 @@ class Saves:
         """Whether another try might save a state, such as when a disk was full. A state
         that is refused leaves the one before it the last one."""
         is_refused = isinstance(error, (FileExistsError, TypeError, ValueError))
-        return not (is_refused or self._is_running(state)) and _processes.count() == 1
+        return (
+            not (is_refused or self._is_running(state.step)) and _processes.count() == 1
+        )
 
-    def _is_running(self, state: PendingState | KeptState) -> bool:
-        return any(saving.step == state.step for saving in self.running.copy())
+    def _is_running(self, step: int) -> bool:
+        return any(saving.step == step for saving in self.running.copy())
 
     def _as_kept(self, state: PendingState) -> KeptState:
         return KeptState.of(state, self.options.is_leaf)
@@ -204,10 +206,8 @@ class Saves:
         handle = self._begin_write(state, path, options, writers)
         self.last_begin = time.monotonic()
         saving = RunningSave(step, handle, decision.metrics, _threads.Event())
-        retains = retain and processes.leads
-        handle.add_done_callback(
-            lambda _: self._follow_up(saving, retains, processes.leads)
-        )
+        leads = processes.leads
+        handle.add_done_callback(lambda _: self._follow_up(saving, retain, leads))
         # Last: whoever waits for it waits for both.
         self.running.append(saving)
         self._begun = None
@@ -217,7 +217,7 @@ class Saves:
             self._forget(saving)  # It is over, and this says why.
             raise
         self.attempt_start.warn_of_passed_steps(step)
-        if decision.wrong and processes.leads:
+        if decision.wrong and leads:
             _log.warn(f"Step {step} is saved without its metrics: {decision.wrong}")
         return True
 
@@ -382,8 +382,8 @@ class Saves:
                 self.kept = None
                 _log.warn(self._not_saved(kept, _DONATED))
             elif kept is not None:
-                with kept.as_given():
-                    self._save(kept.last())
+                with kept.as_last() as state:
+                    self._save(state)
             self.wait()
         except BaseException as e:
             self.end_after(e)
@@ -419,8 +419,8 @@ class Saves:
             error.add_note(self._not_saved(kept, "the other processes take no part"))
         else:
             try:
-                with kept.as_given():
-                    self._save(kept.last(), retain=False)
+                with kept.as_last() as state:
+                    self._save(state, retain=False)
                 self.wait()
             except BaseException as e:
                 why = f"{type(e).__name__}: {e}" if str(e) else _STOPPED
@@ -432,13 +432,14 @@ class Saves:
 
     def _is_under_way(self, kept: KeptState) -> bool:
         """Whether the state is being saved, or is saved."""
-        if self._is_running(kept):
+        step = kept.state.step
+        if self._is_running(step):
             return True
-        if self._begun != kept.step:
+        if self._begun != step:
             return False
         # The save was interrupted as it began, and may go on. `force` saves it again.
-        _background.wait_for(_root.resolve(self.steps.path(kept.step)))
-        return not kept.state.force and self.steps.signature(kept.step) is not None
+        _background.wait_for(_root.resolve(self.steps.path(step)))
+        return not kept.state.force and self.steps.signature(step) is not None
 
     def forget(self) -> None:
         """Says what is lost, where a manager ends without the end of a `with`."""
@@ -450,6 +451,6 @@ class Saves:
 
     def _not_saved(self, kept: KeptState, why: str) -> str:
         return (
-            f"The state of step {kept.step}, the last that was given to `save`, is "
-            f"not saved in `{self.steps.root}`: {why.removesuffix('.')}."
+            f"The state of step {kept.state.step}, the last that was given to `save`, "
+            f"is not saved in `{self.steps.root}`: {why.removesuffix('.')}."
         )
