@@ -260,10 +260,7 @@ def _save_together(
     location = processes.broadcast(b"" if txn is None else _publish.announce(txn))
     if not location:
         _agree.raise_disagreement(plan, processes)
-    if txn is not None:
-        work, data_key = txn.work, txn.data_key
-    else:
-        work, data_key = _publish.await_location(root, location, processes)
+    work, data_key = _publish.await_location(root, location, processes)
     into = _write_leaves.destination(plan, work, data_key, held)
     task = _write_leaves.prepare_task(plan, into, advance, processes)
     with errors_before_commit(root, nbytes):
