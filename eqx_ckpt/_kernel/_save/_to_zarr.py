@@ -3,7 +3,7 @@ name.
 """
 
 import functools as ft
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .._format import _files, _index, _placement
 from .._runtime import _threads
@@ -29,8 +29,7 @@ def write(task: WriteTask, into: Destination[Backend]) -> Files:
             root.write(key, pieces, syncs)
         if syncs:
             # The directory of the leaf itself has more to come.
-            below = {p[:at] for p in parents for at in _cuts(p)} - {parent}
-            root.sync_directories(below)
+            root.sync_directories(_with_those_above(parents) - {parent})
 
     runs = [run for _, runs in task.files_of(task.index) for run in runs]
     jobs = [ft.partial(write, *run) for run in runs]
@@ -63,7 +62,7 @@ def finish(task: WriteTask, files: Files, into: Destination[Backend]) -> Written
         root.make_directories([parent])
         blob = _arrays.zarr_json(leaf.template)
         root.write(f"{parent}/zarr.json", [blob], syncs)
-        parents = set()
+        parents: set[str] = set()
         if leaf.alias is not None:
             origin = _files.directory(task.leaves[leaf.alias].name)
             keys = task.data.grids[leaf.alias].keys
@@ -72,8 +71,7 @@ def finish(task: WriteTask, files: Files, into: Destination[Backend]) -> Written
             for key in keys:
                 root.copy(f"{origin}/{key}", f"{parent}/{key}", syncs)
         if syncs:
-            below = {p[:at] for p in parents for at in _cuts(p)} | {parent}
-            root.sync_directories(below)
+            root.sync_directories(_with_those_above(parents) | {parent})
 
     jobs = [ft.partial(write, leaf) for leaf in task.leaves]
     _threads.gather(jobs, waiting=root.is_remote or syncs)
@@ -120,6 +118,6 @@ def upper_bound(
 _NOWHERE = DataFiles([], _placement.NOWHERE)
 
 
-def _cuts(path: str) -> list[int]:
-    """Where each of the directories that lead to `path` ends in it."""
-    return [i for i, c in enumerate(path) if c == "/"] + [len(path)]
+def _with_those_above(keys: Iterable[str]) -> set[str]:
+    """Directories, and those that lead to them."""
+    return {key[:i] for key in keys for i, c in enumerate(f"{key}/") if c == "/"}
