@@ -119,10 +119,8 @@ def _clean_history(place: LocalDirectory, remove: bool) -> set[str]:
     """Cleans the files of a history that are torn: their writers held its lock."""
     found = set()
     with contextlib.suppress(OSError), place.lock() as held:
-        names = (
-            list(filter(_history.parse_name, place.list_top() or ())) if held else []
-        )
-        for name in names:
+        names = place.list_top() if held else None
+        for name in filter(_history.parse_name, names or ()):
             value = place.read(name)
             if value is not None and _rows.is_torn(value.data):
                 found.add(f"{place.path}/{name}")

@@ -76,13 +76,8 @@ def plan_leaves(
     parts: dict[int, LocalShards] = {}
     if not kept:
         values, spec, parts = _make_spec(flat, numbers, values, leaf_kinds, options)
-        kept.append(
-            (
-                spec,
-                _shardings(values, leaf_kinds),
-                _are_zero_copy(spec, values, leaf_kinds),
-            )
-        )
+        shardings = _shardings(values, leaf_kinds)
+        kept.append((spec, shardings, _are_zero_copy(spec, values, leaf_kinds)))
     spec, shardings, are_zero_copy = kept[0]
     owners: Sequence[_assign.Owners | None] = [None] * len(values)
     if options.count > 1:
@@ -141,9 +136,7 @@ def _aliases(values: Sequence[Any]) -> dict[int, int]:
         return {}
     first: dict[Any, int] = {}
     origins = map(first.setdefault, keys, leaf_indices)
-    return {
-        leaf_index: x for leaf_index, x in zip(leaf_indices, origins) if x != leaf_index
-    }
+    return {i: x for i, x in zip(leaf_indices, origins) if x != i}
 
 
 @ft.cache

@@ -213,14 +213,10 @@ def _sizes(
     leaves: Sequence[PlannedLeaf], files: dict[int, list[ChunkRun]]
 ) -> dict[int, int]:
     """Lengths of files that hold these runs, and no more."""
+    stop = lambda run: run.stop(leaves[run.leaf].template.full)
     # A run without chunks has a place, and may have it after the end.
-    return {
-        number: max(
-            (run.stop(leaves[run.leaf].template.full) for run in runs if run.chunks),
-            default=0,
-        )
-        for number, runs in files.items()
-    }
+    stops = {n: [stop(run) for run in runs if run.chunks] for n, runs in files.items()}
+    return {number: max(own, default=0) for number, own in stops.items()}
 
 
 def _largest(sizes: dict[int, int]) -> list[int]:
@@ -348,11 +344,7 @@ def _digests_of_ones(
 ) -> dict[int, bytes]:
     """The digests of some leaves of one chunk, but for those without a value."""
     out: dict[int, bytes] = {}
-    rest = {
-        leaf_index
-        for leaf_index in leaf_indices
-        if leaves[leaf_index].value is not None
-    }
+    rest = {i for i in leaf_indices if leaves[i].value is not None}
     for some in _payload.small_by_template(leaves, rest):
         rows = _payload.small_bytes([leaves[leaf_index] for leaf_index in some])
         out.update(zip(some, map(_digests.block_digest, rows)))
