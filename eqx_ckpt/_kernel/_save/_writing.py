@@ -173,10 +173,9 @@ class WriteTask:
             self.is_fixed_by_spec = False
         else:
             owners = _owners_of(data.leaves) if count > 1 else ((), ())
-            self.deal = deal_by_spec(self.spec, owners, count, max_file_bytes)
+            self.deal = deal = deal_by_spec(self.spec, owners, count, max_file_bytes)
             # Then the spec and the deal say where each chunk lies.
-            runs = sum(len(runs) for _, runs in self.deal.files)
-            is_kept = count == 1 or runs <= _KEPT_RUNS
+            is_kept = count == 1 or sum(len(x) for _, x in deal.files) <= _KEPT_RUNS
             self.is_fixed_by_spec = is_kept and not self.spec.is_compressed
 
     def threads(self, file: int = 0) -> int:
