@@ -493,11 +493,9 @@ class LocalDirectory(Backend):
     # ---- Links and renames.
 
     def copy(self, source: str, key: str, sync: bool) -> None:
-        try:
+        with contextlib.suppress(OSError):
             os.link(f"{self.path}/{source}", f"{self.path}/{key}")
             return
-        except OSError:
-            pass
         with self._open(source) as fd:
             self.write(key, _local_files.parts(fd), sync)
 
@@ -518,25 +516,20 @@ class LocalDirectory(Backend):
         if not isinstance(origin.directory, LocalDirectory):
             return False
         source, path = f"{origin.directory.path}/{origin.key}", f"{self.path}/{into}"
-        if origin.held is None:
-            with contextlib.suppress(OSError, ValueError):
-                if origin.directory.check_range(origin.key, origin.size) != origin.size:
-                    return False
-                if sync:
-                    # The other save may not have been durable.
-                    with Descriptor(source, os.O_RDONLY) as fd:
-                        _local_files.fsync(fd)
-                os.link(source, path)
-                return True
+        try:
+            held = origin.held or origin.directory.hold(origin.key, origin.size)
+        except (OSError, ValueError):
             return False
-        fd = origin.held.fileno()
+        fd = held.fileno()
         with contextlib.suppress(OSError):
+            if sync:
+                _local_files.fsync(fd)  # The other save may not have been durable.
             os.link(source, path)
             if os.path.samestat(os.stat(path), os.fstat(fd)):
-                if sync:
-                    _local_files.fsync(fd)
                 return True
             os.unlink(path)  # It has lost that name.
+        if origin.held is None:
+            return False
         self.write(into, _local_files.parts(fd), sync)
         return True
 
