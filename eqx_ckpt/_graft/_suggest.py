@@ -289,7 +289,7 @@ class _Twins:
         node = _only(list(found), _last(prefix))
         if node is None:
             return None
-        code = f"{_saved_code(self._stored, node)}, ec.adapters.unstack()"
+        code = f"{self._stored.code(node)}, ec.adapters.unstack()"
         return Twin(code, found[node])
 
     def _items_code(self, sequence: str, node: str) -> str:
