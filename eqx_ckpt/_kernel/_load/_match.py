@@ -37,19 +37,19 @@ from ._reader import LeafRead
 
 class Match(NamedTuple):
     """The leaves of `like` that are loaded, by number: what is read for each.
-    `duplicates`: those that are one object with an earlier one, and are stored as one
+    `aliases`: those that are one object with an earlier one, and are stored as one
     array, with the number of that."""
 
     flat: Flat
     reads: dict[int, LeafRead]
-    duplicates: list[tuple[int, int]]
+    aliases: dict[int, int]
 
     def tree(self, values: Iterable[Any]) -> PyTree:
         """`like` with a value for each read, in their order."""
         leaves = list(self.flat.leaves)
         for number, value in zip(self.reads, values):
             leaves[number] = value
-        for number, origin in self.duplicates:
+        for number, origin in self.aliases.items():
             leaves[number] = leaves[origin]
         return jtu.tree_unflatten(self.flat.structure, leaves)
 
@@ -126,10 +126,8 @@ class Matcher:
                 f"None of the leaves of `like` that are selected is in the {self.what},"
                 f" such as `{some[0]}`. {hint or 'Names begin with those of `source`.'}"
             )
-        matched = Match(flat, reads, [])
-        return (
-            _without_duplicates(self.saved, matched) if self.saved.aliases else matched
-        )
+        matched = Match(flat, reads, {})
+        return _without_aliases(self.saved, matched) if self.saved.aliases else matched
 
     @ft.cached_property
     def _record(self) -> TreeRecord:
@@ -447,20 +445,20 @@ def _without_units(shape: Iterable[int]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def _without_duplicates(saved: Leaves, match: Match) -> Match:
+def _without_aliases(saved: Leaves, match: Match) -> Match:
     """The match with a single read for leaves of `like` that are one object, if they
     are one stored array too."""
-    reads, duplicates = {}, []
+    reads, aliases = {}, {}
     first: dict[Any, int] = {}
     for number, read in match.reads.items():
         leaf, leaf_index = match.flat.leaves[number], read.record.leaf_index
         if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
             key = id(leaf), saved.aliases.get(leaf_index, leaf_index)
             if first.setdefault(key, number) != number:
-                duplicates.append((number, first[key]))
+                aliases[number] = first[key]
                 continue
         reads[number] = read
-    return Match(match.flat, reads, duplicates)
+    return Match(match.flat, reads, aliases)
 
 
 # ---- For all that pairs leaves by name.
