@@ -18,7 +18,6 @@ def right(tree: Any, manager: ec.CheckpointManager) -> None:
     ec.graft(tree, "c", [], cast=True, processes="own", progress=True)
     ec.open("c").splice(tree, rename=[("a", "b")], unexpected="ignore")
     ec.tree_deserialise_leaves("c", tree, rename=ec.rename([("a", "b")]))
-    ec.open(ec.runs("sweep", best=("loss", "min"))[0].best.path)
     ec.convert("c", "d", compression="lz4", max_bytes=None)
     ec.CheckpointManager("run", keep=3, filter_spec=True, processes=together)
     _: tuple[Any, int] = manager.restore(tree, missing="keep", is_leaf=callable)

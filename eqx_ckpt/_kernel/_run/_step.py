@@ -26,8 +26,7 @@ class Step(NamedTuple):
     time: int | float | None = None
     nbytes: int | None = None
     attempt: int = 0
-    # `Any`, and not None, for type checkers: of a step that `runs` gives there is one.
-    path: str | os.PathLike[str] | Any = None
+    path: str | os.PathLike[str] | None = None
 
 
 class Run(NamedTuple):
@@ -45,9 +44,8 @@ class Run(NamedTuple):
     """
 
     path: str | os.PathLike[str]
-    # As `path` of a step: whoever asks for the best knows that there is one.
-    latest: Step | Any
-    best: Step | Any
+    latest: Step | None
+    best: Step | None
     count: int
     nbytes: int
 
