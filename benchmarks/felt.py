@@ -50,10 +50,7 @@ def _calls(at: pathlib.Path, count: int) -> _Calls:
     part = safe_open(at / "t.safetensors", "np").get_slice("x")
     put, cut = jax.device_put, np.s_[:: 2**12]
     slices = lambda some: lambda: put(np.concatenate([part[i : i + 1] for i in some]))
-    some, small = (
-        np.random.default_rng(0).integers(0, 2**16, 100),
-        workloads.small(count),
-    )
+    some = np.random.default_rng(0).integers(0, 2**16, 100)
     read = lambda key: lambda: x[key].read(verify=False)
     save = lambda tree: ec.tree_serialise_leaves(at / "s", tree, durable=False)
     load = lambda: ec.materialise(ec.open(at / "s").tree)
@@ -64,7 +61,7 @@ def _calls(at: pathlib.Path, count: int) -> _Calls:
     fresh = iter([workloads.small(count) for _ in range(2 * _ROUNDS)])
     begin = lambda: ASYNCHRONOUS["eqx_ckpt"](at / "a", next(fresh), False)
     blocking = lambda: flax.save_file(dict(next(fresh)), at / "p")
-    save(small)
+    save(workloads.small(count))
     return {
         "a row": (read(777), slices([777]), 20, 6),
         "a row, verified": (lambda: x[777].read(), slices([777]), 20, 7),
