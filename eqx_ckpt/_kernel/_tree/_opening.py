@@ -205,7 +205,7 @@ def _open_dicts(cls: type, nodes: Sequence[Any]) -> list[Opened]:
     for places in by_signature(signatures).values():
         own = keys[places[0]]
         if are_texts or {*map(type, own)} <= {str}:
-            parts, letters, text = tuple(map(_names.quote, own)), "k" * len(own), ""
+            parts, letters, text = _quoted(tuple(own)), "k" * len(own), ""
         else:
             parts, letters, _ = _parts(own, _names.key_component)
             text = json.dumps(list(map(_codec.encode, own)))
@@ -214,6 +214,11 @@ def _open_dicts(cls: type, nodes: Sequence[Any]) -> list[Opened]:
         data = [[factories[i] for i in places]] if factories else []
         out.append(Opened(kind, letters, places, children, by_node, data))
     return out
+
+
+@ft.lru_cache(maxsize=16)
+def _quoted(keys: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(_names.quote, keys))
 
 
 # Before the part of a name that cannot be one; what is wrong with it follows.
