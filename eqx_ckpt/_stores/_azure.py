@@ -164,8 +164,7 @@ class AzureBackend(BucketBackend):
             first, end = got.range
             data = bytes(got.bytes())
         except FileNotFoundError as e:
-            if "ContainerNotFound" in str(e):
-                raise
+            self._check_container(e)
             return _requests.MISSING
         except _REFUSED:
             return _requests.UNSPECIFIED
@@ -190,8 +189,7 @@ class AzureBackend(BucketBackend):
         try:
             done = _again(lambda: put(use_multipart=False))
         except FileNotFoundError as e:
-            if "ContainerNotFound" in str(e):
-                raise
+            self._check_container(e)
             raise _store.odd(self, path, "a write was answered with 404") from e
         except _REFUSED:
             return _requests.stamp(b"")
@@ -206,9 +204,13 @@ class AzureBackend(BucketBackend):
                     return _requests.stamp(b"")
             _again(lambda: obstore.delete(store, path))
         except FileNotFoundError as e:
-            if "ContainerNotFound" in str(e):
-                raise
+            self._check_container(e)
         return _requests.stamp(ABSENT)
+
+    def _check_container(self, error: FileNotFoundError) -> None:
+        """**Raises:** `FileNotFoundError` if the container is what was not found."""
+        if "ContainerNotFound" in str(error):
+            raise _remote.no_bucket(self.url, "ContainerNotFound") from None
 
     def _delete_blobs(self, paths: list[str]) -> Any:
         """Deletes blobs: all in one request, unless one of them is gone."""
