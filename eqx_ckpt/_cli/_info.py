@@ -60,13 +60,14 @@ def of_checkpoint(
     rows["functions"] = "\n".join(_text.cut(text, 200) for text in texts)
     if index.metadata is not None:
         rows["metadata"] = _metadata(index.metadata)
-    shown = {title: rows[title] for title in _TITLES if rows.get(title)}
+    shown = {x: rows[x] for x in sorted(rows, key=_TITLES.index) if rows[x]}
     lines = [[Span(source.root.url, "title")], *_terminal.fields(shown)]
     if len(found.tops) > 1:
         lines += ["", *_tops(found)]
     return CommandResult(data, lines)
 
 
+# Every row has its title here, which says where it is shown.
 _TITLES = (
     *("format", "save", "time", "written by", "saved by", "shardings", "in memory"),
     *("on disk", "base", "leaves", "numbers", "static", "functions", "metadata"),
