@@ -23,7 +23,7 @@ from ._buckets import BucketBackend
 _MOST = 5
 _SECONDS = 30
 # Servers that have answered with a redirect: they are asked before each read.
-_leading: set[str] = set()
+_redirecting_servers: set[str] = set()
 
 
 class HttpBackend(BucketBackend):
@@ -36,7 +36,7 @@ class HttpBackend(BucketBackend):
         return "/"
 
     def has_driver(self) -> bool:
-        return not is_leading(self.url)
+        return not is_redirecting(self.url)
 
     def _place(self, key: str) -> tuple[str, dict[str, Any]]:
         """The URL of a file, and the spec of its server without it."""
@@ -46,7 +46,7 @@ class HttpBackend(BucketBackend):
 
     def start_read(self, key: str, start: int, stop: int | None) -> Any:
         url, spec = self._place(key)
-        if is_leading(url):
+        if is_redirecting(url):
             return _requests.start(read_url, url, spec, start, stop)
         reading = super().start_read(key, start, stop)
         return _requests.start(_follow, reading, url, spec, start, stop)
@@ -76,14 +76,15 @@ class HttpBackend(BucketBackend):
         self.check_writable()
 
 
-def is_leading(url: str) -> bool:
-    return _origin(url) in _leading
+def is_redirecting(url: str) -> bool:
+    return _origin(url) in _redirecting_servers
 
 
 def _follow(
     reading: Any, url: str, spec: dict[str, Any], start: int, stop: int | None
 ) -> Any:
-    """The result of a read that TensorStore has started, or of `read` if redirected."""
+    """The result of a read that TensorStore has started, or of `read_url` if it is
+    redirected."""
     try:
         try:
             return reading.result(timeout=limits.redirect_seconds)
@@ -110,7 +111,7 @@ def read_url(url: str, spec: dict[str, Any], start: int, stop: int | None) -> An
         url = seen[-1]
         headers = spec.get("headers", []) if _origin(url) == _origin(seen[0]) else []
         given = {**spec, "headers": headers}
-        if len(seen) > 1 and not is_leading(url):
+        if len(seen) > 1 and not is_redirecting(url):
             try:
                 return _read_once(url, given, start, stop)
             except Exception as e:
@@ -120,7 +121,7 @@ def read_url(url: str, spec: dict[str, Any], start: int, stop: int | None) -> An
         if target is None:
             return _read_once(url, given, start, stop)
         _check_redirect(seen, target)
-        _leading.add(_origin(url))
+        _redirecting_servers.add(_origin(url))
         seen.append(target)
 
 
