@@ -48,7 +48,7 @@ class _Zip(zipfile.ZipFile):
 class Archive:
     """A zip that is being written, to anything that has a `write`."""
 
-    is_remote = True
+    has_slow_writes = True  # Threads wait for each other.
 
     def __init__(self, file: Any):
         # What has no buffer may write a part of what it is given.

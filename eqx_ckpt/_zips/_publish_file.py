@@ -30,15 +30,29 @@ def publish(
 
     **Raises:** `FileExistsError`.
     """
-    if not isinstance(root, LocalDirectory):
-        directory, key = root.split()
-        buffer = io.BytesIO()
-        write(buffer)
-        if overwrite:
-            directory.write(key, [buffer.getbuffer()])
-        elif not directory.replace(key, buffer.getvalue(), None):
-            raise _came_meanwhile(root)
-        return
+    if isinstance(root, LocalDirectory):
+        _publish_locally(root, write, overwrite, sync, nbytes)
+    else:
+        _send(root, write, overwrite)
+
+
+def _send(root: Backend, write: Callable[[BinaryIO], None], overwrite: bool) -> None:
+    directory, key = root.split()
+    buffer = io.BytesIO()
+    write(buffer)
+    if overwrite:
+        directory.write(key, [buffer.getbuffer()])
+    elif not directory.replace(key, buffer.getvalue(), None):
+        raise _came_meanwhile(root)
+
+
+def _publish_locally(
+    root: LocalDirectory,
+    write: Callable[[BinaryIO], None],
+    overwrite: bool,
+    sync: bool,
+    nbytes: int,
+) -> None:
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
         txn = FileTransaction(root.real(), undo, overwrite)
         held.callback(discard, txn.work)
@@ -51,7 +65,7 @@ def publish(
                 if sync:
                     _local_files.fsync(file.fileno())
         try:
-            txn.publish(b"", {}, sync)
+            txn.publish(sync=sync)
         except FileExistsError:
             raise _came_meanwhile(root) from None
 
@@ -59,7 +73,7 @@ def publish(
 class FileSink:
     """The `Sink` of a save of one file: a file object, which gets its bytes."""
 
-    is_remote = True  # Threads would wait for each other.
+    has_slow_writes = True  # Threads wait for each other.
 
     def __init__(self, file: BinaryIO | io.BytesIO):
         self._file = file
@@ -82,7 +96,12 @@ class FileTransaction(BesideTransaction):
         # Of the file that was written, by which it is known at its path.
         self._stamp: Any = None
 
-    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+    def publish(
+        self,
+        index: bytes = b"",
+        side: Mapping[str, bytes] | None = None,
+        sync: bool = True,
+    ) -> None:
         self.check_there()
         self._stamp = self.work.stamp(self.last_file)
         written = self.work.below(self.last_file)

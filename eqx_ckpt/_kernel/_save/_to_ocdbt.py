@@ -57,7 +57,7 @@ def write(task: WriteTask, into: Destination[Sink]) -> Files:
         jobs,
         threads,
         # Chunks are encoded by threads of TensorStore, for which these wait.
-        waiting=into.work.is_remote or spec.is_compressed or task.requests > 1,
+        waiting=into.work.has_slow_writes or spec.is_compressed or task.requests > 1,
     )
 
 

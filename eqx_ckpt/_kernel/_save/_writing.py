@@ -28,9 +28,10 @@ FAR_FILE, _FAR_COPIES = 64 * 2**20, 2
 @runtime_checkable
 class Sink(Protocol):
     """A place to write files to, each of them once and whole: a store, or a zip. If it
-    `is_remote`, threads that write to it spend their time waiting."""
+    `has_slow_writes`, threads that write to it spend their time waiting."""
 
-    is_remote: bool
+    @property
+    def has_slow_writes(self) -> bool: ...
 
     def write(
         self, key: str, buffers: Iterable[Any], sync: bool = False, /

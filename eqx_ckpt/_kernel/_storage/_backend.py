@@ -60,6 +60,11 @@ class Backend(abc.ABC):
     url: str
     is_remote: bool
 
+    @property
+    def has_slow_writes(self) -> bool:
+        """Whether threads that write here spend their time waiting."""
+        return self.is_remote
+
     def __str__(self) -> str:
         """For messages: a path or URL may have any characters."""
         return _text.escape(self.url)
