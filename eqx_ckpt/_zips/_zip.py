@@ -16,16 +16,38 @@ from .._kernel._storage._backend import Backend
 
 _LOCAL, _END, _END64, _LOCATOR = b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _NOTHING = _END + bytes(18)
-_ENTRY = struct.Struct("<4s6H3I5H2I")
+_ENTRY = struct.Struct("<4s4x2H8x2I3H8xI")
 _HEAD = 30  # The bytes of a header before the name.
+# The bytes of the end record of a large zip, of its locator, and of the end record of
+# any zip without a comment.
+_END64_SIZE, _LOCATOR_SIZE, _END_SIZE = 56, 20, 22
+_IN_EXTRA = 0xFFFFFFFF  # Stands for a number that is too large for its field.
 _MAX_DIRECTORY = 32 * 2**20
 
 
 class Member(NamedTuple):
-    offset: int  # of its header
+    """A file in a zip, of so many bytes; `offset` is that of its header. `is_plain`: it
+    is neither compressed nor encrypted. `has_footer`: its size is written after it."""
+
+    offset: int
     size: int
-    is_plain: bool  # neither compressed nor encrypted
-    has_footer: bool  # its size is written after its bytes
+    is_plain: bool
+    has_footer: bool
+
+
+class _Entry(NamedTuple):
+    """An entry of the list of files, before its name, its extra fields and its comment,
+    which have these lengths. A file is `packed` as so many bytes, of `full` ones."""
+
+    mark: bytes
+    flags: int
+    method: int
+    packed: int
+    full: int
+    name_length: int
+    extra_length: int
+    comment_length: int
+    offset: int
 
 
 class Zip(NamedTuple):
@@ -51,46 +73,60 @@ def open_zip(directory: Backend, key: str | None, head: bytes) -> Zip | None:
 
 def read_list(directory: Backend, key: str) -> Zip:
     """**Raises:** `ValueError` for a list of files that is damaged."""
-    # The end record of a large zip (56 bytes), its locator (20), and the end record of
-    # any zip without a comment (22).
-    tail = _store.read_answer(
-        directory, key, directory.start_read(key, -98, None)
-    ).value
-    if tail[-22:-18] != _END or tail[-2:] != b"\0\0":
+    most = _END64_SIZE + _LOCATOR_SIZE + _END_SIZE
+    reading = directory.start_read(key, -most, None)
+    tail = _store.read_answer(directory, key, reading).value
+    count, size, start = _end_record(tail)
+    data = _store.read_bytes(directory, key, start, start + size)
+    return Zip(directory, key, _members(data, count), start)
+
+
+def _end_record(tail: bytes) -> tuple[int, int, int]:
+    """How many files are in the zip that ends so, and the size and the start of the
+    list of them."""
+    end = tail[-_END_SIZE:]
+    if not end.startswith(_END) or not end.endswith(b"\0\0"):
         raise DamagedError("it is a zip that is damaged, or is not whole")
-    disk, other, _, count, size, start, _ = struct.unpack("<4H2IH", tail[-18:])
-    if start == 0xFFFFFFFF or size == 0xFFFFFFFF or count == 0xFFFF:
-        if tail[-42:-38] != _LOCATOR or tail[:4] != _END64:
+    disk, other, _, count, size, start, _ = struct.unpack("<4x4H2IH", end)
+    if start == _IN_EXTRA or size == _IN_EXTRA or count == 0xFFFF:
+        locator = tail[-_LOCATOR_SIZE - _END_SIZE :]
+        if not locator.startswith(_LOCATOR) or not tail.startswith(_END64):
             raise DamagedError("it is a zip that is damaged")
-        count, size, start = struct.unpack("<3Q", tail[32:56])
+        count, size, start = struct.unpack("<32x3Q", tail[:_END64_SIZE])
     if disk or other or size > _MAX_DIRECTORY or count * _ENTRY.size > size:
         raise ValueError("it is a zip with an impossible list of files")
-    data = _store.read_bytes(directory, key, start, start + size)
+    return count, size, start
+
+
+def _members(data: bytes, count: int) -> dict[str, Member]:
+    """The files that a list of so many entries has."""
     members: dict[str, Member] = {}
     at = 0
     for _ in range(count):
-        if at + _ENTRY.size > size:
-            raise DamagedError("the list of files in the zip is damaged")
-        row = _ENTRY.unpack_from(data, at)
-        mark, flags, method, lengths = row[0], row[3], row[4], row[10:13]
-        ends = list(it.accumulate(lengths[:2], initial=at + _ENTRY.size))
-        name, extra = data[ends[0] : ends[1]], data[ends[1] : ends[2]]
-        if mark != b"PK\1\2":
-            raise DamagedError("the list of files in the zip is damaged")
-        packed, full, offset = _large(extra, row[8], row[9], row[16])
-        text = name.decode("utf-8", "surrogateescape")
-        if text in members:
-            raise ValueError(f"the zip has the file {text!r:.60} twice")
-        is_plain = method == 0 and not flags & 1 and packed == full
-        members[text] = Member(offset, full, is_plain, bool(flags & 8))
-        at += _ENTRY.size + sum(lengths)
-    if at != size:
-        raise DamagedError("the list of files in the zip is damaged")
-    return Zip(directory, key, members, start)
+        if at + _ENTRY.size > len(data):
+            raise _damaged_list()
+        entry = _Entry(*_ENTRY.unpack_from(data, at))
+        if entry.mark != b"PK\1\2":
+            raise _damaged_list()
+        name_start = at + _ENTRY.size
+        extra_start = name_start + entry.name_length
+        comment_start = extra_start + entry.extra_length
+        entry = _with_large_numbers(entry, data[extra_start:comment_start])
+        name = data[name_start:extra_start].decode("utf-8", "surrogateescape")
+        if name in members:
+            raise ValueError(f"the zip has the file {name!r:.60} twice")
+        is_whole = entry.packed == entry.full
+        is_plain = entry.method == 0 and not entry.flags & 1 and is_whole
+        has_footer = bool(entry.flags & 8)
+        members[name] = Member(entry.offset, entry.full, is_plain, has_footer)
+        at = comment_start + entry.comment_length
+    if at != len(data):
+        raise _damaged_list()
+    return members
 
 
-def _large(extra: bytes, packed: int, full: int, offset: int) -> tuple[int, int, int]:
-    """The sizes and the offset of a file, which are in `extra` if they are large."""
+def _with_large_numbers(entry: _Entry, extra: bytes) -> _Entry:
+    """An entry with the sizes and the offset that are in `extra`, as large ones are."""
     values: list[int] = []
     at = 0
     while at + 4 <= len(extra):
@@ -99,14 +135,15 @@ def _large(extra: bytes, packed: int, full: int, offset: int) -> tuple[int, int,
             body = extra[at + 4 : at + 4 + size]
             values = [v for (v,) in struct.iter_unpack("<Q", body[: size // 8 * 8])]
         at += 4 + size
-    rest = iter(values)
-    try:
-        full = next(rest) if full == 0xFFFFFFFF else full
-        packed = next(rest) if packed == 0xFFFFFFFF else packed
-        offset = next(rest) if offset == 0xFFFFFFFF else offset
-    except StopIteration:
-        raise DamagedError("the list of files in the zip is damaged") from None
-    return packed, full, offset
+    # Only large ones are there, in this order.
+    names = [x for x in ("full", "packed", "offset") if getattr(entry, x) == _IN_EXTRA]
+    if len(names) > len(values):
+        raise _damaged_list()
+    return entry._replace(**dict(zip(names, values)))
+
+
+def _damaged_list() -> DamagedError:
+    return DamagedError("the list of files in the zip is damaged")
 
 
 def place(archive: Zip, name: str) -> tuple[int, int]:
