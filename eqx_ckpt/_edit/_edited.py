@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from .._kernel._format import _names, _record
+from .._kernel._format import _names, _state_labels
 from .._kernel._format._names import NodeKey
-from .._kernel._format._record import Label
+from .._kernel._format._state_labels import Label
 from .._kernel._load import _checkpoint, _nodes
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._tree import _node
@@ -61,7 +61,7 @@ class _Edit:
     def _moved_texts(self) -> dict[str | None, str | None]:
         """The moved labels by those that they were, as texts."""
         _, labels, moved = self._of_states
-        text = _record.label_text
+        text = _state_labels.label_text
         return {text(label): text(moved[i]) for i, label in labels.items()}
 
     def indices(self, spec: Spec) -> tuple[tuple[str, str], ...]:
@@ -158,7 +158,7 @@ def _entry_labels(
     texts: list[str | None] = []
     for entry in entries:
         of = {labels.get(old, Label()) for old in _leaves(entry)}
-        texts.append(_record.label_text(of.pop()) if len(of) == 1 else None)
+        texts.append(_state_labels.label_text(of.pop()) if len(of) == 1 else None)
     known = tuple(text for text in texts if text is not None)
     return known if len({*known}) == len(texts) else ()
 

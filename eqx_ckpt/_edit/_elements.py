@@ -10,7 +10,8 @@ import numpy as np
 
 from .._kernel._format import _grid, _template
 from .._kernel._format._leaves import Region
-from .._kernel._format._record import Label, TreeRecord
+from .._kernel._format._record import TreeRecord
+from .._kernel._format._state_labels import Label
 from .._kernel._format._template import Template
 from .._kernel._load import _checkpoint, _lazy
 from .._kernel._load._checkpoint import Checkpoint

@@ -10,7 +10,7 @@ import numpy as np
 from .._kernel._format import _extents, _json, _names, _template, _text
 from .._kernel._format._index import Index
 from .._kernel._format._leaves import Leaves, Unreadable
-from .._kernel._format._record import Label
+from .._kernel._format._state_labels import Label
 from .._kernel._format._template import Template
 from .._kernel._load import _published
 from .._kernel._storage import _store

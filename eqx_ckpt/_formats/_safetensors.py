@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from .._kernel._format import _grid, _json, _record, _schema, _template
-from .._kernel._format._record import Label
+from .._kernel._format import _grid, _json, _schema, _state_labels, _template
+from .._kernel._format._state_labels import Label
 from .._kernel._load._source import Source
 from .._kernel._storage import _store
 from .._kernel._storage._backend import Backend
@@ -409,4 +409,4 @@ def _labels(metadata: dict[str, str] | None) -> dict[str, Label]:
     value = _json.parse(metadata[LABELS].encode(), f"`{LABELS}` in its metadata")
     if not is_texts(value) or any(x[:1] not in ("=", "@") for x in value.values()):
         raise ValueError(f"`{LABELS}` in its metadata is not as `eqx_ckpt` writes it")
-    return {name: _record.label_of(text) for name, text in value.items()}
+    return {name: _state_labels.label_of(text) for name, text in value.items()}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .._kernel._format import _names
-from .._kernel._format._record import Label
+from .._kernel._format._state_labels import Label
 from .._kernel._load._lazy import LazyArray
 from .._kernel._tree import _compare, _folding, _leaf, _states, _target
 from .._kernel._tree._folding import Problems

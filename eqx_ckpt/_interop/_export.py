@@ -12,8 +12,8 @@ import jax
 from jaxtyping import PyTree
 
 from .._formats import _foreign_index, _safetensors
-from .._kernel._format import _files, _json, _names, _record, _template, _text
-from .._kernel._format._record import Label
+from .._kernel._format import _files, _json, _names, _state_labels, _template, _text
+from .._kernel._format._state_labels import Label
 from .._kernel._format._template import Template
 from .._kernel._load import _lazy
 from .._kernel._load._checkpoint import Checkpoint
@@ -333,7 +333,7 @@ def _tensors(
                 f"The leaves `{out[to][0]}` and `{name}` both get the name `{to}`."
             )
         out[to] = name, leaf if to == name else leaf._replace(name=to)
-        label = _record.label_text(label_of[i]) if i in label_of else None
+        label = _state_labels.label_text(label_of[i]) if i in label_of else None
         if label is not None:
             labels[to] = label
     # As the library of the format writes them: the widest first, so all are aligned.

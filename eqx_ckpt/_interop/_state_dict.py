@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import PyTree
 
-from .._kernel._format import _names, _record
+from .._kernel._format import _names, _state_labels
 from .._kernel._format._leaves import Leaves
-from .._kernel._format._record import Label
+from .._kernel._format._state_labels import Label
 from .._kernel._format._template import Template
 from .._kernel._load import _load_options
 from .._kernel._load._load_options import LoadOptions, Renaming
@@ -140,7 +140,7 @@ def _labelled(name: str, entry: _states.Entry) -> str:
     """The name of a leaf of a State, with the entry's label for its position."""
     _, dot, rest = _names.below(name, entry.state).partition(".")
     above = [entry.state] if entry.state else []
-    text = _names.quote(str(_record.label_text(entry.label)))
+    text = _names.quote(str(_state_labels.label_text(entry.label)))
     return ".".join([*above, "%=" + text]) + dot + rest
 
 
@@ -159,7 +159,7 @@ def _positions(
                 label = _names.unquote(entry.removeprefix("%="))
                 place = places.setdefault(label, len(places))
                 out[number] = f"{below}{place}{dot}{rest}"
-                labels[number] = _record.label_of(label)
+                labels[number] = _state_labels.label_of(label)
     return out, labels
 
 
@@ -280,7 +280,7 @@ def _leaves(state_dict: Mapping, like: PyTree, is_leaf: IsLeaf) -> _Flat:
 def _with_names(labels: dict[int, Label], names: Sequence[str]) -> dict[int, Label]:
     """The labels with the names that their StateIndices have beside these leaves."""
     nodes = _names.by_prefix(names) if labels else ()
-    found = _record.names_by_markers({*labels.values()}, nodes)
+    found = _state_labels.names_by_markers({*labels.values()}, nodes)
     return {
         number: label._replace(names=frozenset(found.get(label, label.names)))
         for number, label in labels.items()

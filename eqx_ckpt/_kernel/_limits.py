@@ -18,7 +18,7 @@ class Limits:
     queued_copy_bytes: int = 2 * 2**30
     # Parts of one static value.
     value_parts: int = 2**14
-    # The cost of the record of a tree without leaves, as `_record.check` counts it.
+    # The cost of the record of a tree without leaves: see `_record_json.check`.
     tree_cost: int = 2**26
     # Steps outside of a journal before it is written anew: so many, or one for so many
     # that are in it.

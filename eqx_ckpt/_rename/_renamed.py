@@ -10,9 +10,9 @@ import functools as ft
 import os
 from collections.abc import Callable, Iterator, Mapping
 
-from .._kernel._format import _names, _record, _text
+from .._kernel._format import _names, _state_labels, _text
 from .._kernel._format._leaves import Leaves
-from .._kernel._format._record import Label
+from .._kernel._format._state_labels import Label
 from . import _rename
 from ._rename import Rename
 
@@ -47,7 +47,7 @@ def _nodes(leaves: Leaves) -> Iterator[tuple[str, str]]:
     tree = leaves.tree
     if tree is not None:
         for name, row in tree.nodes(tree.has_either):
-            fields = tree.fields(row)
+            fields = tree.compared_values(row)
             if fields or tree.kind(row).labels:
                 yield name, next(iter(fields), "")
 
@@ -153,7 +153,7 @@ def moved_labels(labels: Mapping[int, Label], moves: Moves) -> dict[int, Label]:
     """The labels of leaves of entries of States, by any numbers of these, with the
     names that each StateIndex has after the moves."""
     every = dict.fromkeys(labels.values())
-    by_marker = _record.names_by_markers(every, moves.below)
+    by_marker = _state_labels.names_by_markers(every, moves.below)
     new = {label: _moved_label(label, moves, by_marker) for label in every}
     return {number: new[label] for number, label in labels.items()}
 
@@ -166,6 +166,6 @@ def _moved_label(
     new = frozenset(x for name in names for x in moves.field(name))
     if names:
         return label if new == names else Label(new)
-    path = ".".join(_record.path_of(label) or ())
+    path = ".".join(_state_labels.path_of(label) or ())
     moved = moves.by_rules(path) if path else None
     return label if moved is None else Label(marker=f".{moved}")

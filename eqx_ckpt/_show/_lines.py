@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .._kernel._format import _names, _text, _values
 from .._kernel._format._leaves import LeafRecord, Leaves
-from .._kernel._format._record import Label
+from .._kernel._format._state_labels import Label
 from .._kernel._load import _wording
 
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from eqx_ckpt._kernel._format import _record, _values
+from eqx_ckpt._kernel._format import _record_json, _values
 from eqx_ckpt._rebuild import _decode
 
 
@@ -54,7 +54,7 @@ class Nothing:
 compared, show, parts = _values.compared, _values.show, _values.parts
 is_alike, changes = _values.is_alike, _values.changes
 is_plain, plain_of = _values.is_plain, _values.plain
-parse, encode, check = _record.parse, _record.encode, _record.check
+parse, encode, check = _record_json.parse, _record_json.encode, _record_json.check
 
 
 def decode(value):

@@ -23,7 +23,7 @@ from eqx_ckpt._kernel._format import (
     _json,
     _names,
     _placement,
-    _record,
+    _record_json,
     _schema,
     _template,
 )
@@ -113,7 +113,7 @@ def columns(draw):
         places |= {"patterns": [(0, 7)], "begins": begins, "sizes": sizes}
     values = draw(st.lists(json_values, max_size=2))
     kinds = [["leaf"], ["module", "m", "M", count, [f"f{i}" for i in range(2)]]]
-    row = [1, *[len(values) - 1] * 2, *_record.packed([0] * count)]
+    row = [1, *[len(values) - 1] * 2, *_record_json.packed([0] * count)]
     tree = {"kinds": kinds, "values": values, "rows": [[0], row]}
     return dict(
         save=f"{draw(st.integers(0, 2**64 - 1)):016x}",

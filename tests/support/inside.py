@@ -311,11 +311,8 @@ def exchange(a: Any, b: Any) -> None:
 
 def labels_of(path: Any) -> dict[str, str | None]:
     """The labels of the leaves of a checkpoint that are in entries of States."""
-    leaves, record = (
-        _opened(path),
-        importlib.import_module("eqx_ckpt._kernel._format._record"),
-    )
-    texts = {i: record.label_text(label) for i, label in leaves.labels.items()}
+    leaves, text_of = _opened(path), _found("_kernel._format._state_labels.label_text")
+    texts = {i: text_of(label) for i, label in leaves.labels.items()}
     return {leaves.names[place]: text for place, text in texts.items()}
 
 

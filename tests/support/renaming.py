@@ -9,7 +9,7 @@ from typing import Any
 import jax.tree_util as jtu
 import pytest
 
-from eqx_ckpt._kernel._format import _names, _record
+from eqx_ckpt._kernel._format import _names, _state_labels
 from eqx_ckpt._kernel._tree import _flatten, _node, _states
 from eqx_ckpt._rename import _renamed
 
@@ -22,7 +22,7 @@ class Mover:
         self.choose = choose
         self.moves = {}
         labels = [x for some in _states_of(tree).values() for x in some if x.names]
-        self.indices = {_record.label_text(x): sorted(x.names) for x in labels}
+        self.indices = {_state_labels.label_text(x): sorted(x.names) for x in labels}
 
     def move(self, node, old=(), new=()):
         self.moves[".".join(new)] = ".".join(old)

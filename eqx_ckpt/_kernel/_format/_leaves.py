@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import DamagedError
-from . import _names, _record, _template
-from ._record import Label, TreeRecord
+from . import _names, _record_json, _state_labels, _template
+from ._record import TreeRecord
 from ._schema import fields, NUMBER
+from ._state_labels import Label
 from ._template import Template
 
 
@@ -126,7 +127,7 @@ class Leaves:
             return self.recorded
         names = self.names if self.origin is None else self.origin.names
         try:
-            return _record.parse(self.recorded, len(names))
+            return _record_json.parse(self.recorded, len(names))
         except ValueError as e:
             return str(e)
 
@@ -189,7 +190,7 @@ class Leaves:
         if row is None or self.tree is None:
             return ""
         if row not in self._texts:
-            values = self.tree.fields(row).items()
+            values = self.tree.compared_values(row).items()
             fields = {part: self.tree.values[x] for part, x in values}
             self._texts[row] = json.dumps(fields, sort_keys=True)
         return self._texts[row]
@@ -203,9 +204,9 @@ class Leaves:
         # Where only the marker is known, it is looked for among the names of nodes.
         nameless = [label for label in labels if not label.names]
         nodes = _names.by_prefix(self.names) if nameless else {}
-        by_marker = _record.names_by_markers(nameless, nodes)
+        by_marker = _state_labels.names_by_markers(nameless, nodes)
         for label in labels:
-            text = _record.label_text(label)
+            text = _state_labels.label_text(label)
             for name in sorted(label.names) or by_marker.get(label, ()):
                 node, _, part = name.rpartition(".")
                 if text is not None:

@@ -8,9 +8,10 @@ from typing import Any
 from jaxtyping import PyTree
 
 from .._errors import DamagedError
-from .._format import _names, _record
+from .._format import _names, _state_labels
 from .._format._names import NodeKey
-from .._format._record import Kind, Label
+from .._format._record import Kind
+from .._format._state_labels import Label
 from .._runtime import _handlers
 from .._storage._backend import Backend
 from .._tree import _node
@@ -237,7 +238,7 @@ class StoredBody(Body):
         for _, component in self._rows:
             leaf_indices = [x for x in self._groups[component] if isinstance(x, int)]
             of = {known.get(leaf_index, Label()) for leaf_index in leaf_indices}
-            text = _record.label_text(of.pop()) if len(of) == 1 else None
+            text = _state_labels.label_text(of.pop()) if len(of) == 1 else None
             if text is None:
                 return ()
             labels.append(text)

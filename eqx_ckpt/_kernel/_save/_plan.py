@@ -13,7 +13,7 @@ import equinox as eqx
 from jaxtyping import PyTree
 
 from .. import _rooms
-from .._format import _files, _index, _json, _layouts, _record
+from .._format import _files, _index, _json, _layouts, _record_json
 from .._format._index import BaseFacts, Index, OwnState, SaveFacts, StoredFunction
 from .._format._leaves import Leaves, LocalShards
 from .._format._record import TreeRecord
@@ -141,7 +141,7 @@ def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeF
 
     def make() -> TreeFacts:
         try:
-            _record.check(record)
+            _record_json.check(record)
         except ValueError as e:
             raise ValueError(
                 f"Nothing was saved: {e}. Save it as several checkpoints with `where`."

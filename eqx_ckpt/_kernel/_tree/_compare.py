@@ -124,7 +124,7 @@ class Comparison:
 
     def _changed(self, a: int, b: int) -> Iterator[tuple[str, int, int]]:
         """The values of two nodes that differ, by their names."""
-        old, new = self._saved.fields(a), self._here.fields(b)
+        old, new = self._saved.compared_values(a), self._here.compared_values(b)
         moved = _moved_parts(self._saved, a, self._here, b)
         for part, y in new.items():
             x = old.get(moved.get(part, part))

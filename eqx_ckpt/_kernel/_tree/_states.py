@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import numpy as np
 
-from .._format import _names, _record, _template
+from .._format import _names, _state_labels, _template
 from .._format._leaves import Leaves
-from .._format._record import Label, StateNode
+from .._format._state_labels import Label, StateNode
 from . import _leaf, _register
 from ._flatten import Flat
 from ._node import Node
@@ -63,7 +63,7 @@ def states_of(flat: Flat, above: str = "") -> Mapping[str, Sequence[Label]]:
         if group.kind.how in ("state", "index")
         for place, number in zip(group.places, group.numbers[0])
     )
-    return _record.labels_of_states(found)
+    return _state_labels.labels_of_states(found)
 
 
 def stored_entries(
@@ -230,7 +230,9 @@ def _finder(known: Mapping[int, Label]) -> Callable[[Label], _Led]:
     by_name = _grouped(
         (name, at) for at, label in known.items() for name in label.names
     )
-    by_path = _grouped((_record.path_of(label), at) for at, label in known.items())
+    by_path = _grouped(
+        (_state_labels.path_of(label), at) for at, label in known.items()
+    )
     # Of each label the paths whose ends are compared. Two labels that have names, and
     # none in common, are of two layers, even if the one's name ends as the other's.
     ends = [
@@ -245,7 +247,7 @@ def _finder(known: Mapping[int, Label]) -> Callable[[Label], _Led]:
         found = {at for name in label.names for at in by_name.get(name, ())}
         if not found and label.marker is not None:
             way = 1
-            found = by_path.get(_record.path_of(label), set())
+            found = by_path.get(_state_labels.path_of(label), set())
         if not found:
             way = 2
             near: dict[int, int] = {}
@@ -275,14 +277,14 @@ def _grouped(pairs: Iterable[tuple[Any, int]]) -> dict[Any, set[int]]:
 def _paths(label: Label) -> list[tuple[bool, list[str]]]:
     """The names of a label, and the path of its marker; and whether each is a name."""
     out = [(True, name.split(".")) for name in label.names]
-    if path := _record.path_of(label):
+    if path := _state_labels.path_of(label):
         out.append((False, list(path)))
     return out
 
 
 def show_label(label: Label) -> str:
     """A label for people."""
-    return ",".join(sorted(label.names)) or ".".join(_record.path_of(label) or ())
+    return ",".join(sorted(label.names)) or ".".join(_state_labels.path_of(label) or ())
 
 
 def _check_positions(
