@@ -190,7 +190,7 @@ class CheckpointManager:
         if (near, near_every, copies) != (None, None, None):
             self._near = _rooms.near_steps(self._saves, near, near_every, copies)
         self._signals = Signals(signals)
-        weakref.finalize(self, self._saves.forget)
+        weakref.finalize(self, self._saves.warn_if_unsaved)
 
     if not TYPE_CHECKING:
 

@@ -145,11 +145,10 @@ def _newest(saves: Saves, near: NearSteps, request: LoadRequest) -> Restored:
     near.note_restored()
     # What was not completed may be under way.
     skipped = search.skipped
-    saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
-    if search.is_near:
-        saves.last_whole = None
-    elif not _IN_PART & request.options.keys():
-        saves.last_whole = saves.steps.known_path(step)
+    damaged = {step for step, skip in skipped.items() if skip.is_lost}
+    is_in_part = search.is_near or _IN_PART & request.options.keys()
+    path = None if is_in_part else saves.steps.known_path(step)
+    saves.note_restored(path, search.is_near, damaged)
     _tell(search, step)
     return found
 

@@ -29,10 +29,11 @@ from ._steps import Steps
 
 T = TypeVar("T")
 
-# A `Decision` as process 0 sends it.
 _DECISION_SOURCE = "what process 0 says of the save of a step"
-_NUMBER = lambda x: type(x) in (int, float, str)
-_DECISION = bool, {...: _NUMBER}, str
+# JSON has no NaN or infinity: they are texts.
+_METRIC = lambda x: type(x) in (int, float, str)
+# A `Decision` as process 0 sends it.
+_DECISION = bool, {...: _METRIC}, str
 _STOPPED = "that was interrupted"
 _NO_WITH = "its manager was used without `with`, at the end of which it is saved"
 _DONATED = "its arrays were donated or deleted before it was due"
@@ -68,10 +69,9 @@ class Saves:
         self.running: list[RunningSave] = []
         # The step of a save that is being started, until it is in `running`.
         self._begun: int | None = None
-        # The last step that was saved here, or that `_restore` has loaded: it is known
-        # to be whole.
+        # The last step that was saved here, or loaded: it is known to be whole.
         self.last_whole: SaveHandle | str | os.PathLike[str] | None = None
-        # Steps that `_restore` has found damaged: the next save of one moves it aside.
+        # Steps that a load has found damaged: the next save of one moves it aside.
         self.damaged: set[int] = set()
         # Whether a step has the metric of `best`, or it was told that none has it.
         self._has_metric = False
@@ -214,7 +214,7 @@ class Saves:
         try:
             handle.staged()
         except Exception:
-            self._forget(saving)  # It is over, and this says why.
+            self._count_as_over(saving)  # It is over, and this says why.
             raise
         self.attempt_start.warn_of_passed_steps(step)
         if decision.wrong and leads:
@@ -339,6 +339,13 @@ class Saves:
         finally:
             saving.over.set()
 
+    def note_restored(self, path: Any, is_near: bool, damaged: set[int]) -> None:
+        """Notes a load: the path of its step, if it has read and checked all of that;
+        whether that was a near step; and the steps that were found damaged."""
+        self.damaged |= damaged
+        if is_near or path is not None:
+            self.last_whole = None if is_near else path
+
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted."""
         self._after.check_thread()
@@ -348,17 +355,16 @@ class Saves:
                 if not _background.await_event(saving.handle, saving.over):
                     self._after.failures.append("The thread of the save has ended.")
             except Exception:
-                self._forget(saving)
+                self._count_as_over(saving)
                 raise
-            self._forget(saving)  # But not after Ctrl-C: it goes on.
+            self._count_as_over(saving)  # But not after Ctrl-C: it goes on.
         if self._after.failures:
             failures, self._after.failures = self._after.failures, []
             text = "\n  ".join(failures)
             _log.say(_log.WARNING, f"The work after a save was not all done:\n  {text}")
             _log.warn(f"The work after a save was not all done:\n  {text}")
 
-    def _forget(self, saving: RunningSave) -> None:
-        """Counts a save as over."""
+    def _count_as_over(self, saving: RunningSave) -> None:
         # Another thread may have waited for it too.
         with contextlib.suppress(ValueError):
             self.running.remove(saving)
@@ -391,7 +397,8 @@ class Saves:
         self.kept = None
 
     def end_after(self, error: BaseException) -> None:
-        """Saves it after an error, which has notes on what cannot be done."""
+        """Saves the kept state after an error. What cannot be done is added to the
+        error as a note."""
         self._in_turn(lambda: self._end_after(error))
 
     def _end_after(self, error: BaseException) -> None:
@@ -441,7 +448,7 @@ class Saves:
         _background.wait_for(_root.resolve(self.steps.path(step)))
         return not kept.state.force and self.steps.signature(step) is not None
 
-    def forget(self) -> None:
+    def warn_if_unsaved(self) -> None:
         """Says what is lost, where a manager ends without the end of a `with`."""
         if self.kept is not None and not (self._has_raised or self.is_forked):
             text = self._not_saved(self.kept, _NO_WITH)
