@@ -4,27 +4,24 @@ Leaves of the model go by their numbers in it, and saved leaves by their leaf in
 """
 
 import collections
-import itertools as it
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from .._kernel._format import _names, _text
+from .._kernel._format import _names
 from .._kernel._format._leaves import LeafRecord
-from .._kernel._tree import _folding, _leaf, _nearest, _target
-from . import _alike, _leaf_kinds, _rules
-from ._leaf_kinds import LeafKind
+from .._kernel._tree import _folding, _target
+from . import _alike, _leaf_kinds, _lookalikes, _rules
+from ._lookalikes import Suggestion
 from ._sides import Model, StoredSide
 
 
-# Pairs that are suggested, rows that are listed, and names in each: people would not
-# read more.
-_MAX_SUGGESTED, _MAX_ROWS, _MAX_NAMES = 8, 8, 3
+# Pairs that are suggested, and squares that are listed: people would not read more.
+_MAX_SUGGESTED, _MAX_ROWS = 8, 8
 # Leaves that are looked at for pairs: many nodes may be alike.
 _MAX_STEPS = 2**17
-# Sequences that are compared with each other; leaves that are looked at for the rows,
-# and for each; and pairs of shapes.
-_MAX_SEQUENCES, _MAX_LISTED, _MAX_SHAPES = 64, 64, 2**17
+# Sequences that are compared with each other.
+_MAX_SEQUENCES = 64
 
 
 class Twin(NamedTuple):
@@ -32,14 +29,6 @@ class Twin(NamedTuple):
     indices of the saved leaves in it."""
 
     code: str
-    leaf_indices: set[int]
-
-
-class Suggestion(NamedTuple):
-    """Lines to show, and the leaves of both sides that they are about."""
-
-    lines: list[str]
-    numbers: set[int]
     leaf_indices: set[int]
 
 
@@ -58,15 +47,6 @@ class Stack(NamedTuple):
     leaf_indices: list[int]
 
 
-class AlikeRow(NamedTuple):
-    """A leaf of the model, the saved leaves any of which it could be, and the adapters
-    that it would take."""
-
-    number: int
-    leaf_indices: list[int]
-    adapters: list[str]
-
-
 def lines(
     model: Model,
     stored: StoredSide,
@@ -78,13 +58,8 @@ def lines(
     arrays = [n for n in range(len(model.names)) if model.is_array(n)]
     twins = _Twins(model, stored, numbers, leaf_indices)
     pairs = twins.pairs(arrays)
-    is_cut = twins.is_cut
-    renamed = twins.renamed()
-    covered = {n for pair in pairs for n in pair.numbers}
-    # It is better than pairs if it is shorter, or has leaves that they lack.
-    if renamed is not None and (
-        len(pairs) > len(renamed.lines) or is_cut or not renamed.numbers <= covered
-    ):
+    renamed, is_cut = twins.renamed(), twins.is_cut
+    if renamed is not None and _is_better(renamed, pairs, is_cut):
         pairs = [x for x in pairs if not x.numbers <= renamed.numbers] + [renamed]
         is_cut = False
     paired = {n for pair in pairs for n in pair.numbers}
@@ -95,13 +70,20 @@ def lines(
         out.insert(0, "  Perhaps, to paste into `pairs`:")
     if is_cut and old:
         return [*out, "    ... and more pairs"] if out else []
-    alike = _alike_by_shape(model, stored, new, old)
-    new -= alike.numbers
-    old -= alike.leaf_indices
+    lookalikes = _lookalikes.find(model, stored, new, old)
+    new -= lookalikes.numbers
+    old -= lookalikes.leaf_indices
     rest = _fresh_and_drop(model, stored, new, old, arrays)
     if rest:
         rest.insert(0, f"  {'And' if out else 'Perhaps, to paste'} after them:")
-    return [*out, *rest, *alike.lines, *twins.squares(paired)]
+    return [*out, *rest, *lookalikes.lines, *twins.squares(paired)]
+
+
+def _is_better(renamed: Suggestion, pairs: list[Suggestion], is_cut: bool) -> bool:
+    """Whether a rename is shorter than pairs, or has leaves that they lack."""
+    covered = {n for pair in pairs for n in pair.numbers}
+    is_shorter = len(pairs) > len(renamed.lines)
+    return is_shorter or is_cut or not renamed.numbers <= covered
 
 
 def _fresh_and_drop(
@@ -121,6 +103,18 @@ def _fresh_and_drop(
     return out
 
 
+class _Budget:
+    """Leaves that may still be looked at."""
+
+    def __init__(self, left: int):
+        self.left = left
+
+    def spend(self, count: int) -> bool:
+        """Takes so many, and says whether any are left."""
+        self.left -= count
+        return self.left > 0
+
+
 class _Twins:
     """Leaves of the checkpoint that may stand for nodes of the model: those that stand
     for theirs by names, or that do once they are stacked."""
@@ -133,9 +127,9 @@ class _Twins:
         leaf_indices: Iterable[int],
     ):
         self._model, self._stored = model, stored
-        # The leaves that are in no pair yet, and how many may still be looked at.
+        # The leaves that are in no pair yet.
         self._new, self._old = new, old = set(numbers), set(leaf_indices)
-        self._left = _MAX_STEPS
+        self._budget = _Budget(_MAX_STEPS)
         # Whether `pairs` has not looked at all nodes.
         self.is_cut = False
         self._numbers = {model.names[n]: n for n in sorted(new)}
@@ -154,7 +148,9 @@ class _Twins:
         model, children = self._model, _children(self._model.below)
         stack = collections.deque(_roots(model.below, self._new, arrays))
         pairs: list[Suggestion] = []
-        while stack and len(pairs) < _MAX_SUGGESTED and self._old and self._left > 0:
+        while stack and len(pairs) < _MAX_SUGGESTED and self._old:
+            if self._budget.left <= 0:
+                break
             prefix = stack.popleft()
             twin = (
                 self._named(prefix) or self._stacked(prefix) or self._unstacked(prefix)
@@ -230,7 +226,8 @@ class _Twins:
         none if several have that nothing tells apart."""
         names, leaves = self._model.names, self._model.flat.leaves
         numbers = [n for n in self._model.below[prefix] if n in self._new]
-        self._left -= len(numbers)
+        if not self._budget.spend(len(numbers)):
+            return None
         wanted = {
             _names.below(names[n], prefix): _target.target_of(leaves[n]).shape
             for n in numbers
@@ -241,10 +238,11 @@ class _Twins:
         below, shape = next(iter(wanted.items()))
         found: dict[str, StackKey] = {}
         for sequence, rest in self._keys_of_shape.get(shape, []):
-            self._left -= len(wanted)
+            if not self._budget.spend(len(wanted)):
+                break
             is_end = f".{rest}".endswith(f".{below}") if below else True
             both = _names.joined(prefix, below), _names.joined(sequence, "*", rest)
-            if self._left <= 0 or not is_end or not _alike.may_be(*both):
+            if not is_end or not _alike.may_be(*both):
                 continue
             node = rest.removesuffix(below).rstrip(".") if below else rest
             keys = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
@@ -275,10 +273,11 @@ class _Twins:
         for node in self._stored.below:
             if _last(node) != _last(prefix):
                 continue
-            self._left -= len(wanted)
+            if not self._budget.spend(len(wanted)):
+                break
             stacks = [saved.leaf_indices.get(_names.joined(node, x)) for x in wanted]
             known = {i for i in stacks if i in self._old}
-            if self._left <= 0 or len(known) < len(wanted):
+            if len(known) < len(wanted):
                 continue
             shapes = [
                 saved.record(i).template.logical_shape for i in stacks if i in known
@@ -377,135 +376,3 @@ def _only(names: list[str], last: str) -> str | None:
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-# ---- Leaves of both sides that are in no pair, and could stand for each other. To take
-# them for new ones and old ones would be to throw away weights that fit.
-
-
-def _alike_by_shape(
-    model: Model, stored: StoredSide, new: set[int], old: set[int]
-) -> Suggestion:
-    """Leaves of both sides that could stand for each other: of the same shape, or of
-    one that an adapter makes of the other."""
-    theirs = _by_kind(stored.kind, old - _copies(stored, old))
-    ours = _by_kind(model.kind, new)
-    rows = _tied_rows(model, stored, new, old)
-    both = it.islice(it.product(ours.items(), theirs.items()), _MAX_SHAPES)
-    for (wanted, numbers), (saved, leaf_indices) in both:
-        if wanted.what != saved.what:
-            continue
-        counts = len(leaf_indices), len(numbers)
-        adapters = _adapters_between(saved.shape, wanted.shape, *counts)
-        if adapters is not None:
-            rows += [AlikeRow(n, leaf_indices, adapters) for n in numbers]
-    some_old = {i for row in rows for i in row.leaf_indices}
-    some_new = {row.number for row in rows}
-    return Suggestion(_alike_lines(model, stored, rows), some_new, some_old)
-
-
-def _by_kind(
-    kind_of: Callable[[int], LeafKind], leaves: Iterable[int]
-) -> dict[LeafKind, list[int]]:
-    """Arrays of numbers among some leaves, by their kinds, if they have axes."""
-    out: dict[LeafKind, list[int]] = {}
-    for leaf in sorted(leaves):
-        kind = kind_of(leaf)
-        if kind.shape and kind.what != "key":
-            out.setdefault(kind, []).append(leaf)
-    return out
-
-
-def _tied_rows(
-    model: Model, stored: StoredSide, new: set[int], old: set[int]
-) -> list[AlikeRow]:
-    """New leaves that may be tied to saved ones which are in pairs already."""
-    rows = []
-    numbers = {model.names[n]: n for n in sorted(new)}
-    kinds = {name: model.kind(n) for name, n in numbers.items()}
-    saved = {name: stored.kind(i) for i, name in enumerate(stored.saved.names)}
-    for name, origin in _alike.tied(saved, kinds).items():
-        leaf_index = stored.saved.leaf_indices[origin]
-        if leaf_index not in old:
-            is_same = saved[origin].shape == kinds[name].shape
-            adapters = [] if is_same else ["transpose()"]
-            rows.append(AlikeRow(numbers[name], [leaf_index], adapters))
-    return rows
-
-
-def _copies(stored: StoredSide, old: set[int]) -> set[int]:
-    """Leaves with the name of one that is in use, after a beginning of their own. It
-    says that they are the state of an optimiser, or an average."""
-    names = stored.saved.names
-    shape = lambda x: stored.saved.record(x, known=True).template.logical_shape
-    used = {(name, shape(x)) for x, name in enumerate(names) if x not in old}
-    tops = {name.partition(".")[0] for name, _ in used}
-    # All of it may be in one node, whose copy is called otherwise.
-    if len(tops) == 1:
-        used |= {(name.partition(".")[2], x) for name, x in used}
-    out = set()
-    for leaf_index in old:
-        parts = names[leaf_index].split(".")
-        tails = (
-            ".".join(parts[i:])
-            for i in range(1, len(parts))
-            if _alike.is_copy(".".join(parts[:i]))
-        )
-        if any((tail, shape(leaf_index)) in used for tail in tails):
-            out.add(leaf_index)
-    return out
-
-
-def _adapters_between(
-    saved: tuple[int, ...], wanted: tuple[int, ...], saved_count: int, wanted_count: int
-) -> list[str] | None:
-    """The adapters that make a leaf of the wanted shape of saved ones, where there are
-    so many leaves of each; None if nothing does."""
-    if saved == wanted:
-        return []
-    if sorted(x for x in saved if x != 1) == sorted(x for x in wanted if x != 1):
-        return [_leaf_kinds.turn(saved, wanted)]
-    # Leaves are joined or split, and not both: one of the counts of the rest is 0.
-    if len(wanted) - len(saved) == 1 and 1 < wanted[0] <= saved_count:
-        rest = _adapters_between(saved, wanted[1:], saved_count // wanted[0], 0)
-        return None if rest is None else [*rest, "stack()"]
-    if len(saved) - len(wanted) == 1 and 1 < saved[0] <= wanted_count:
-        rest = _adapters_between(saved[1:], wanted, 0, wanted_count // saved[0])
-        return None if rest is None else ["unstack()", *rest]
-    differ = [i for i, (a, b) in enumerate(zip(saved, wanted)) if a != b]
-    if len(saved) != len(wanted) or len(differ) != 1 or 0 in (*saved, *wanted):
-        return None
-    (axis,) = differ
-    small, large = sorted((saved[axis], wanted[axis]))
-    is_split = saved[axis] == large
-    count = wanted_count if is_split else saved_count
-    if large % small or large // small > count:
-        return None
-    return [f"{'split' if is_split else 'concatenate'}({axis or ''})"]
-
-
-def _alike_lines(
-    model: Model, stored: StoredSide, rows: Iterable[AlikeRow]
-) -> list[str]:
-    texts = []
-    for number, leaf_indices, adapters in it.islice(rows, _MAX_LISTED):
-        name = model.names[number]
-        saved = _folding.fold(stored.saved.names[p] for p in leaf_indices[:_MAX_LISTED])
-        near = sorted(saved, key=lambda x: -_nearest.ratio(name, x))[:_MAX_NAMES]
-        more = ", ..." if len(saved) > _MAX_NAMES else ""
-        shown = ", ".join(f"`{x}`" for x in near) + more
-        template = stored.saved.record(leaf_indices[0], known=True).template
-        target = model.target(number)
-        by = f" by `{', '.join(adapters)}`" if adapters else ""
-        if len(target.shape) == 2 and len({*target.shape}) == 1:
-            by += ", transposed or not"
-        what = f"{_target.show_target(target)}, of {_leaf.show(template)}"
-        texts.append((name, f"{what}{by}: {shown}"))
-    lines = [f"    {name}  {text}" for name, text in _folding.fold_rows(texts)]
-    if not lines:
-        return []
-    return [
-        "  In no code to paste, as these would fit. Write pairs of those that are the "
-        "same weights, and put the others into `fresh` and `drop`:",
-        *_text.first(lines, _MAX_ROWS, "    "),
-    ]
