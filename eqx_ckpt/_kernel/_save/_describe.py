@@ -68,11 +68,11 @@ def plan_leaves(
     """
     values = list(map(flat.leaves.__getitem__, numbers))
     # A list, in which `find_kinds` keeps what it finds for the next tree like it.
-    last = flat.walk.once("kinds", None, list) if flat.is_walk_kept else []
+    last = flat.walk.kept_result("kinds", None, list) if flat.is_walk_kept else []
     leaf_kinds = _leaf.find_kinds(values, last)
     key = _key(flat, numbers, values, leaf_kinds, options)
     # A list that all trees like it share: the first save puts its result there.
-    kept: list[Any] = [] if key is None else flat.walk.once(key, None, list)
+    kept: list[Any] = [] if key is None else flat.walk.kept_result(key, None, list)
     parts: dict[int, LocalShards] = {}
     if not kept:
         values, spec, parts = _make_spec(flat, numbers, values, leaf_kinds, options)

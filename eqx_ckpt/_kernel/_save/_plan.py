@@ -150,7 +150,7 @@ def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeF
         names = (_flatten.module_name(path, "") for path in wholes)
         return TreeFacts(record, tuple(names))
 
-    return flat.walk.once(("facts", id(record), tuple(wholes)), record, make)
+    return flat.walk.kept_result(("facts", id(record), tuple(wholes)), record, make)
 
 
 def _check_state(flat: Flat, record: TreeRecord) -> None:

@@ -44,7 +44,7 @@ class Flat:
         """A result that has static values and keys of the tree in it: kept for others
         like it, if none of these can change."""
         if self.is_walk_kept and all(map(_is_fixed, self.walk.values.encoded)):
-            return self.walk.once(what, None, make)
+            return self.walk.kept_result(what, None, make)
         return make()
 
     def names(self, above: str = "") -> list[str]:
@@ -52,7 +52,7 @@ class Flat:
 
         **Raises:** `ValueError` for a leaf that cannot have one.
         """
-        walk = self.walk.at(above)
+        walk = self.walk.named(above)
         walk.check_names(range(len(self.leaves)))
         return walk.names
 
@@ -79,8 +79,7 @@ class Flat:
 def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
     if is_leaf is None:
         return Flat(tree, None, *_walk.find_walk(tree))
-    walk = Walk(tree, is_leaf)
-    return Flat(tree, is_leaf, walk, walk.leaves)
+    return Flat(tree, is_leaf, *_walk.walk_of(tree, is_leaf))
 
 
 # Kinds of encoded values that cannot change in place, and hold nothing.

@@ -1,6 +1,6 @@
 """Nodes of a tree, opened a type at a time: their children, and all else they have.
 
-`way` says how nodes of a type are opened. Nodes of one type are opened together: of a
+`opener_of` says what opens nodes of a type. Nodes of one type are opened together: of a
 hundred Modules each field is taken once, by one call.
 """
 
@@ -23,17 +23,24 @@ from ._node import Node
 
 
 class Opened(NamedTuple):
-    """Nodes of one type that are of one kind: which they are; the letters of their
-    keys; their children, all first ones, all second ones and so on, or, if
-    they are `by_node`, node by node; and, for each name of `kind.data`, the values."""
+    """Nodes of one type that are of one kind.
+
+    - `letters`: of the keys of their children.
+    - `numbers`: which they are, of the nodes that were opened together.
+    - `children`, `by_node`: their children, node after node; or, if not `by_node`, all
+        first children, all second ones and so on.
+    - `data`: for each name of `kind.data` a column with the values.
+    """
 
     kind: Kind
     letters: str
-    places: list[int]
+    numbers: list[int]
     children: list[Any]
     by_node: bool
     data: list[list[Any]]
 
+
+Opener = Callable[[type, Sequence[Any]], list[Opened]]
 
 _registry = jtu.default_registry
 open_one_level = _registry.flatten_one_level
@@ -42,10 +49,8 @@ MISSING = next(iter(open_one_level(object.__new__(eqx.nn.Dropout))[0]))
 _Missing = type(MISSING)
 
 
-def way(
-    cls: type, example: object
-) -> Callable[[type, Sequence[Any]], list[Opened]] | None:
-    """The way in which nodes of a type are opened; None for leaves."""
+def opener_of(cls: type, example: object) -> Opener | None:
+    """What opens nodes of a type; None for leaves."""
     if cls is list or cls is tuple:
         return _open_sequences
     if cls in _DICTS:
@@ -207,7 +212,7 @@ def _open_dicts(cls: type, nodes: Sequence[Any]) -> list[Opened]:
         if are_texts or {*map(type, own)} <= {str}:
             parts, letters, text = _quoted(tuple(own)), "k" * len(own), ""
         else:
-            parts, letters, _ = _parts(own, _names.key_component)
+            parts, letters, _ = _child_keys(own, _names.key_component)
             text = json.dumps(list(map(_codec.encode, own)))
         kind = Kind(how, parts=parts, data=DATA.get(how, ()), keys=text)
         children, by_node = _lay([rows[i] for i in places], len(parts))
@@ -225,12 +230,19 @@ def _quoted(keys: tuple[str, ...]) -> tuple[str, ...]:
 BAD = "\0"
 
 
-def _parts(
+class _ChildKeys(NamedTuple):
+    """The keys of children as parts of names and as letters; and whether all are
+    positions of children without keys."""
+
+    parts: tuple[str, ...]
+    letters: str
+    are_bare: bool
+
+
+def _child_keys(
     keys: Sequence[Any],
     component: Callable[[Any], tuple[str, str]] = _names.component,
-) -> tuple[tuple[str, ...], str, bool]:
-    """The parts of names and the letters of keys, and whether all are positions of
-    children without keys."""
+) -> _ChildKeys:
     parts, letters = [], ""
     for key in keys:
         try:
@@ -243,7 +255,7 @@ def _parts(
         type(key) is jtu.FlattenedIndexKey and key.key == i
         for i, key in enumerate(keys)
     )
-    return tuple(parts), letters, are_bare
+    return _ChildKeys(tuple(parts), letters, are_bare)
 
 
 def is_namedtuple(cls: type) -> bool:
@@ -308,60 +320,73 @@ class _OpenedOne(NamedTuple):
 def _open_custom(x: object) -> _OpenedOne:
     cls = type(x)
     if cls is eqx.nn.State:
-        children, markers = open_one_level(x)
-        parts = tuple(map(str, range(len(children))))
-        kind = Kind("state", parts=parts, data=DATA["state"])
-        data = [tuple(markers)]
-        return _OpenedOne(kind, "f" * len(parts), list(children), data)
+        return _open_state(x)
     pairs, aux = _registry.flatten_one_level_with_keys(x)
-    keys, children = [key for key, _ in pairs], [child for _, child in pairs]
-    parts, letters, are_bare = _parts(keys)
+    children = [child for _, child in pairs]
+    keys = _child_keys([key for key, _ in pairs])
     if cls is jtu.Partial:
-        kind = Kind("partial", parts=parts, data=DATA["partial"])
-        return _OpenedOne(kind, letters, children, [aux])
-    own = _named.class_name(cls)
+        kind = Kind("partial", parts=keys.parts, data=DATA["partial"])
+        return _OpenedOne(kind, keys.letters, children, [aux])
     if aux is x:
-        kind = Kind("static", own, data=DATA["static"])
-        return _OpenedOne(kind, letters, children, [aux])
+        kind = Kind("static", _named.class_name(cls), data=DATA["static"])
+        return _OpenedOne(kind, keys.letters, children, [aux])
     held = attributes(x)
-    labels = _labels(x, held, children) if are_bare and children else ()
+    labels = _labels(x, held, children) if keys.are_bare and children else ()
     # The attribute that each child is.
-    of = labels or [k.name if type(k) is jtu.GetAttrKey else None for k in keys]
-    if dataclasses.is_dataclass(cls):
-        names = [field.name for field in dataclasses.fields(cls)]
-        if all(
-            name in names and getattr(x, str(name), MISSING) is child
-            for name, child in zip(of, children)
-        ):
-            rest = [name for name in names if name not in of]
-            data = [getattr(x, name, MISSING) for name in rest]
-            how = "custom" if labels else "dataclass"
-            kind = Kind(how, own, parts, tuple(map(_names.quote, rest)), labels)
-            return _OpenedOne(kind, letters, children, data)
-    # Children without a name are known by what they are.
-    rest = {id(child) for name, child in zip(of, children) if name is None}
-    static = {n: y for n, y in held.items() if n not in of and id(y) not in rest}
-    names, data = _custom_data(aux, keys, static)
-    kind = Kind("custom", own, parts, names, labels)
-    return _OpenedOne(kind, letters, children, data)
+    of = labels or [k.name if type(k) is jtu.GetAttrKey else None for k, _ in pairs]
+    if _are_fields(x, of, children):
+        how, data = "custom" if labels else "dataclass", _other_fields(x, of)
+    else:
+        # Children without a name are known by what they are.
+        nameless = {id(child) for name, child in zip(of, children) if name is None}
+        static = {
+            n: y for n, y in held.items() if n not in of and id(y) not in nameless
+        }
+        how, data = "custom", _custom_data(aux, [key for key, _ in pairs], static)
+    names = tuple(map(_names.quote, data))
+    kind = Kind(how, _named.class_name(cls), keys.parts, names, labels)
+    return _OpenedOne(kind, keys.letters, children, list(data.values()))
+
+
+def _open_state(x: object) -> _OpenedOne:
+    children, markers = open_one_level(x)
+    parts = tuple(map(str, range(len(children))))
+    kind = Kind("state", parts=parts, data=DATA["state"])
+    return _OpenedOne(kind, "f" * len(parts), list(children), [tuple(markers)])
+
+
+def _are_fields(x: Any, of: Sequence[str | None], children: Sequence[Any]) -> bool:
+    """Whether the children of a node are fields of a dataclass, of these names."""
+    if not dataclasses.is_dataclass(type(x)):
+        return False
+    names = [field.name for field in dataclasses.fields(x)]
+    return all(
+        name in names and getattr(x, str(name), MISSING) is child
+        for name, child in zip(of, children)
+    )
+
+
+def _other_fields(x: Any, of: Sequence[str | None]) -> dict[str, Any]:
+    """The fields of a dataclass that are no children."""
+    names = (field.name for field in dataclasses.fields(x))
+    return {name: getattr(x, name, MISSING) for name in names if name not in of}
 
 
 def _custom_data(
     aux: Any, keys: Sequence[Any], attributes: dict[str, Any]
-) -> tuple[tuple[str, ...], list[Any]]:
+) -> dict[str, Any]:
     """The static values of a node, by names: those of its attributes where all are
     some of these, in whatever order the node gives them."""
     if _repeats(aux, keys):
-        return (), []
+        return {}
     items = [aux]
     if type(aux) in (dict, tuple, list):
         items = list(aux.values() if type(aux) is dict else aux)
     ids = {id(y) for y in items}
     named = {name: y for name, y in attributes.items() if id(y) in ids}
     if ids <= {*map(id, named.values())}:
-        names = sorted(named)
-        return tuple(map(_names.quote, names)), [named[name] for name in names]
-    return ("aux",), [aux]
+        return dict(sorted(named.items()))
+    return {"aux": aux}
 
 
 def _repeats(aux: Any, keys: Sequence[Any]) -> bool:
@@ -433,6 +458,7 @@ class Encoded(NamedTuple):
 
 def _state_index(label: str) -> eqx.nn.StateIndex:
     """The StateIndex of an entry of a State that has this label where it is stored."""
+    # Its `__init__` gives it a marker of its own, and asks for an initial value.
     out = object.__new__(eqx.nn.StateIndex)
     object.__setattr__(out, "marker", Encoded(label))
     object.__setattr__(out, "init", None)

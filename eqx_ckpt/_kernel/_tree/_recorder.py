@@ -27,7 +27,7 @@ def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRec
     # A skeleton has the record of what it is one of.
     others = tuple((text, type(leaves[i])) for i, (text, _) in left_out.items())
     key = "record", bytes(chosen), tuple(own_types.items()), others
-    return walk.once(key, None, make)
+    return walk.kept_result(key, None, make)
 
 
 def _own_types(leaves: Sequence[Any], chosen: Sequence[bool]) -> dict[int, type]:

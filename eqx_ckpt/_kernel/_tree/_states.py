@@ -37,14 +37,16 @@ def state_entries(flat: Flat, above: str = "") -> dict[int, Entry]:
     if eqx.nn.State not in flat.walk.types and Node not in flat.walk.types:
         return {}
     # These follow from the walk, and nobody changes them.
-    return flat.walk.once(("entries", above), None, lambda: _entries(flat, above))
+    return flat.walk.kept_result(
+        ("entries", above), None, lambda: _entries(flat, above)
+    )
 
 
 def _entries(flat: Flat, above: str) -> dict[int, Entry]:
     states = states_of(flat, above)
     nearest = _names.within(states)
     out = {}
-    for number, name in enumerate(flat.walk.at(above).names):
+    for number, name in enumerate(flat.walk.named(above).names):
         state = nearest(name)
         if state is not None and state != name:
             position = int(_names.below(name, state).partition(".")[0])
@@ -54,7 +56,7 @@ def _entries(flat: Flat, above: str) -> dict[int, Entry]:
 
 def states_of(flat: Flat, above: str = "") -> Mapping[str, Sequence[Label]]:
     """The labels of the entries of each State in a tree, by its name."""
-    walk = flat.walk.at(above)
+    walk = flat.walk.named(above)
     values = walk.values.encoded
     found = (
         StateNode(names[place], group.kind.how, values[number])
@@ -126,7 +128,7 @@ def check_order(flat: Flat, stored: Set[int]) -> None:
     it could change unseen. `stored` are the numbers of the leaves that are stored."""
     states: dict[str, Looks] = {}
     unlabelled = lambda: _unlabelled_entries(flat)
-    for number, entry in flat.walk.once("unlabelled", None, unlabelled).items():
+    for number, entry in flat.walk.kept_result("unlabelled", None, unlabelled).items():
         if number in stored:
             leaf = _register.to_leaf(flat.leaves[number])
             kind = type(leaf).__name__

@@ -22,7 +22,7 @@ from .._format import _names
 from .._format._record import Kind
 from . import _opening
 from ._filters import IsLeaf
-from ._opening import BAD, Opened
+from ._opening import BAD, Opener
 from ._statics import Likeness, Statics, Values
 
 
@@ -85,23 +85,23 @@ class Layer(NamedTuple):
 
 
 class TypeCheck(NamedTuple):
-    """All that is compared of the nodes of one type in a layer, which `pick` takes out
-    of it, and `way` opens. `inner`: for each of the groups, the numbers of its nodes
-    among those of the type."""
+    """All that is compared of the nodes of one type in a layer, which `pick_nodes`
+    takes out of it, and `opener` opens. `numbers`: for each of the groups, those of its
+    nodes among the nodes of the type."""
 
     cls: type
-    way: Callable[[type, Sequence[Any]], list[Opened]]
-    pick: Callable[[Any], Sequence[Any]]
+    opener: Opener
+    pick_nodes: Callable[[Any], Sequence[Any]]
     groups: list[Group]
-    inner: list[list[int]]
+    numbers: list[list[int]]
 
 
 class LayerCheck(NamedTuple):
-    """All that is compared of a layer: its size, and the nodes of each type. `pick`
-    takes the leaves out of it."""
+    """All that is compared of a layer: its size, and the nodes of each type.
+    `pick_leaves` takes the leaves out of it."""
 
     size: int
-    pick: Callable[[Any], Sequence[Any]]
+    pick_leaves: Callable[[Any], Sequence[Any]]
     types: list[TypeCheck]
 
 
@@ -117,30 +117,39 @@ class _Chosen:
 
 
 class Walk:
-    """A tree that was walked: `leaves` in JAX's order, each with its name and keys.
+    """A tree that was walked: the name and the keys of each leaf, in JAX's order. Its
+    leaves are not here: `walk_of` gives them.
 
     Of its nodes only types and static values are kept. So the walk of one tree stands
-    for that of another one like it, of which `again` gives the leaves.
+    for that of another one like it, of which `leaves_of_like` gives the leaves.
     """
 
-    def __init__(self, tree: PyTree, is_leaf: IsLeaf = None):
-        self.above = ""
+    def __init__(self, above: str = ""):
+        # The name of the tree.
+        self.above = above
         self.values = Values()
         self.layers: list[Layer] = []
-        # The results of `once`, each with the objects that it keeps.
-        self._made: dict[Any, tuple[object, Any]] = {}
-        # How nodes of each type are opened; None for leaves.
-        self._ways: dict[type, Any] = {_Chosen: None}
-        found = self._descend(tree, is_leaf)
         # The number, in the order of the layers, of each leaf in JAX's order.
-        self.order: list[int] = self._find_order()
-        self.leaves: list[Any] = list(map(found.__getitem__, self.order))
-        # Whether it is kept for a later tree.
-        self.is_kept = len(found) <= _MAX_LEAVES
+        self.order: list[int] = []
+        # The results of `kept_result`, each with the objects that it keeps.
+        self._made: dict[Any, tuple[object, Any]] = {}
+        # What opens the nodes of each type; None for leaves.
+        self._openers: dict[type, Opener | None] = {_Chosen: None}
 
-    def _descend(self, tree: PyTree, is_leaf: IsLeaf) -> list[Any]:
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is kept for a later tree."""
+        return len(self.order) <= _MAX_LEAVES
+
+    def descend(self, tree: PyTree, is_leaf: IsLeaf) -> list[Any]:
+        """Opens all nodes of a tree. **Returns:** its leaves, in JAX's order."""
+        found = self._open_layers(tree, is_leaf)
+        self.order = self._find_order()
+        return list(map(found.__getitem__, self.order))
+
+    def _open_layers(self, tree: PyTree, is_leaf: IsLeaf) -> list[Any]:
         """Opens all nodes. **Returns:** the leaves, layer by layer."""
-        ways, statics = self._ways, Statics(self.values)
+        openers, statics = self._openers, Statics(self.values)
         nodes, found = [tree], []
         # How many nodes and leaves there are.
         size = 0
@@ -153,22 +162,26 @@ class Walk:
             leaves: list[int] = []
             below: list[Any] = []
             for cls, places in _opening.by_signature(types).items():
-                if cls not in ways:
-                    ways[cls] = _opening.way(cls, nodes[places[0]])
-                if ways[cls] is None:
+                if cls not in openers:
+                    openers[cls] = _opening.opener_of(cls, nodes[places[0]])
+                opener = openers[cls]
+                if opener is None:
                     leaves += places
                     continue
-                for opened in ways[cls](cls, _pick(places, nodes)):
-                    kind, letters, inner, children, by_node, data = opened
-                    own = _pick(inner, places)
-                    columns = [statics.column(x, kind.how, cls) for x in data]
-                    numbers, kept = [x for x, _ in columns], [x for _, x in columns]
-                    start = len(below)
+                for one in opener(cls, _pick(places, nodes)):
+                    columns = [statics.column(x, one.kind.how, cls) for x in one.data]
                     group = Group(
-                        cls, kind, letters, own, start, by_node, numbers, kept
+                        cls=cls,
+                        kind=one.kind,
+                        letters=one.letters,
+                        places=_pick(one.numbers, places),
+                        start=len(below),
+                        by_node=one.by_node,
+                        numbers=[x for x, _ in columns],
+                        kept=[x for _, x in columns],
                     )
                     groups.append(group)
-                    below += children
+                    below += one.children
             leaves.sort()
             self.layers.append(Layer(len(types), groups, leaves))
             found += _pick(leaves, nodes)
@@ -227,9 +240,10 @@ class Walk:
             for cls, groups in by_type.items():
                 places = sorted(it.chain.from_iterable(x.places for x in groups))
                 number_of = {place: i for i, place in enumerate(places)}
-                inner = [[number_of[x] for x in group.places] for group in groups]
-                way, pick = self._ways[cls], _picker(places)
-                types.append(TypeCheck(cls, way, pick, groups, inner))
+                numbers = [[number_of[x] for x in group.places] for group in groups]
+                opener = self._openers[cls]
+                assert opener is not None
+                types.append(TypeCheck(cls, opener, _picker(places), groups, numbers))
             out.append(LayerCheck(layer.size, _picker(layer.leaves), types))
         return out
 
@@ -238,7 +252,7 @@ class Walk:
         """Sorts leaves that are in the order of the layers."""
         return _picker(self.order)
 
-    def again(self, tree: PyTree) -> list[Any] | None:
+    def leaves_of_like(self, tree: PyTree) -> list[Any] | None:
         """The leaves of a tree, if its nodes are of the same types and have the same
         static values: so that all else that the walk says is true of it. Leaves may be
         of other types, as those of a skeleton."""
@@ -251,7 +265,7 @@ class Walk:
             leaves += pick_leaves(nodes)
             below: list[Any] = []
             for check in types:
-                children = _open_again(check, check.pick(nodes), likeness)
+                children = _children_of_like(check, check.pick_nodes(nodes), likeness)
                 if children is None:
                     return None
                 below += children
@@ -262,10 +276,11 @@ class Walk:
             return None
         return list(self._sort(leaves))
 
-    def once(self, key: object, keeps: object, make: Callable[[], T]) -> T:
+    def kept_result(self, key: object, keeps: object, make: Callable[[], T]) -> T:
         """The result of `make`, which is called once for each key: all trees that have
         this walk share what it made. `keeps`: objects whose `id` is in the key, which
-        are kept so that no others get it."""
+        are kept so that no others get it. So the facts of a record have the key
+        `("facts", id(record))`, and keep the record."""
         found = self._made.get(key)
         if found is None:
             found = keeps, make()
@@ -276,17 +291,15 @@ class Walk:
 
     # ---- Names.
 
-    def at(self, above: str) -> "Walk":
+    def named(self, above: str) -> "Walk":
         """The same, if the name of the tree is `above`."""
         if above == self.above:
             return self
-        return self.once(("at", above), None, lambda: self._at(above))
+        return self.kept_result(("named", above), None, lambda: self._named(above))
 
-    def _at(self, above: str) -> "Walk":
-        other = object.__new__(Walk)
-        other.above, other.layers, other.values = above, self.layers, self.values
-        other.order, other.is_kept = self.order, self.is_kept
-        other._made, other.leaves = {}, []
+    def _named(self, above: str) -> "Walk":
+        other = Walk(above)
+        other.layers, other.values, other.order = self.layers, self.values, self.order
         return other
 
     @ft.cached_property
@@ -382,6 +395,12 @@ class Walk:
         return {group.cls for layer in self.layers for group in layer.groups}
 
 
+def walk_of(tree: PyTree, is_leaf: IsLeaf = None) -> tuple[Walk, list[Any]]:
+    """A walk of a tree, and its leaves in JAX's order."""
+    walk = Walk()
+    return walk, walk.descend(tree, is_leaf)
+
+
 # ---- Parts of a layer.
 
 
@@ -404,26 +423,25 @@ def _picker(places: Sequence[int]) -> Callable[[Any], Sequence[Any]]:
 # ---- A tree that may be like another.
 
 
-def _open_again(
+def _children_of_like(
     check: TypeCheck, nodes: Sequence[Any], likeness: Likeness
 ) -> list[Any] | None:
     """The children of all nodes of a type in a layer, if their kinds and static values
     are those of the walk."""
     if {*map(type, nodes)} != {check.cls}:
         return None
-    found = check.way(check.cls, nodes)
+    found = check.opener(check.cls, nodes)
     if len(found) != len(check.groups):
         return None
     below: list[Any] = []
-    for opened, group, own in zip(found, check.groups, check.inner):
-        kind, letters, inner, children, by_node, data = opened
-        is_like = (kind, letters, by_node) == (group.kind, group.letters, group.by_node)
-        rows = zip(data, group.kept, group.numbers)
-        if not (is_like and inner == own):
+    for one, group, numbers in zip(found, check.groups, check.numbers):
+        ours = group.kind, group.letters, group.by_node, numbers
+        if (one.kind, one.letters, one.by_node, one.numbers) != ours:
             return None
-        if not all(likeness.is_same(*x, kind.how, check.cls) for x in rows):
+        columns, how = zip(one.data, group.kept, group.numbers), one.kind.how
+        if not all(likeness.is_same(*x, how, check.cls) for x in columns):
             return None
-        below += children
+        below += one.children
     return below
 
 
@@ -475,13 +493,12 @@ def find_walk(tree: PyTree) -> tuple[Walk, list[Any]]:
     """The walk of a tree, or of an earlier one like it, and the leaves of the tree."""
     global _last
     for known in _last:
-        leaves = known.again(tree)
+        leaves = known.leaves_of_like(tree)
         if leaves is not None:
             if _last[0] is not known:
                 _last = [known, *(x for x in _last if x is not known)][:_MAX_WALKS]
             return known, leaves
-    walk = Walk(tree)
-    leaves, walk.leaves = walk.leaves, []
+    walk, leaves = walk_of(tree)
     if walk.is_kept:
         _last = [walk, *_last][:_MAX_WALKS]
     return walk, leaves
