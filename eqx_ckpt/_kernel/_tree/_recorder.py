@@ -5,7 +5,7 @@ import itertools as it
 import json
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +17,18 @@ from ._statics import Values
 from ._walk import Group, Walk
 
 
+# Stands for the value of an array that is not stored.
+_ARRAY = {"unknown": ["", "array"]}
+
+
+class _LeftOut(NamedTuple):
+    """The encoded value of a leaf that is not stored, as JSON and as what that is
+    of."""
+
+    text: str
+    encoded: Any
+
+
 def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRecord:
     """The record of a tree of which the `chosen` leaves are stored. That of a walk that
     is kept is made once for all trees like it."""
@@ -25,7 +37,7 @@ def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRec
     if not walk.is_kept:
         return make()
     # A skeleton has the record of what it is one of.
-    others = tuple((text, type(leaves[i])) for i, (text, _) in left_out.items())
+    others = tuple((own.text, type(leaves[i])) for i, own in left_out.items())
     key = "record", bytes(chosen), tuple(own_types.items()), others
     return walk.kept_result(key, None, make)
 
@@ -41,10 +53,9 @@ def _own_types(leaves: Sequence[Any], chosen: Sequence[bool]) -> dict[int, type]
 
 def _left_out(
     walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]
-) -> dict[int, tuple[str, Any]]:
-    """The values of the leaves that are not stored, by their numbers: of each its JSON,
-    and what that is of."""
-    known: dict[Any, tuple[str, Any]] = {}
+) -> dict[int, _LeftOut]:
+    """The leaves that are not stored, by their numbers."""
+    known: dict[Any, _LeftOut] = {}
     out = {}
     for number in it.compress(range(len(leaves)), map(operator.not_, chosen)):
         x = leaves[number]
@@ -52,21 +63,21 @@ def _left_out(
         if own not in known:
             is_array = isinstance(x, (jax.Array, np.ndarray))
             made = _ARRAY if is_array else _codec.encode(x, own[1])
-            known[own] = json.dumps(made), made
+            known[own] = _LeftOut(json.dumps(made), made)
         out[number] = known[own]
     return out
 
 
-_ARRAY = {"unknown": ["", "array"]}
-
-
 class _Recorder:
+    """Makes the `record` of a walk: first the rows of its leaves, and then those of its
+    nodes from below. What is alike has one row."""
+
     def __init__(
         self,
         walk: Walk,
         leaves: Sequence[Any],
         own_types: dict[int, type],
-        left_out: dict[int, tuple[str, Any]],
+        left_out: dict[int, _LeftOut],
     ):
         self._values = Values(walk.values)
         self._kinds: dict[Kind, int] = {}
@@ -121,7 +132,7 @@ class _Recorder:
         self,
         leaves: Sequence[Any],
         own_types: dict[int, type],
-        left_out: dict[int, tuple[str, Any]],
+        left_out: dict[int, _LeftOut],
     ) -> list[int]:
         out = [LEAF] * len(leaves)
         for number, cls in own_types.items():
