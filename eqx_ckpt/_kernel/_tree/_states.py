@@ -179,13 +179,15 @@ def match_entries(
     state: str, wanted: Labels, saved: Labels, looks: Looks
 ) -> dict[int, int | None]:
     """For each position in one State, the position in another that its label leads to,
-    or None: by a name that both have of the StateIndex; else by its marker, without the
-    name of the class; else, unless both have names, by a marker that ends the name of
-    the other. Where several lead to one position, the one that does so by the first of
-    these ways has it.
+    or None. These ways are tried in turn:
 
-    If one of the two has no labels at all, only the order is left. A State has none if
-    it comes without its model, and its markers are objects.
+    0. a name of the StateIndex that both have;
+    1. its marker, without the name of the class;
+    2. unless both have names, a marker that ends the name of the other.
+
+    Where several lead to one position, the one that does so by the first of these ways
+    has it. If one of the two has no labels at all, only the order is left. A State has
+    none if it comes without its model, and its markers are objects.
 
     **Raises:** `RuntimeError` if that could have changed unseen.
     """
@@ -217,7 +219,7 @@ def match_entries(
 
 
 class _Led(NamedTuple):
-    """The position that a label leads to, and by which of the ways."""
+    """The position that a label leads to, and by which way of `match_entries`."""
 
     place: int | None
     way: int
@@ -235,35 +237,38 @@ def _finder(known: Mapping[int, Label]) -> Callable[[Label], _Led]:
     by_path = _grouped(
         (_state_labels.path_of(label), at) for at, label in known.items()
     )
-    # Of each label the paths whose ends are compared. Two labels that have names, and
-    # none in common, are of two layers, even if the one's name ends as the other's.
-    ends = [
-        (at, is_name, words)
-        for at, label in known.items()
-        for is_name, words in _paths(label)
-    ]
-    named = {at for at, label in known.items() if label.names}
+    # The paths whose ends are compared, each with the position of its label.
+    ends = [(at, *path) for at, label in known.items() for path in _paths(label)]
+
+    def of_same_name(label: Label) -> set[int]:
+        return {at for name in label.names for at in by_name.get(name, ())}
+
+    def of_same_marker(label: Label) -> set[int]:
+        return by_path.get(_state_labels.path_of(label), set())
+
+    def of_nearest_end(label: Label) -> set[int]:
+        near: dict[int, int] = {}
+        for is_name, words in _paths(label):
+            for at, is_other_name, others in ends:
+                # Two labels that have names, and none in common, are of two layers,
+                # even if the one's name ends as the other's.
+                if label.names and known[at].names:
+                    continue
+                short, long = sorted((words, others), key=len)
+                if is_name != is_other_name and long[-len(short) :] == short:
+                    extra = len(long) - len(short)
+                    near[at] = min(near.get(at, extra), extra)
+        return {at for at, extra in near.items() if extra == min(near.values())}
+
+    ways = [of_same_name, of_same_marker]
+    if len(ends) * len(known) <= _MAX_PAIRS:
+        ways.append(of_nearest_end)
 
     def find_entry(label: Label) -> _Led:
-        way = 0
-        found = {at for name in label.names for at in by_name.get(name, ())}
-        if not found and label.marker is not None:
-            way = 1
-            found = by_path.get(_state_labels.path_of(label), set())
-        if not found:
-            way = 2
-            near: dict[int, int] = {}
-            own = _paths(label) if len(ends) * len(known) <= _MAX_PAIRS else []
-            for is_name, words in own:
-                for at, is_other_name, others in ends:
-                    if label.names and at in named:
-                        continue
-                    short, long = sorted((words, others), key=len)
-                    if is_name != is_other_name and long[-len(short) :] == short:
-                        extra = len(long) - len(short)
-                        near[at] = min(near.get(at, extra), extra)
-            found = {at for at, n in near.items() if n == min(near.values())}
-        return _Led(min(found) if len(found) == 1 else None, way)
+        for way, find in enumerate(ways):
+            if found := find(label):
+                return _Led(min(found) if len(found) == 1 else None, way)
+        return _Led(None, len(ways))
 
     return find_entry
 
