@@ -17,8 +17,8 @@ from ._large_leaf import LargeLeaf
 from ._reader import Reader, StoredRead
 
 
-# In place of a `ChunkLeaf.array`: where TensorStore has no driver, each part is read
-# into memory first, and opened from there.
+# In place of an array: where TensorStore has no driver, each part is read into memory
+# first, and opened from there.
 LATER = object()
 
 
@@ -46,10 +46,9 @@ class _ChunkPart(NamedTuple):
 
 
 class ChunkLeaf(LargeLeaf[_ChunkPart]):
-    """A leaf that is read by the chunks that are touched. `array` is what TensorStore
-    reads them from, if it takes part.
+    """A leaf that is read by the chunks that are touched.
 
-    `is_exact`: of the one view no more than its bytes are read, which are not verified.
+    `is_read_by_tensorstore`: an array of TensorStore has to be given to `read_from`.
     """
 
     def __init__(self, reader: Reader, read: StoredRead):
@@ -60,25 +59,20 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         # What is compressed may be as long, and TensorStore decodes it into memory of
         # its own.
         self.copies = 1 if t.codec is None else 3
+        self._array: Any = None
+        self._is_exact = _reads_exactly(reader, read)
         # TensorStore decodes chunks of other formats. All others are bytes of files.
-        self.array: Any = None
-        self.is_decoded = source.is_scattered(record)
-        self.is_exact = (
-            reader.digests is None
-            and read.views is not None
-            and len(self.views) == 1
-            and not self.views[0].arrays
-            and t.codec is None
-            and not source.is_contiguous(record)
-            and not (source.root.is_remote and source.has_digests)
-            and source.directory.has_driver()
-        )
+        self.is_read_by_tensorstore = self._is_exact or source.is_scattered(record)
         self.chunks = _kept.touched(t, read.views)
         source.check(record, self.chunks)
 
+    def read_from(self, array: Any) -> None:
+        """Has TensorStore read the chunks, from this array, or from `LATER`."""
+        self._array = array
+
     def _parts(self) -> Iterator[_ChunkPart]:
         t, picks = self.template, [view.ranges for view in self.views]
-        if self.is_exact:
+        if self._is_exact:
             (view,), (array,) = self.views, self.arrays
             wanted = [_WantedPart(array.reshape(view.picked_shape), (), ())]
             yield self._part(range(0), view.slices(), view.picked_shape, wanted, True)
@@ -122,7 +116,7 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         into = part.into
         if into is None:
             into = _arrays.aligned(part.shape, _template.dtype_of(self.template.stored))
-        start = self._start_chunks if self.array is None else self._start_array
+        start = self._start_chunks if self._array is None else self._start_array
         arrived = start(part, into)
 
         def read() -> np.ndarray:
@@ -132,9 +126,9 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         return read
 
     def _start_array(self, part: _ChunkPart, into: np.ndarray) -> Callable[[], None]:
-        source, array = self.reader.source, self.array
+        source, array = self.reader.source, self._array
         wait = source.directory.wait
-        if array is not LATER and not self.is_exact:
+        if array is not LATER and not self._is_exact:
             return ft.partial(wait, _arrays.start_read(array, into, part.region))
 
         def read() -> None:  # It begins once a thread is free for it.
@@ -178,6 +172,22 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         for array, to, fro in part.wanted if part.into is None else ():
             some, place = data[_view.mesh(fro, data.shape)], _view.mesh(to, array.shape)
             _reader.put(some, array, place, self.read.conversion, self.lost)
+
+
+def _reads_exactly(reader: Reader, read: StoredRead) -> bool:
+    """Whether TensorStore reads just the bytes of what is asked for."""
+    source, record, views = reader.source, read.record, read.views
+    return (
+        reader.digests is None  # They are of whole chunks.
+        and views is not None
+        and len(views) == 1  # Several may share chunks.
+        and not views[0].arrays  # Rows by their numbers.
+        and source.template_as_read(record).codec is None
+        and not source.is_contiguous(record)  # There are no chunks.
+        # From a store, chunks of ours are read whole.
+        and not (source.root.is_remote and source.has_digests)
+        and source.directory.has_driver()
+    )
 
 
 def _read_ranges(

@@ -113,7 +113,7 @@ def _large_leaves(reader: Reader, reads: list[StoredRead]) -> list[LargeLeaf[Any
             leaf = _row_leaf.row_leaf(reader, one)
             if leaf is None:
                 leaf = ChunkLeaf(reader, one)
-                if leaf.is_exact or leaf.is_decoded:
+                if leaf.is_read_by_tensorstore:
                     own.append(leaf)
             leaves.append(leaf)
         except Exception as e:
@@ -122,7 +122,7 @@ def _large_leaves(reader: Reader, reads: list[StoredRead]) -> list[LargeLeaf[Any
     if own and source.directory.has_driver():
         arrays = source.open([(x.read.record, x.chunks) for x in own])
     for leaf, array in zip(own, arrays):
-        leaf.array = array
+        leaf.read_from(array)
     return leaves
 
 
