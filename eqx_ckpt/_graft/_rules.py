@@ -44,7 +44,10 @@ def lines(found: Iterable[NameRule], adapters: Mapping[str, str]) -> list[str]:
     name of the leaf."""
     rows = [f"    ({_raw(old)}, {_raw(new)})," for old, new in found]
     # Leaves whose names differ only in numbers have one pattern, and one row.
-    patterns = ((_rule([x], [x], 0, True).pattern, y) for x, y in adapters.items())
+    patterns = (
+        (_rule([x], [x], same=0, is_general=True).pattern, y)
+        for x, y in adapters.items()
+    )
     for pattern, adapter in dict.fromkeys(patterns):
         rows.append(f"    ({_raw(pattern)}, ec.adapters.{adapter}),")
     return ["ec.rename([", *rows, "])"] if rows else []
@@ -150,18 +153,22 @@ class _Task(NamedTuple):
             new = pattern.sub(rule.replacement, name)
             if new == name:
                 continue
-            # It changes a name that is to stay, or makes a wanted one of another name.
-            if moves[name] == name if name in moves else new in self.wanted:
+            if name not in moves:
+                if new in self.wanted:
+                    return None
+            elif moves[name] == name:  # It is to stay.
                 return None
-            if name in moves:
-                (right if new == moves[name] else wrong).add(name)
+            elif moves[name] == new:
+                right.add(name)
+            else:
+                wrong.add(name)
         return Effect(right, wrong)
 
 
 def _one_by_one(moves: Mapping[str, str]) -> list[NameRule]:
     """A rule for each name. None changes a name that another has made."""
     changed = {x: y for x, y in moves.items() if x != y}
-    out = [_rule([x], [_MADE + y], 0) for x, y in changed.items()]
+    out = [_rule([x], [_MADE + y], same=0) for x, y in changed.items()]
     return [*out, NameRule("^" + _MADE, "")] if out else []
 
 
@@ -214,6 +221,10 @@ def _ordered(
     make. Empty if that does not help."""
     rules = list(chosen)
     patterns = [re.compile(rule.pattern) for rule in rules]
+
+    def changes(i: int, name: str) -> bool:
+        return patterns[i].sub(rules[i].replacement, name) != name
+
     # By the number of each rule, those that have to come before it: the rules whose
     # names it would take; and, unless it marks the names that it makes, the rules that
     # would change these again.
@@ -223,8 +234,7 @@ def _ordered(
     for (i, (names, _)), (j, (_, wrong)) in it.permutations(effects, 2):
         if wrong & names:
             taken[j].add(i)
-        change = lambda x: patterns[j].sub(rules[j].replacement, x)
-        if any(change(moves[x]) != moves[x] for x in names):
+        if any(changes(j, moves[x]) for x in names):
             undoing[i].add(j)
     marked: set[int] = set()
     while True:
