@@ -12,11 +12,11 @@ all (`_group_pairs`). It takes the best pair of each until none is clear any mor
 does that three times, with other groups each time: see `LayerSide.groups`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from . import _layers, _leaf_kinds, _words
-from ._group_pairs import Bucket, FoundPairs, GroupPair
+from ._group_pairs import Bucket, FoundPairs, GroupPair, LayerPair
 from ._layers import LayerGroup, LayerSide, NamedLayer
 from ._leaf_kinds import LeafKind
 
@@ -63,28 +63,30 @@ class _Matching:
         self._done: tuple[set[str], set[str]] = set(), set()
         # The groups of the last level that may stand for each other.
         self._rest: list[tuple[list[LayerGroup], list[LayerGroup]]] = []
-        self._alike = Alike({}, {}, [], [])
-        self._squares: dict[str, tuple[str, ...]] = {}
 
     def match(self, level: int) -> None:
         """Pairs what is left, in groups of this level: see `LayerSide.groups`."""
-        groups = [
-            side.groups((x for x in side.layers if x.name not in done), level)
-            for side, done in zip(self._sides, self._done)
-        ]
         alike: dict[Any, tuple[list[LayerGroup], list[LayerGroup]]] = {}
-        for i, some in enumerate(groups):
-            for group in some:
+        for i, (side, done) in enumerate(zip(self._sides, self._done)):
+            layers = (x for x in side.layers if x.name not in done)
+            for group in side.groups(layers, level):
                 kinds = frozenset(layer.main for _, layer in group.members)
                 key = group.is_copy, kinds
                 alike.setdefault(key, ([], []))[i].append(group)
         self._rest = [both for both in alike.values() if all(both)]
+        self._take_all(self._buckets())
+
+    def _buckets(self) -> list[Bucket]:
         left = _MAX_PAIRS
         buckets = []
         for old, new in self._rest:
             left -= len(old) * len(new)
             if left >= 0:
                 buckets.append(Bucket(old, new, *self._sides))
+        return buckets
+
+    def _take_all(self, buckets: list[Bucket]) -> None:
+        """Takes the best pair of each bucket, in turns, until none is clear."""
         again = True
         while again:
             again = False
@@ -103,53 +105,51 @@ class _Matching:
 
     def found(self) -> Alike:
         """The leaves of all pairs, and those among which a choice is left."""
-        unclear = self._alike.unclear
-        for pair in self._pairs.pairs:
-            if self._pairs.is_elsewhere(*pair.first, 1):
-                unclear.append(Unclear(*map(_names_of, zip(*pair.layers))))
-                continue
-            for old, new in pair.layers:
-                self._pair_leaves(old, new, pair.ways)
-        # Squares are as they are where all others of that name are.
+        out = Alike({}, {}, [], [])
         usual = self._pairs.usual_ways
-        squares = [
-            name
-            for name, weights in self._squares.items()
-            if weights[0] != weights[1] or usual[weights] - {""}
-        ]
+        for pair in self._pairs.pairs:
+            if self._pairs.is_elsewhere(*pair.first, is_taken=True):
+                out.unclear.append(Unclear(*map(_names_of, zip(*pair.layers))))
+                continue
+            for layers in pair.layers:
+                for name, other, ways in self._leaf_pairs(layers, pair.ways):
+                    out.names[name] = other
+                    if ways[0]:
+                        out.adapters[other] = ways[0]
+                    weights = _layers.weight_names(layers)
+                    # Squares are as they are where all others of that name are.
+                    is_same = weights[0] == weights[1] and not usual[weights] - {""}
+                    if len(ways) > 1 and not is_same:
+                        out.squares.append(other)
         for both in self._rest:
-            left = [
-                [
-                    layer
-                    for group in some
-                    for _, layer in group.members
-                    if layer.name not in done
-                ]
-                for some, done in zip(both, self._done)
-            ]
+            left = list(map(_layers_left, both, self._done))
             if all(left):
-                unclear.append(Unclear(*map(_names_of, left)))
-        return self._alike._replace(squares=squares)
+                out.unclear.append(Unclear(*map(_names_of, left)))
+        return out
 
-    def _pair_leaves(
-        self, old: NamedLayer, new: NamedLayer, ways: frozenset[str]
-    ) -> None:
-        """Pairs the leaves of two layers, by an adapter if one needs it."""
+    def _leaf_pairs(
+        self, layers: LayerPair, usable: frozenset[str]
+    ) -> Iterator[tuple[str, str, list[str]]]:
+        """Leaves of two layers that stand for each other, and the adapter of each; of a
+        square weight all that it may take. A weight takes what all of its group can, if
+        there is such a one."""
         saved, wanted = (side.kinds for side in self._sides)
-        for role, name in old.leaves.items():
-            other = new.leaves.get(role)
+        for role, name in layers.old.leaves.items():
+            other = layers.new.leaves.get(role)
             if other is None:
                 continue
-            some = _leaf_kinds.fits(name, saved[name], other, wanted[other])
-            if not some:
-                continue
+            ways = _leaf_kinds.fits(name, saved[name], other, wanted[other])
             if role == "weight" and len(saved[name].shape) > 1:
-                some = [x for x in some if x in ways] or some
-                if len(some) > 1:
-                    self._squares[other] = _layers.weight_names((old, new))
-            self._alike.names[name] = other
-            if some[0]:
-                self._alike.adapters[other] = some[0]
+                ways = [x for x in ways if x in usable] or ways
+            else:
+                ways = ways[:1]
+            if ways:
+                yield name, other, ways
+
+
+def _layers_left(groups: list[LayerGroup], done: set[str]) -> list[NamedLayer]:
+    layers = (layer for group in groups for _, layer in group.members)
+    return [layer for layer in layers if layer.name not in done]
 
 
 def _names_of(layers: Iterable[NamedLayer]) -> list[str]:
@@ -160,8 +160,9 @@ def _names_of(layers: Iterable[NamedLayer]) -> list[str]:
 def may_be(a: str, b: str) -> bool:
     """Whether words of two names say that they are of one thing, or say nothing."""
     some, others = ({*_words.words(x)} for x in (a, b))
-    shared = some & others or not some or not others
-    return bool(shared) and not _words.are_opposites(some - others, others - some)
+    are_strangers = some and others and some.isdisjoint(others)
+    are_opposites = _words.are_opposites(some - others, others - some)
+    return not are_strangers and not are_opposites
 
 
 def is_copy(name: str) -> bool:

@@ -101,9 +101,11 @@ class FoundPairs:
         either = self._below_old[old] + self._below_new[new] - both
         return both / either if both else 0.0
 
-    def is_elsewhere(self, old: NamedLayer, new: NamedLayer, own: int) -> bool:
+    def is_elsewhere(self, old: NamedLayer, new: NamedLayer, is_taken: bool) -> bool:
         """Whether layers beside the old one and layers beside the new one are in pairs,
-        and none of them with each other. `own`: how often the two themselves count."""
+        and none of them with each other. `is_taken`: the two are a pair themselves,
+        which does not count."""
+        own = 1 if is_taken else 0
         olds = [x for x in _layers.nodes_above(old) if self._below_old[x] > own]
         news = [x for x in _layers.nodes_above(new) if self._below_new[x] > own]
         if not olds or not news:
@@ -144,13 +146,12 @@ class Bucket:
         self._pairs: dict[tuple[int, int], GroupPair] = {}
         for (i, j), pair in fitting.items():
             is_alone = old_counts[i] == new_counts[j] == 1
-            if not is_alone and _are_of_others(old[i], new[j]):
-                continue
-            if saved.is_in_block(pair.first.old) != wanted.is_in_block(pair.first.new):
+            if not self._may_stand(old[i], new[j], pair, is_alone):
                 continue
             distinct = WordPair(old_words[i], new_words[j])
+            are_told = any(old_words), any(new_words)
             self._pairs[i, j] = pair._replace(
-                telling=_telling_words(pair, distinct, any(old_words), any(new_words)),
+                telling=_telling_words(pair.lacked, distinct, *are_told),
                 is_alone=is_alone,
                 shares_words=self._share_words(old[i], new[j], pair),
             )
@@ -175,6 +176,15 @@ class Bucket:
         is_other_norm = "norm" in old.words & new.words and "attention" in elsewhere
         is_clear = bool(aligned) and not is_other_norm
         return GroupPair(layers, likeness, ways, is_clear, is_same, lacked)
+
+    def _may_stand(
+        self, old: LayerGroup, new: LayerGroup, pair: GroupPair, is_alone: bool
+    ) -> bool:
+        """Whether two groups that fit may stand for each other, by where they are."""
+        if not is_alone and _are_of_others(old, new):
+            return False
+        is_in_block = self._saved.is_in_block(pair.first.old)
+        return is_in_block == self._wanted.is_in_block(pair.first.new)
 
     def _common_ways(self, layers: Sequence[LayerPair]) -> frozenset[str]:
         """The ways in which the weights of all of these layers fit; none if other
@@ -268,7 +278,7 @@ def _is_clear(pair: GroupPair, found: FoundPairs) -> bool:
     is_apart = all(pair.telling) and not pair.is_alone
     if is_apart and not _share_below_words(pair, pair.telling, found):
         return False
-    return not found.is_elsewhere(*pair.first, 0)
+    return not found.is_elsewhere(*pair.first, is_taken=False)
 
 
 def _share_below_words(pair: GroupPair, words: WordPair, found: FoundPairs) -> float:
@@ -359,16 +369,17 @@ def _distinct_words(groups: list[LayerGroup]) -> list[set[str]]:
 
 
 def _telling_words(
-    pair: GroupPair, distinct: WordPair, is_old_told: bool, is_new_told: bool
+    lacked: WordPair, distinct: WordPair, is_old_told: bool, is_new_told: bool
 ) -> WordPair:
-    """Those of the words that the other group lacks that are `distinct`: they tell a
-    group from others of its side. On a side where no words tell groups apart (it is not
-    `told`), all that the other group lacks count, if that has distinct ones."""
-    old, new = distinct.old & pair.lacked.old, distinct.new & pair.lacked.new
+    """The words that tell the two groups apart: the other group lacks them, and they
+    are distinct, as not all groups of their side have them. A side that is not `told`
+    has no distinct words. There all that the other group lacks tell, if the other group
+    has words that do."""
+    old, new = distinct.old & lacked.old, distinct.new & lacked.new
     if new and not is_old_told:
-        old = pair.lacked.old
+        return WordPair(lacked.old, new)
     if old and not is_new_told:
-        new = pair.lacked.new
+        return WordPair(old, lacked.new)
     return WordPair(old, new)
 
 
