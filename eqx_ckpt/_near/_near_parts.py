@@ -51,11 +51,13 @@ class PartReport(NamedTuple):
 
 
 def choose_parts(
-    sources: Sequence[Sequence[int]], count: int, reports: Mapping[int, PartReport]
+    disks_of_part: Sequence[Sequence[int]],
+    count: int,
+    reports: Mapping[int, PartReport],
 ) -> list[list[int]]:
-    """Chooses the parts that each of `count` processes reads, if part `i` is on the
-    disks of the processes `sources[i]`: as few as have all that it needs. Where as many
-    processes have saved, its own is one of them."""
+    """Chooses the parts that each of `count` processes reads, where each part is on the
+    disks of some processes: as few as have all that it needs. Where as many processes
+    have saved, its own is one of them."""
     # Where parts differ in which leaves they have whole, all are read: such a leaf may
     # be nowhere else.
     are_alike = len({report.whole for report in reports.values()}) == 1
@@ -63,7 +65,11 @@ def choose_parts(
     for to in range(count):
         own = to if len(reports) == count else None
         # Parts that need not be moved are preferred; else not all take the same.
-        preference = lambda i: (i != own, to not in sources[i], (i - to) % len(reports))
+        preference = lambda i: (
+            i != own,
+            to not in disks_of_part[i],
+            (i - to) % len(reports),
+        )
         order = sorted(reports, key=preference)
         seen: set[str] = set()
         parts = []
@@ -154,6 +160,10 @@ class _PartedLeaf:
     arrays: list[Any]
     owned: bool = True
 
+    @property
+    def is_whole(self) -> bool:
+        return not self.to_come
+
     def take(self, part: int, result: ReadResult) -> None:
         """Takes the pieces of one part."""
         shapes = self.read.shapes
@@ -167,6 +177,11 @@ class _PartedLeaf:
                 self.arrays[wanted] = np.zeros(shape, array.dtype)
             self.arrays[wanted][to] = array
         del self.to_come[part]
+
+    def result(self) -> ReadResult:
+        """Gives away the regions, which have all come."""
+        arrays, self.arrays = self.arrays, []
+        return ReadResult(arrays, self.owned)
 
 
 class Parts:
@@ -228,13 +243,14 @@ class Parts:
             leaves = _checkpoint.source_of(self.open(number, file)).index.leaves
         except (OSError, DamagedError):
             return PartReport()
-        # A tree that does not fit `like` is an error of the load.
+        # If `like` does not fit, this part has no readers; the load itself raises that
+        # error.
         readers: set[int] = set()
         with contextlib.suppress(Exception):
             any_part = next(iter(self._opened))
             wanted = self._match(any_part).reads.values()
             readers = _readers(leaves, wanted, count)
-        regions = [leaves.record(i, True) for i in sorted(leaves.parts)]
+        regions = [leaves.record(i, known=True) for i in sorted(leaves.parts)]
         whole = [name for i, name in enumerate(leaves.names) if i not in leaves.parts]
         return PartReport(nbytes, _digest(regions), _digest(whole), sorted(readers))
 
@@ -261,16 +277,15 @@ class Parts:
             for batch in batches:
                 with contextlib.closing(self._completed(batch, numbers)) as completed:
                     for leaf in completed:
-                        builder.add(leaf.read, ReadResult(leaf.arrays, leaf.owned))
+                        builder.add(leaf.read, leaf.result())
                         advance(leaf.read.nbytes, 1)
-                        leaf.arrays = []
         return matched.tree(builder.finish("the near step"))
 
     def _completed(
         self, leaves: Sequence[_PartedLeaf], numbers: Sequence[int]
     ) -> Generator[_PartedLeaf, None, None]:
         """Reads some leaves, part by part. Gives each leaf once all of it has come."""
-        yield from [leaf for leaf in leaves if not leaf.to_come]  # Without elements.
+        yield from [leaf for leaf in leaves if leaf.is_whole]  # Without elements.
         leaf_of = {i: leaf for leaf in leaves for i in leaf.read.leaves}
         for number in numbers:
             reads = [leaf.to_come[number] for leaf in leaves if number in leaf.to_come]
@@ -278,7 +293,7 @@ class Parts:
                 for read, result in results:
                     leaf = leaf_of[read.leaves[0]]
                     leaf.take(number, result)
-                    if not leaf.to_come:
+                    if leaf.is_whole:
                         yield leaf
 
 
@@ -306,7 +321,7 @@ def _record(source: Source, wanted: LeafRead) -> LeafRecord | None:
     leaf_index = leaves.leaf_indices.get(wanted.record.name)
     if leaf_index is None:
         return None
-    found = leaves.record(leaf_index, True)
+    found = leaves.record(leaf_index, known=True)
     return found if found.whole.shape == wanted.record.template.shape else None
 
 
@@ -356,7 +371,7 @@ def _readers(leaves: Leaves, wanted: Iterable[LeafRead], count: int) -> set[int]
         if key in seen:
             continue
         seen.add(key)
-        held = _held_regions(0, leaves.record(leaf_index, True))
+        held = _held_regions(0, leaves.record(leaf_index, known=True))
         for region, processes in _holders(one.target, count):
             if not found.issuperset(processes):
                 if any(_overlap(region, other.region) for other in held):
