@@ -78,7 +78,7 @@ class _Candidate(NamedTuple):
                     f"the leaf `{record.name}` as {_leaf.show(record.template)}, which "
                     f"is saved as {_leaf.show(leaf.template)}"
                 )
-        self._check_nodes(dict(zip(function.leaves, names)))
+        self._check_nodes_moved_whole(dict(zip(function.leaves, names)))
         leaf_indices = {name: i for i, name in enumerate(self.new.by_name)}
         leaves = list(map(leaf_indices.__getitem__, names))
         stored = stored._replace(leaves=leaves, baked=self._baked())
@@ -114,39 +114,48 @@ class _Candidate(NamedTuple):
         **Raises:** `ValueError` if there is none.
         """
         origin = self._origin(record.leaf_index)
-        moved = self.new.unchanged.get(origin, [])
-        derived = self.new.derived.get(origin, [])
+        moved = self.new.unchanged.get(origin)
+        if moved:
+            return self._free(record, moved, taken)[0]
         last = record.name.rpartition(".")[2]
-        some = moved or [x for x in derived if x.name.rpartition(".")[2] == last]
-        free = [x for x in some if x.name not in taken]
-        if some and not free:
-            raise self._lost_error(
-                f"the leaf `{record.name}` besides `{some[0].name}`, which stands for "
-                "another of its leaves: save it under two names"
-            )
-        if not free or (not moved and len(free) > 1):
+        derived = self.new.derived.get(origin, [])
+        alike = [x for x in derived if x.name.rpartition(".")[2] == last]
+        free = self._free(record, alike, taken) if alike else []
+        if len(free) != 1:
             several = ", and several leaves are computed of it" if free else ""
             what = f"the leaf `{record.name}`, which is not saved{several}"
             raise self._lost_error(what)
         return free[0]
 
-    def _check_nodes(self, became: dict[str, str]) -> None:
-        """Checks the names that leaves of the function `became`. Where one is computed
-        of a leaf of another name, all that the function uses of its node has to have
-        moved with it.
+    def _free(
+        self, record: LeafRecord, leaves: list[PlannedLeaf], taken: set[str]
+    ) -> list[PlannedLeaf]:
+        """Those of the leaves that a leaf may have become that are none of those
+        `taken`.
+
+        **Raises:** `ValueError` if all are.
+        """
+        free = [x for x in leaves if x.name not in taken]
+        if not free:
+            raise self._lost_error(
+                f"the leaf `{record.name}` besides `{leaves[0].name}`, which stands "
+                "for another of its leaves: save it under two names"
+            )
+        return free
+
+    def _check_nodes_moved_whole(self, new_names: dict[str, str]) -> None:
+        """Checks the new names of the leaves of the function. Where one is computed of
+        a leaf of another name, all that the function uses of its node has to have moved
+        with it.
 
         **Raises:** `ValueError` where it has not.
         """
         derived = {x.name for some in self.new.derived.values() for x in some}
-        for old, name in became.items():
+        for old, name in new_names.items():
             if name == old or name not in derived:
                 continue
-            # The node that has moved: both names without the end that they have in
-            # common.
-            before, after = old.split("."), name.split(".")
-            while before and after and before[-1] == after[-1]:
-                before, after = before[:-1], after[:-1]
-            for other, now in became.items():
+            before, after = _without_common_end(old, name)
+            for other, now in new_names.items():
                 parts, depth = other.split("."), len(before)
                 is_inside = parts[:depth] == before
                 if is_inside and now.split(".") != [*after, *parts[depth:]]:
@@ -187,6 +196,15 @@ class _Candidate(NamedTuple):
             'saved. Leave functions out with `functions="drop"`, or say which there '
             "are to be, `functions={...}`."
         )
+
+
+def _without_common_end(old: str, new: str) -> tuple[list[str], list[str]]:
+    """The parts of two names of a leaf without those at the end that are the same: the
+    node that has moved, before and after."""
+    before, after = old.split("."), new.split(".")
+    while before and after and before[-1] == after[-1]:
+        before, after = before[:-1], after[:-1]
+    return before, after
 
 
 def keep(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
@@ -236,6 +254,8 @@ def _sources(leaves: Iterable[PlannedLeaf]) -> list[Source]:
 
 
 def _sort_leaves(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
+    """The leaves that are saved, sorted by what they are of one checkpoint: an array of
+    it, or computed of one alone."""
     new = _NewLeaves({leaf.name: leaf for leaf in leaves}, {}, {})
     for leaf in leaves:
         if not isinstance(leaf.value, LazySource):
