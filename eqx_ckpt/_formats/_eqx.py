@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from .._kernel._format import _json, _names, _template, _text
 from .._kernel._load._source import Source
 from .._kernel._tree import _flatten, _folding, _leaf, _states, _target
+from .._kernel._tree._flatten import Flat
 from .._zips import _probe
 from .._zips._probe import Probe
 from .._zips._window import Window
@@ -49,9 +50,20 @@ def open_source(probe: Probe, like: PyTree) -> Source | None:
     metadata = _json.parse(line, "its first line") if line else None
     flat = _flatten.flatten(like, None)
     window = Window(probe.directory, key, np.empty(_WINDOW, np.uint8))
-    leaves: list[ForeignLeaf] = []
-    places: dict[int, int] = {}
-    at = len(line) + 1 if line else 0
+    found = _leaves(window, len(line) + 1 if line else 0, flat)
+    entries = _states.state_entries(flat)
+    places = {number: place for place, number in enumerate(found)}
+    labels = {places[n]: x.label for n, x in entries.items() if n in places}
+    leaves = list(found.values())
+    return _foreign_index.source(
+        probe, "eqx", [key], leaves, metadata=metadata, labels=labels
+    )
+
+
+def _leaves(window: Window, at: int, flat: Flat) -> dict[int, ForeignLeaf]:
+    """The leaves of `like`, by their numbers in it, whose records follow each other
+    from `at` on."""
+    leaves: dict[int, ForeignLeaf] = {}
     for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
         if not _leaf.is_own(leaf):
             continue
@@ -67,22 +79,17 @@ def open_source(probe: Probe, like: PyTree) -> Source | None:
         known, wanted = _template.dtype_of(dtype.name), target.shape
         if header.dtype != known.str.replace("|", "<") or header.shape != wanted:
             shown = f"{_folding.short_array(dtype.name, wanted)}, `{name}`"
-            raise _other(header, len(leaves), shown)
+            raise _mismatch_error(header, len(leaves), shown)
         t = _foreign_index.template(target.kind, dtype.name, wanted, keys)
         at = header.stop
-        places[number] = len(leaves)
-        leaves.append(ForeignLeaf(name, t, 0, at, header.strides))
+        leaves[number] = ForeignLeaf(name, t, 0, at, header.strides)
         at += t.nbytes
     if window.read_range(at, at + 1).size:
         raise ValueError(
             f"it has more than the {len(leaves)} records that `like` has leaves: it is "
             f"of another tree{_CURE}"
         )
-    entries = _states.state_entries(flat)
-    labels = {places[n]: x.label for n, x in entries.items() if n in places}
-    return _foreign_index.source(
-        probe, "eqx", [key], leaves, metadata=metadata, labels=labels
-    )
+    return leaves
 
 
 def _line(probe: Probe, key: str) -> bytes | None:
@@ -126,7 +133,7 @@ def _header(window: Window, at: int, name: str, number: int) -> NpyHeader:
     return _numpy.read_header(window, at, which)
 
 
-def _other(header: NpyHeader, number: int, wanted: str) -> ValueError:
+def _mismatch_error(header: NpyHeader, number: int, wanted: str) -> ValueError:
     return ValueError(
         f"the record {number} of it is {_shown(header)}, where `like` has {wanted}: it "
         f"is of another tree, or in another order{_CURE}"
