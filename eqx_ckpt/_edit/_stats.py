@@ -68,9 +68,10 @@ _LINES = 200
 def short(x: object) -> str:
     if x is None:
         return ""
-    if isinstance(x, int):
-        return str(x) if abs(x) < 10**12 else f"{x:.4g}" if abs(x) < 10**300 else "..."
-    return f"{x:.4g}"
+    if isinstance(x, int) and abs(x) < 10**12:
+        return str(x)
+    is_too_large = isinstance(x, int) and abs(x) >= 10**300  # To be a float.
+    return "..." if is_too_large else f"{x:.4g}"
 
 
 @_arguments.checked()
