@@ -14,6 +14,9 @@ import tensorstore as ts
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOCK = 2**17  # What a block makes at most.
 _RAW, _RLE, _PACKED = 0, 1, 2
+# Bits: of the byte that describes a frame, that a checksum ends it; of the head of a
+# block, that no other follows.
+_CHECKSUM, _LAST_BLOCK = 4, 1
 # TensorStore refuses files of a zip that are more often as large as they are packed.
 _MAX_RATIO = 1000
 
@@ -23,22 +26,22 @@ def decode(data: bytes, most: int) -> bytes:
 
     **Raises:** `ValueError` if it could be more, or it is not one whole frame.
     """
-    size, block, last, end, total = _walk(data, most)
-    if size is not None:
-        return _decode(data, size)
+    frame = _walk(data, most)
+    if frame.size is not None:
+        return _decode(data, frame.size)
     # It goes on with a mark and then zeros, and without its checksum: so there are as
     # many bytes as are read, and the mark says how many of them were its own.
     mark = secrets.token_bytes(16)
-    rest = total
+    rest = frame.max_total
     blocks = [_block(_RAW, len(mark), rest == 0) + mark]
     while rest:
-        size = min(rest, block)
-        rest -= size
-        blocks.append(_block(_RLE, size, rest == 0) + b"\0")
-    out = bytearray(data[:end])
-    out[4] &= ~4
-    out[last] &= ~1
-    made = _decode(bytes(out) + b"".join(blocks), total + len(mark))
+        count = min(rest, frame.max_block)
+        rest -= count
+        blocks.append(_block(_RLE, count, rest == 0) + b"\0")
+    out = bytearray(data[: frame.end])
+    out[4] &= ~_CHECKSUM
+    out[frame.last] &= ~_LAST_BLOCK
+    made = _decode(bytes(out) + b"".join(blocks), frame.max_total + len(mark))
     body, found, _ = made.partition(mark)
     if not found:
         raise ValueError("a frame of zstd is damaged")
@@ -46,12 +49,13 @@ def decode(data: bytes, most: int) -> bytes:
 
 
 def _block(kind: int, size: int, is_last: bool) -> bytes:
-    return (is_last | kind << 1 | size << 3).to_bytes(3, "little")
+    """The head of a block."""
+    return (_LAST_BLOCK * is_last | kind << 1 | size << 3).to_bytes(3, "little")
 
 
 class _Frame(NamedTuple):
     """Bounds of a frame: the decoded bytes, if it says so; the most that a block makes,
-    and that all of them make; and where the last block lies."""
+    and that all of them make; and from where to where the last block lies."""
 
     size: int | None
     max_block: int
@@ -61,9 +65,11 @@ class _Frame(NamedTuple):
 
 
 def _walk(data: bytes, most: int) -> _Frame:
+    """The bounds of a frame, by the heads of its blocks. **Raises:** `ValueError` as
+    `decode`."""
     if len(data) < 6 or not data.startswith(_MAGIC) or data[4] & 0b1011:
         raise ValueError("a frame of zstd is damaged, or needs a dictionary")
-    is_single, has_checksum = bool(data[4] & 32), bool(data[4] & 4)
+    is_single, has_checksum = bool(data[4] & 32), bool(data[4] & _CHECKSUM)
     at = 5 if is_single else 6
     width = (is_single, 2, 4, 8)[data[4] >> 6]
     size = int.from_bytes(data[at : at + width], "little") + 256 * (width == 2)
@@ -74,7 +80,7 @@ def _walk(data: bytes, most: int) -> _Frame:
     is_last = False
     while not is_last:
         head = int.from_bytes(data[at : at + 3], "little")
-        is_last, kind, length = bool(head & 1), head >> 1 & 3, head >> 3
+        is_last, kind, length = bool(head & _LAST_BLOCK), head >> 1 & 3, head >> 3
         last = at
         at += 4 if kind == _RLE else 3 + length
         total += block if kind == _PACKED else length
