@@ -197,7 +197,7 @@ class Play:
             if call.what == "plan":
                 raise OSError("bad tree")
         with processes.share_errors():
-            accounts = processes.gather(account.encode(), alike=True)
+            accounts = processes.gather_accounts(account.encode())
             if not processes.broadcast(b"+" if len(set(accounts)) == 1 else b""):
                 processes.gather()
                 if processes.leads:

@@ -88,6 +88,11 @@ class CallEnd(NamedTuple):
     silent: Sequence[int] = ()
     is_vague: bool = False
 
+    @classmethod
+    def for_nobody(cls) -> "CallEnd":
+        """The end of a number at which calls have not met: all go on to the next."""
+        return cls("", [])
+
     def encode(self) -> bytes:
         return ERROR + json.dumps(self).encode()
 

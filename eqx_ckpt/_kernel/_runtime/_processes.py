@@ -49,7 +49,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jax._src import distributed
 
@@ -110,13 +110,14 @@ class Processes:
         """
         yield
 
-    def gather(self, word: bytes = b"", alike: bool = False) -> list[bytes]:
-        """The words of all processes, in order, in process 0; in the others nothing.
-
-        `alike`: the words of the first round are the accounts of the calls. If they
-        differ, process 0 has to make it an error in all.
-        """
+    def gather(self, word: bytes = b"") -> list[bytes]:
+        """The words of all processes, in order, in process 0; in the others nothing."""
         return [word]
+
+    def gather_accounts(self, account: bytes) -> list[bytes]:
+        """The same in the first round, of accounts of the calls. If they differ,
+        process 0 has to make it an error in all."""
+        return self.gather(account)
 
     def broadcast(self, word: bytes = b"") -> bytes:
         """The word of process 0, in all. It ends the round."""
@@ -190,22 +191,26 @@ class ManyProcesses(Processes):
             if self.leads and channel.round > 0:
                 channel.forget(channel.at)
 
-    def gather(self, word: bytes = b"", alike: bool = False) -> list[bytes]:
-        channel = self.channel
-        is_first = channel.number is None
-        if is_first:
-            self._sign = CallSign(self.mark, word.decode() if alike else None)
-        if self.leads and is_first:
-            return self._meet(word)
+    def gather(self, word: bytes = b"") -> list[bytes]:
+        if self.channel.number is None:
+            return self._gather_first(CallSign(self.mark), word)
         if self.leads:
             # It is None only in first rounds.
             return self._collect(word) or []
-        if is_first:
-            self._said = signed(WORD, self._sign, b"" if alike else word)
-            channel.take_number()
-        else:
-            self._said = WORD + word
-        channel.say(f"words/{self.index}", self._said)
+        self._said = WORD + word
+        self.channel.say(f"words/{self.index}", self._said)
+        return []
+
+    def gather_accounts(self, account: bytes) -> list[bytes]:
+        return self._gather_first(CallSign(self.mark, account.decode()), account)
+
+    def _gather_first(self, sign: CallSign, word: bytes) -> list[bytes]:
+        self._sign = sign
+        if self.leads:
+            return self._meet(word)
+        self._said = signed(WORD, sign, word if sign.account is None else b"")
+        self.channel.take_number()
+        self.channel.say(f"words/{self.index}", self._said)
         return []
 
     def broadcast(self, word: bytes = b"") -> bytes:
@@ -274,27 +279,35 @@ class ManyProcesses(Processes):
         """Says that this process has failed, or that it waits no longer."""
         if self._is_over:
             return
-        channel, text = self.channel, _error_text(self.index, error)
-        is_first = channel.number is None
+        is_first = self.channel.number is None
         if is_first:
-            channel.take_number()
+            self.channel.take_number()
             self._sign = CallSign(self.mark)
-        if self.leads:
-            if is_first:
-                channel.line.last = self._sign
-            if channel.round > 0:
-                channel.say("answer", ERROR + text.encode())
-            else:
-                silent = error.silent if isinstance(error, PeerError) else []
-                end = CallEnd(text, self._signs(), silent, self._is_vague)
-                channel.close(end)
-        elif is_first:
-            said = signed(ERROR, self._sign, text.encode())
-            channel.say(f"words/{self.index}", said)
-        elif self._said is None:
-            channel.say(f"words/{self.index}", ERROR + text.encode())
+        text = _error_text(self.index, error)
+        if not self.leads:
+            self._tell_leader(text, is_first)
+            return
+        if is_first:
+            self.channel.line.last = self._sign
+        silent = error.silent if isinstance(error, PeerError) else []
+        self._tell_all(text, silent)
+
+    def _tell_all(self, text: str, silent: Sequence[int]) -> None:
+        """The same in process 0, where these have been silent."""
+        if self.channel.round > 0:
+            self.channel.say("answer", ERROR + text.encode())
         else:
-            channel.leave(self._said)
+            end = CallEnd(text, self._signs(), silent, self._is_vague)
+            self.channel.close(end)
+
+    def _tell_leader(self, text: str, is_first: bool) -> None:
+        """The same in any other process, which tells process 0."""
+        if self._said is not None:
+            self.channel.leave(self._said)
+            return
+        word = text.encode()
+        said = signed(ERROR, self._sign, word) if is_first else ERROR + word
+        self.channel.say(f"words/{self.index}", said)
 
     # ---- In process 0: the calls of all others that meet with its own.
 
@@ -317,7 +330,7 @@ class ManyProcesses(Processes):
             self._heard = {}
             words = self._collect(own)
             if words is None:
-                channel.close(CallEnd("", []))
+                channel.close(CallEnd.for_nobody())
                 continue
             behind = [] if sign.account is None else self._behind(line)
             if not behind:

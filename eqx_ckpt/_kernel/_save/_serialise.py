@@ -251,7 +251,7 @@ def _save_together(
     publishes."""
     root, options, nbytes = plan.root, plan.options, plan.spec.nbytes
     writer = _plan.WRITERS[options.layout]
-    plans = processes.gather(_agree.digest_of_plan(plan), alike=True)
+    plans = processes.gather_accounts(_agree.digest_of_plan(plan))
     txn = root_files = None
     if processes.leads and len(set(plans)) == 1:
         with errors_before_commit(root, nbytes):
