@@ -258,9 +258,10 @@ def _fields_of(body: dict[str, Any]) -> bytes:
 # packed, they go on to the metadata.
 _packed = "|".join(sorted(_layouts.PACKED))
 _head = re.compile(
-    rb'\{"format":"eqx_ckpt","save":"([0-9a-f]{16}(?="))?[^"]*",'
-    rb'"version":([0-9]{1,9}),"reader":"([^"\\]*)"'
-    rb'(,"writer":\{[^{}]*\},"layout":"(?:%b)","metadata":)?' % _packed.encode()
+    rb'\{"format":"eqx_ckpt","save":"(?P<save>[0-9a-f]{16}(?="))?[^"]*",'
+    rb'"version":(?P<version>[0-9]{1,9}),"reader":"(?P<reader>[^"\\]*)"'
+    rb'(?P<packed>,"writer":\{[^{}]*\},"layout":"(?:%b)","metadata":)?'
+    % _packed.encode()
 )
 
 
@@ -272,18 +273,19 @@ def head_of(save: str) -> bytes:
 def is_of_same_save(one: bytes, other: bytes) -> bool:
     """Whether two indices are of one save: `write_orbax` adds files to it."""
     head = match_head(one)
-    save = head and head[1]
+    save = head and head["save"]
     return bool(save) and other.startswith(head_of(save.decode()))
 
 
 def match_head(data: bytes) -> re.Match[bytes] | None:
-    """The first fields of an index: 1 is its save; 4 ends where the metadata begin.
+    """The first fields of an index: its "save"; and "packed", which ends where the
+    metadata begin.
 
     **Raises:** `Newer`.
     """
     head = _head.match(data)
-    if head is not None and int(head[2]) > max(READERS):
-        raise _newer(int(head[2]), head[3].decode("ascii", "replace"))
+    if head is not None and int(head["version"]) > max(READERS):
+        raise _newer(int(head["version"]), head["reader"].decode("ascii", "replace"))
     return head
 
 
@@ -297,7 +299,7 @@ def decode(data: bytes) -> Index:
         raise ValueError("the index is not one of eqx_ckpt")
     check_digest(data)
     value = _json.parse(data, encoding="ascii")
-    return _typed(value, digest(data.rpartition(_OTHERS)[0]))
+    return _index_of_json(value, digest(data.rpartition(_OTHERS)[0]))
 
 
 def check(sections: IndexSections, data: bytes, tree: TreeRecord | None) -> None:
@@ -313,7 +315,7 @@ def check(sections: IndexSections, data: bytes, tree: TreeRecord | None) -> None
     # each.
     value = _json.parse(head + b"}", encoding="ascii")
     value |= _json.parse(b"{" + tail + b"}", encoding="ascii")
-    index = _typed(value, known=_checked(columns, value["layout"], tree))
+    index = _index_of_json(value, known=_checked(columns, value["layout"], tree))
     if index.functions:
         index.check_leaves()
 
@@ -338,7 +340,7 @@ def leaf_entries(data: bytes) -> Sequence[str]:
     **Raises:** as `decode`.
     """
     head = match_head(data)
-    if head is None or not head[4]:
+    if head is None or not head["packed"]:
         index = decode(data)
         entry = _layouts.LAYOUTS[index.layout].entry
         return () if entry is None else list(map(entry, index.leaves.names))
@@ -368,7 +370,9 @@ def _newer(version: int, reader: Any) -> Newer:
     )
 
 
-def _typed(value: dict[str, Any], seal: str = "", known: Index | None = None) -> Index:
+def _index_of_json(
+    value: dict[str, Any], seal: str = "", known: Index | None = None
+) -> Index:
     """The index of the JSON of one; its columns may be those of another."""
     version = value.get("version")
     if type(version) is not int or version < min(READERS):

@@ -25,7 +25,7 @@ def summarise(data: bytes, known: dict[tuple[str, str], IndexSummary]) -> IndexS
     **Raises:** as `_index.decode`.
     """
     head = _index.match_head(data)
-    if head is None or not (head[1] and head[4]):
+    if head is None or not (head["save"] and head["packed"]):
         return _summary_of(_index.decode(data))
     _index.check_digest(data)
     _json.check_cost(data)
@@ -45,7 +45,9 @@ def summarise(data: bytes, known: dict[tuple[str, str], IndexSummary]) -> IndexS
         known[key] = _summary_of(_index.decode(data))
     in_files = files_at + len('"files":'), text.index("]", files_at)
     files = text.count('"', *in_files) // 2
-    return known[key]._replace(save=head[1].decode(), metadata=metadata, files=files)
+    return known[key]._replace(
+        save=head["save"].decode(), metadata=metadata, files=files
+    )
 
 
 def _summary_of(index: Index) -> IndexSummary:

@@ -304,4 +304,4 @@ def _find_in_store(root: ObjectStore) -> _StoredCheckpoint:
     added = _index.others_in(data)
     found = _StoredCheckpoint(published.content, stamp, keys=added)
     head = _index.match_head(data)
-    return found._replace(data=f"d/{head[1].decode()}") if head else found
+    return found._replace(data=f"d/{head['save'].decode()}") if head else found
