@@ -213,9 +213,9 @@ def start(
     _context.watch_forks()
     if collect is None:
         handle._staged.set()
-    # The thread that takes what is in it runs the save, or gives it up: only one does.
-    turn = [handle]
-    run = ft.partial(_run, handle, turn, collect, write)
+    # Whoever claims the save runs it, or gives it up: only one thread does.
+    unclaimed = [handle]
+    run = ft.partial(_run, handle, unclaimed, collect, write)
     worker = _threads.Worker(run, "eqx_ckpt save")
     try:
         _pending.append(handle)
@@ -224,7 +224,7 @@ def start(
             handle.result()
     except BaseException as e:
         # By Ctrl-C. If the thread has been started all the same, it goes on.
-        if _take(turn):
+        if _claim(unclaimed):
             give_up(e)
             _end(handle, [RuntimeError("It was interrupted before it began.")])
             _drop(_failed, handle)
@@ -278,9 +278,10 @@ def _ended() -> RuntimeError:
     return RuntimeError("The thread of the save has ended.")
 
 
-def _take(turn: list[SaveHandle]) -> bool:
+def _claim(unclaimed: list[SaveHandle]) -> bool:
+    """Whether this thread is the one that claims a save."""
     try:
-        turn.pop()
+        unclaimed.pop()
     except IndexError:
         return False
     return True
@@ -288,14 +289,14 @@ def _take(turn: list[SaveHandle]) -> bool:
 
 def _run(
     handle: SaveHandle,
-    turn: list[SaveHandle],
+    unclaimed: list[SaveHandle],
     collect: Callable[[], Any] | None,
     write: Callable[[], Committed | None],
 ) -> None:
     errors: list[BaseException] = [_ended()]
     with _cleanup.surely(ft.partial(_end, handle, errors)):
         try:
-            if not _take(turn):
+            if not _claim(unclaimed):
                 errors.clear()
                 return
             if collect is not None:
