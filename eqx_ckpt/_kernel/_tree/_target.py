@@ -109,8 +109,8 @@ def _jax_target(
     dtype: Any, shape: tuple[int, ...], weak: bool, sharding: Any
 ) -> Target:
     if _leaf.is_key_dtype(dtype):
-        return Target("key", None, shape, False, impl_of(dtype), sharding)
-    return Target("jax", dtype, shape, bool(weak), None, sharding)
+        return Target("key", None, shape, impl=impl_of(dtype), sharding=sharding)
+    return Target("jax", dtype, shape, weak=bool(weak), sharding=sharding)
 
 
 def _placed(sharding: Any, shape: tuple[int, ...]) -> jax.sharding.Sharding | None:
@@ -154,9 +154,10 @@ def own_target(template: Template) -> Target:
     """The target of a leaf where no `like` says otherwise: as it was."""
     kind, shape = template.kind, template.logical_shape
     if kind == "key":
-        return Target(kind, None, shape, False, template.impl)
+        return Target(kind, None, shape, impl=template.impl)
     if kind in _template.ARRAY_KINDS:
-        return Target(kind, _template.dtype_of(template.dtype), shape, template.weak)
+        dtype = _template.dtype_of(template.dtype)
+        return Target(kind, dtype, shape, weak=template.weak)
     return Target(kind, None, shape)
 
 
