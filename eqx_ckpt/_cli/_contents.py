@@ -15,9 +15,9 @@ from .._kernel._load import _source, _wording
 from .._kernel._load._source import Source
 from .._kernel._storage import _root
 from .._kernel._tree import _compare
-from .._show import _facts, _lines, _terminal
-from .._show._facts import Column, Span
+from .._show import _facts, _lines, _tables, _terminal
 from .._show._lines import TreeLine
+from .._show._tables import Column, Span
 from .._show._terminal import Line
 from . import _commands, _info
 from ._output import CommandResult
@@ -92,7 +92,7 @@ def _as_json(record: LeafRecord) -> dict[str, Any]:
 def _flat(records: list[LeafRecord]) -> Iterator[Line]:
     columns = [Column("size", True), Column("array"), Column("name")]
     rows = [(_text.size(r.template.nbytes), _wording.show(r), r.name) for r in records]
-    return _terminal.table(_facts.table(columns, rows))
+    return _terminal.table(_tables.table(columns, rows))
 
 
 def _distinct(records: list[LeafRecord], aliases: Mapping[int, int]) -> Iterator[int]:

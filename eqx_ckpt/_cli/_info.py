@@ -7,8 +7,9 @@ from typing import Any
 from .._kernel._format import _index, _text
 from .._kernel._load._source import Source
 from .._kernel._storage._backend import Usage
-from .._show import _facts, _terminal
-from .._show._facts import Column, Contents, Span
+from .._show import _facts, _tables, _terminal
+from .._show._facts import Contents
+from .._show._tables import Column, Span
 from .._show._terminal import Line
 from ._output import CommandResult
 
@@ -80,7 +81,7 @@ def _tops(found: Contents) -> Iterator[Line]:
     rows = [
         (name, f"{n:,}", _text.size(size)) for name, (n, size) in found.tops.items()
     ]
-    yield from _terminal.table(_facts.table(columns, rows[:_TOPS]))
+    yield from _terminal.table(_tables.table(columns, rows[:_TOPS]))
     if len(rows) > _TOPS:
         yield f"  ... and {len(rows) - _TOPS} more"
 

@@ -21,8 +21,8 @@ from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._source import Source
 from .._kernel._run._steps import Steps
 from .._kernel._tree import _folding
-from .._show import _facts, _terminal
-from .._show._facts import Column, Span
+from .._show import _facts, _tables, _terminal
+from .._show._tables import Column, Span
 from .._show._terminal import Line
 from . import _info, _paths, _run_info
 from ._output import CommandResult
@@ -107,7 +107,7 @@ def stats(path: str, name: str, progress: bool) -> CommandResult:
             cells.append(Span(text, "bad" if is_bad else ""))
         rows.append(cells)
     data = {leaf: row._asdict() for leaf, row in found.items()}
-    lines = _terminal.table(_facts.table(columns, rows))
+    lines = _terminal.table(_tables.table(columns, rows))
     return CommandResult({"path": ckpt.path, "leaves": data}, lines)
 
 

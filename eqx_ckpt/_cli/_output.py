@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from .._kernel._format import _text
-from .._show._facts import Span
+from .._show._tables import Span
 from .._show._terminal import Line
 
 

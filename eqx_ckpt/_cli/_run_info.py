@@ -6,8 +6,8 @@ from typing import Any
 from .._kernel._run._policy import Policy
 from .._kernel._run._step import Run
 from .._kernel._run._steps import Steps
-from .._show import _facts, _summary, _terminal
-from .._show._facts import Span, Summary
+from .._show import _facts, _summary, _tables, _terminal
+from .._show._tables import Span, Summary
 from . import _info
 from ._output import CommandResult
 
@@ -39,7 +39,7 @@ def of_run(run: Steps, best: tuple[str, str] | None = None) -> CommandResult:
     counts = collections.Counter(x.state for x in found)
     states = ", ".join(f"{n:,} {state}" for state, n in counts.items())
     head = [Span(run.root.url, "title"), Span(f"  {states}")]
-    table = _facts.steps(found, chosen, _METRICS)
+    table = _tables.steps(found, chosen, _METRICS)
     return CommandResult(data, [head, *_terminal.table(table)])
 
 
@@ -66,7 +66,7 @@ def of_runs(directory: str, found: list[Run]) -> CommandResult:
     """The table of the runs in a directory."""
     data = lambda: {"directory": directory, "runs": [_run_as_json(x) for x in found]}
     head = [Span(directory, "title"), Span(f"  {_facts.counted(len(found), 'run')}")]
-    table = _facts.runs(found, directory, _METRICS)
+    table = _tables.runs(found, directory, _METRICS)
     return CommandResult(data, [head, *_terminal.table(table)])
 
 

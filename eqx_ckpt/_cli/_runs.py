@@ -15,7 +15,7 @@ from .._kernel._save import _delete
 from .._kernel._storage import _root
 from .._near import _superseded
 from .._show import _facts, _summary
-from .._show._facts import Span
+from .._show._tables import Span
 from .._show._terminal import Line
 from .._verify import _verify
 from . import _output, _paths, _run_info

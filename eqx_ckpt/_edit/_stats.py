@@ -17,8 +17,8 @@ from .._kernel._load._lazy import LazyArray
 from .._kernel._load._load_options import LoadOptions
 from .._kernel._runtime import _arguments, _gc
 from .._kernel._tree import _leaf
-from .._show import _facts, _terminal
-from .._show._facts import Column
+from .._show import _tables, _terminal
+from .._show._tables import Column
 from . import _elements, _numbers
 from ._elements import Leaf
 from ._numbers import Sums
@@ -54,7 +54,7 @@ class Stats(dict[str, LeafStats]):
             [_text.bounded(name, 100), row.array, *map(short, row[2:])]
             for name, row in it.islice(self.items(), _LINES)
         ]
-        table = _terminal.table(_facts.table(columns, rows))
+        table = _terminal.table(_tables.table(columns, rows))
         lines = [_text.escape(head), *map(_terminal.plain, table)]
         if count > _LINES:
             lines.append(f"  ... and {count - _LINES} more")

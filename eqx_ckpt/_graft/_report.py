@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from .._kernel._format import _text
 from .._kernel._tree import _folding
-from .._show import _facts, _html, _terminal
-from .._show._facts import Column, Table
+from .._show import _facts, _html, _tables, _terminal
+from .._show._tables import Column, Table
 
 
 STATUSES = ("loaded", "adapted", "cast", "fresh", "dropped")
@@ -108,7 +108,7 @@ class Report:
             rows.append((status, str(len(found)), _text.size(nbytes), ""))
         if read and self.bytes_read is not None:
             rows.append((read, "", _text.size(self.bytes_read), self._whole()))
-        return _facts.table(columns, rows)
+        return _tables.table(columns, rows)
 
     def _whole(self) -> str:
         """Names the whole of which bytes were read. These can be more than all leaves

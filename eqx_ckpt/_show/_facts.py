@@ -1,21 +1,18 @@
-"""The things that people look at: trees, tables and facts. `_terminal` draws them as
-text, `_html` for notebooks, and `_view` as a page.
-
-All of it is in the index, or in the journal of a run: no array is read.
+"""What people look at of a checkpoint: all of it is in the index, and no array is read.
+`_branches` makes a tree of its leaves, and `_tables` has tables. `_terminal` draws them
+as text, `_html` for notebooks, and `_view` as a page.
 """
 
 import collections
 import datetime
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from .._kernel._format import _template, _text, _values
 from .._kernel._format._leaves import Unreadable
 from .._kernel._load._source import Source
-from .._kernel._run._step import Run
-from .._kernel._storage._backend import Usage
 from .._kernel._tree import _folding
 from . import _lines
 from ._lines import TreeLine
@@ -37,101 +34,6 @@ def moment(time: float | int | None) -> str:
     return when.isoformat(" ", "seconds")
 
 
-# ---- Trees.
-
-
-class Branch(NamedTuple):
-    """A node or a leaf, and what is below it. It stands for `times` siblings, which are
-    numbered and alike: `nbytes` and `leaves` are those of all of them together. `leaf`
-    is the number of a leaf, where lines are told apart."""
-
-    part: str
-    text: str
-    nbytes: int | None
-    leaves: int
-    below: tuple["Branch", ...] = ()
-    leaf: int | None = None
-    times: int = 1
-
-    @property
-    def title(self) -> str:
-        if self.times == 1:
-            return self.part
-        return f"{{{self.part}..{int(self.part) + self.times - 1}}}"
-
-    @property
-    def what(self) -> str:
-        """The kind of a leaf, or the number of leaves of a node."""
-        text = self.text
-        if self.below:
-            text = leaf_count(self.leaves // self.times)
-        return text if self.times == 1 else f"{self.times:,} x {text}"
-
-
-def branches(lines: Iterable[TreeLine], folds: bool = True) -> tuple[Branch, ...]:
-    """The top of the tree that lines make by the parts of their names. If it `folds`,
-    siblings that are alike become one; if not, each leaf has the number of its line."""
-    top: dict[str, Any] = {}
-    for number, line in enumerate(lines):
-        node = top
-        *parents, last = line.name.split(".")
-        for part in parents:
-            child = node.setdefault(part, {})
-            if not isinstance(child, dict):  # A leaf and a node of one name.
-                child = node.setdefault(part + ".", {})
-            node = child
-        leaves = int(line.nbytes is not None)
-        leaf = Branch(
-            last, line.text, line.nbytes, leaves, (), None if folds else number
-        )
-        node[last if last not in node else last + "."] = leaf
-    return _folded(top)
-
-
-def _folded(node: dict[str, Any]) -> tuple[Branch, ...]:
-    out: list[Branch] = []
-    for part, child in node.items():
-        branch = child
-        if isinstance(child, dict):
-            below = _folded(child)
-            leaves = sum(x.leaves for x in below)
-            branch = Branch(part.removesuffix("."), "", total(below), leaves, below)
-        if out and _continues(out[-1], branch):
-            out[-1] = out[-1]._replace(times=out[-1].times + 1)
-        else:
-            out.append(branch)
-    return tuple(map(_multiplied, out))
-
-
-def total(some: Sequence[Branch]) -> int | None:
-    """The bytes of some branches together; None if there are no leaves in them."""
-    sizes = [x.nbytes for x in some if x.nbytes is not None]
-    return sum(sizes) if sizes else None
-
-
-def _continues(last: Branch, branch: Branch) -> bool:
-    """Whether a branch is the next of some that are numbered and alike."""
-    if not (_folding.is_number(last.part) and _folding.is_number(branch.part)):
-        return False
-    if int(branch.part) != int(last.part) + last.times:
-        return False
-    return last[1:6] == branch[1:6]
-
-
-def _multiplied(branch: Branch) -> Branch:
-    nbytes = None if branch.nbytes is None else branch.nbytes * branch.times
-    return branch._replace(nbytes=nbytes, leaves=branch.leaves * branch.times)
-
-
-def rows(some: Iterable[Branch], indent: str = "") -> Iterator[TreeLine]:
-    """The lines of a tree: names are indented, and nodes have no text and no bytes."""
-    for x in some:
-        is_node = bool(x.below)
-        nbytes = None if is_node or x.nbytes is None else x.nbytes // x.times
-        yield TreeLine(indent + x.title, x.text, nbytes)
-        yield from rows(x.below, indent + "  ")
-
-
 def leaf_lines(source: Source) -> Iterator[TreeLine]:
     """A line for each leaf. A shared leaf has its bytes at its first name only."""
     leaves = source.index.leaves
@@ -141,130 +43,6 @@ def leaf_lines(source: Source) -> Iterator[TreeLine]:
         if number in leaves.aliases:
             line = TreeLine(line.name, f"{line.text}, shared", 0)
         yield line
-
-
-# ---- Tables.
-
-
-class Span(NamedTuple):
-    """A part of a line, or of a row. `style` is one of "title", "quiet", "name",
-    "good", "bad", "odd"."""
-
-    text: str
-    style: str = ""
-
-
-class Column(NamedTuple):
-    title: str
-    is_right: bool = False
-    style: str = ""
-
-
-class Table(NamedTuple):
-    """Rows below their titles. None of its columns is empty in all rows."""
-
-    columns: list[Column]
-    rows: list[list[Span]]
-
-
-def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Span]]) -> Table:
-    cells = [
-        [x if isinstance(x, Span) else Span(x, c.style) for x, c in zip(row, columns)]
-        for row in rows
-    ]
-    kept = [i for i in range(len(columns)) if any(row[i].text for row in cells)]
-    return Table([columns[i] for i in kept], [[row[i] for i in kept] for row in cells])
-
-
-class Summary(NamedTuple):
-    """A step of a run. `state` is "complete", "incomplete" (its save was killed, or
-    goes on), "damaged", or "unread" if nobody can tell now or Orbax has it as several
-    trees. `why` says more, such as that a step is of an earlier attempt.
-
-    `nbytes` are those of its arrays in memory; `data` is what its data files take, and
-    `time` when it was saved, if it is on a disk.
-    """
-
-    step: int
-    state: str
-    why: str = ""
-    is_ours: bool = True
-    is_pinned: bool = False
-    time: float | None = None
-    leaves: int | None = None
-    nbytes: int | None = None
-    metrics: dict[str, Any] | None = None
-    data: Usage | None = None
-
-
-def steps(
-    found: Sequence[Summary], best: int | None = None, most_metrics: int | None = None
-) -> Table:
-    """Steps of a run: when each was saved, its sizes, its metrics, its marks."""
-    shares = any(x.data and x.data.own < x.data.nbytes for x in found)
-    names = list(dict.fromkeys(name for x in found for name in x.metrics or ()))
-    names = names[:most_metrics]
-    columns = [
-        Column("step", True, "name"),
-        Column("time", style="quiet"),
-        Column("size", True),
-        Column("own", True),
-        *(Column(name, True) for name in names),
-        Column(""),
-    ]
-    rows = []
-    for x in found:
-        values = x.metrics or {}
-        row = [str(x.step), moment(x.time)[:19]]
-        row.append("" if x.nbytes is None else _text.size(x.nbytes))
-        row.append(_text.size(x.data.own) if x.data and shares else "")
-        row += [_metric_text(values.get(name, "")) for name in names]
-        rows.append([*row, _marks(x, x.step == best)])
-    return table(columns, rows)
-
-
-def runs(
-    found: Sequence[Run], directory: str = "", most_metrics: int | None = None
-) -> Table:
-    """Runs: their newest and best steps, when they were saved, sizes, metrics."""
-    names = list(dict.fromkeys(name for x in found for name in x.metrics))[
-        :most_metrics
-    ]
-    columns = [
-        Column("run", style="name"),
-        Column("newest", True),
-        Column("best", True),
-        Column("steps", True),
-        Column("time", style="quiet"),
-        Column("size", True),
-        *(Column(name, True) for name in names),
-    ]
-    number = lambda step: "" if step is None else str(step.number)
-    rows = []
-    for x in found:
-        path = str(x.path)
-        row = [path.removeprefix(directory.rstrip("/") + "/")]
-        row += [number(x.latest), number(x.best), str(x.count), moment(x.time)[:19]]
-        row.append(_text.size(x.nbytes))
-        rows.append([*row, *(_metric_text(x.metrics.get(name, "")) for name in names)])
-    return table(columns, rows)
-
-
-def _metric_text(value: int | float | str) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _marks(x: Summary, is_best: bool) -> Span:
-    said = ["best"] * is_best + ["pinned"] * x.is_pinned
-    said += ["by Orbax"] * (not x.is_ours)
-    if x.state == "complete":
-        return Span(", ".join([*said, *[x.why] * bool(x.why)]), "good")
-    why = _text.bounded(" ".join(x.why.split()), 120)
-    text = ", ".join([*said, f"{x.state}: {why}"])
-    return Span(text, "odd" if x.state == "incomplete" else "bad")
-
-
-# ---- Facts.
 
 
 class Contents(NamedTuple):
@@ -335,7 +113,8 @@ def static(source: Source) -> list[list[str]]:
     out: list[list[str]] = []
     for text, names in nodes.items():
         folded = _folding.fold(names)
-        more = f" and {len(folded) - _NODES:,} more" * (len(folded) > _NODES)
+        left = len(folded) - _NODES
+        more = f" and {left:,} more" if left > 0 else ""
         fields = [f"{x.name} {x.text}" for x in _lines.of_fields([("", text)])]
         if fields:
             out.append([", ".join(folded[:_NODES]) + more, ", ".join(fields)])
@@ -373,7 +152,8 @@ def facts(source: Source) -> dict[str, str]:
     found, index = contents(source), source.index
     saved, leaves, is_ours = index.saved, index.leaves, source.has_digests
     kinds = ", ".join(f"{n:,} {_KINDS.get(x, x)}" for x, n in found.kinds.items())
-    shared = f", and {len(leaves.aliases):,} more names of these"
+    count = len(leaves.aliases)
+    shared = f", and {count:,} more names of these" if count else ""
     numbers = [f"{_folding.short_dtype(x)}  {n:,}" for x, n in found.numbers.items()]
     out = {
         "format": f"eqx_ckpt, layout {index.layout}" if is_ours else index.layout,
@@ -385,7 +165,7 @@ def facts(source: Source) -> dict[str, str]:
         if saved
         else "",
         "in memory": _text.size(leaves.nbytes),
-        "leaves": f"{len(leaves.names):,}: {kinds}{shared * bool(leaves.aliases)}",
+        "leaves": f"{len(leaves.names):,}: {kinds}{shared}",
         "numbers": "\n".join(numbers),
         "functions": ", ".join(index.functions),
         "base": base(source),

@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterable
 
 from .._kernel._format import _text
 from .._kernel._tree import _folding
-from . import _facts
-from ._facts import Branch, Table
+from . import _branches
+from ._branches import Branch
 from ._lines import TreeLine
+from ._tables import Table
 
 
 # Of one output, in characters, all of which are ASCII; and of a name in it.
@@ -96,8 +97,8 @@ def card(title: str, quiet: str, *parts: str, prefix: str = "") -> str:
 
 def tree(lines: Iterable[TreeLine]) -> str:
     """Rows of dotted names as a tree whose nodes open and close."""
-    below = _facts.branches(lines)
-    nbytes = _facts.total(below)
+    below = _branches.branches(lines)
+    nbytes = _branches.total(below)
     top = Branch("", "", nbytes, sum(x.leaves for x in below), below)
     shown = _admit(top)
     return _children(top, shown, _opened(top, shown), nbytes or 1)
@@ -149,7 +150,7 @@ def _children(top: Branch, shown: dict[int, int], opened: set[int], whole: int) 
     rest = top.below[count:]
     if rest:
         leaves = sum(x.leaves for x in rest)
-        size = _text.size(_facts.total(rest) or 0)
+        size = _text.size(_branches.total(rest) or 0)
         out.append(f"<p><i>&hellip; {leaves:,} more leaves, {size}</i></p>")
     return "".join(out)
 

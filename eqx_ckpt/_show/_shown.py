@@ -17,7 +17,7 @@ from .._kernel._save import _background
 from .._kernel._save._background import SaveHandle
 from .._kernel._tree import _node
 from .._kernel._tree._node import Node
-from . import _facts, _html, _lines, _node_lines, _summary, _terminal
+from . import _facts, _html, _lines, _node_lines, _summary, _tables, _terminal
 
 
 def text(x: Checkpoint | Node, limit: int | None) -> str:
@@ -88,7 +88,7 @@ def _of_run(x: _manager.CheckpointManager) -> str:
     quiet = _facts.counted(count, "step")
     if count > _MOST:
         quiet += f", of which the newest {_MOST} are shown"
-    return _html.card(title, quiet, _html.table(_facts.steps(found[::-1])))
+    return _html.card(title, quiet, _html.table(_tables.steps(found[::-1])))
 
 
 def treescope(x: Checkpoint | Node, path: object, render: object) -> Any:

@@ -12,7 +12,7 @@ from .._kernel._run._step_state import Skip
 from .._kernel._run._steps import Signature, Steps
 from .._kernel._storage import _store
 from .._kernel._storage._backend import Usage
-from ._facts import Summary
+from ._tables import Summary
 
 
 def summaries(steps: Steps, newest: int = 0) -> list[Summary]:

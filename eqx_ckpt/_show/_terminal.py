@@ -4,9 +4,9 @@ import itertools as it
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .._kernel._format import _text
-from . import _facts
-from ._facts import Span, Table
+from . import _branches
 from ._lines import TreeLine
+from ._tables import Span, Table
 
 
 Line = str | Sequence[Span]
@@ -18,7 +18,7 @@ def text(lines: Iterable[TreeLine], limit: int | None = None) -> list[str]:
     """The tree in columns: at most `limit` lines, the last of which then says how many
     more there are."""
     shown = []
-    for name, text, nbytes in _facts.rows(_facts.branches(lines)):
+    for name, text, nbytes in _branches.rows(_branches.branches(lines)):
         size = "" if nbytes is None else f"  {_text.size(nbytes)}"
         shown.append((name, text + size))
     width = _width((len(left) for left, right in shown if right), _WIDTH)
@@ -40,7 +40,7 @@ def tree(lines: Iterable[TreeLine]) -> Iterator[Line]:
     """The rows of the tree: name, array, size; and the static fields."""
     shown = [
         line._replace(name=_text.escape(line.name))
-        for line in _facts.rows(_facts.branches(lines))
+        for line in _branches.rows(_branches.branches(lines))
     ]
     width = _width((len(left) for left, _, size in shown if size is not None), 60)
     middle = _width((len(array) for _, array, size in shown if size is not None), 60)

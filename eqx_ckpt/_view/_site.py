@@ -26,8 +26,8 @@ from .._kernel._run import _records
 from .._kernel._run._records import Step
 from .._kernel._run._steps import Steps
 from .._kernel._runtime import _threads
-from .._show import _curves as _curves_of, _facts, _summary
-from .._show._facts import Branch
+from .._show import _branches, _curves as _curves_of, _facts, _summary, _tables
+from .._show._branches import Branch
 from . import _charts
 
 
@@ -322,7 +322,7 @@ def _contents(ckpt: Checkpoint) -> dict[str, Any]:
         "labels": _facts.labels(source),
         "metadata": _facts.metadata(source),
         "rows": lines,
-        "tree": [_node(x) for x in _facts.branches(lines, folds=False)],
+        "tree": [_node(x) for x in _branches.branches(lines, folds=False)],
     }
 
 
@@ -385,7 +385,7 @@ def of_run(steps: Steps) -> SitePage:
         "title": str(steps.root),
         "quiet": quiet,
         "steps": [[x.step, x.state == "complete"] for x in found],
-        "table": _facts.steps(found),
+        "table": _tables.steps(found),
         "newest": newest,
         "norm_steps": spread(sorted({*there}), _NORM_STEPS),
     }

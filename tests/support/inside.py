@@ -477,8 +477,8 @@ def jsonable(data: Any) -> Any:
 
 def table(columns: list[tuple[str, bool]], rows: list[tuple[str, ...]]) -> list[str]:
     """The lines of a table of titles, some of which are to the right."""
-    facts = importlib.import_module("eqx_ckpt._show._facts")
-    made = facts.table([facts.Column(*column) for column in columns], rows)
+    tables = importlib.import_module("eqx_ckpt._show._tables")
+    made = tables.table([tables.Column(*column) for column in columns], rows)
     drawn = _found("_cli._output.drawn")
     return [drawn(line, False) for line in _found("_show._terminal.table")(made)]
 
