@@ -23,6 +23,32 @@ _url, _slashes = re.compile(r"[a-z][a-z0-9+.-]*://"), re.compile("^//+")
 def resolve(path: Any, follow: bool = False) -> Backend:
     """The root that a path or TensorStore URL means."""
     _context.check_fork()
+    text = _text_of(path)
+    scheme, is_url, _ = text.partition(":/")
+    kinds = {"memory": _in_memory, **_rooms.kinds_of_stores()} if is_url else {}
+    if text.startswith("file://"):
+        text = urllib.parse.unquote(text.removeprefix("file://"))
+        text = text.removeprefix("localhost")
+        if not text.startswith("/"):
+            raise ValueError(
+                f"{path!r} is not a URL of a file: `file:///` and its path."
+            )
+    elif _url.match(text):
+        make = kinds.get(scheme) or kinds.get("*")
+        if make is None:
+            raise ValueError(f"Without `eqx_ckpt._stores` {text!r} is no path.")
+        return make(path)
+    elif is_url and scheme.lower() in {"file", "gs", "https", "s3", *kinds}:
+        raise ValueError(
+            f"{text!r} is not a URL: give one as a string, such as `s3://bucket/run`."
+        )
+    local = _absolute(text)
+    _check_local(local)
+    return LocalDirectory(str(local), str(local), follow)
+
+
+def _text_of(path: Any) -> str:
+    """The text of a path. **Raises:** `TypeError`, `ValueError` for what is none."""
     try:
         text = os.fspath(path)
     except TypeError:
@@ -37,24 +63,10 @@ def resolve(path: Any, follow: bool = False) -> Backend:
         )
     if text == "" or "\0" in text:
         raise ValueError(f"{text!r} is not a path.")
-    scheme, is_url, _ = text.partition(":/")
-    kinds = {"memory": _in_memory, **_rooms.kinds_of_stores()} if is_url else {}
-    if _url.match(text):
-        if not text.startswith("file://"):
-            make = kinds.get(text.partition(":")[0]) or kinds.get("*")
-            if make is None:
-                raise ValueError(f"Without `eqx_ckpt._stores` {text!r} is no path.")
-            return make(path)
-        text = urllib.parse.unquote(text.removeprefix("file://"))
-        text = text.removeprefix("localhost")
-        if not text.startswith("/"):
-            raise ValueError(
-                f"{path!r} is not a URL of a file: `file:///` and its path."
-            )
-    elif is_url and scheme.lower() in {"file", "gs", "https", "s3", *kinds}:
-        raise ValueError(
-            f"{text!r} is not a URL: give one as a string, such as `s3://bucket/run`."
-        )
+    return text
+
+
+def _absolute(text: str) -> pathlib.Path:
     try:
         # POSIX leaves two slashes as they are.
         whole = os.path.abspath(os.path.expanduser(text))
@@ -63,13 +75,17 @@ def resolve(path: Any, follow: bool = False) -> Backend:
             f"The path {text!r} leads nowhere, as the directory in which the program "
             "runs is deleted. Pass an absolute path, or go elsewhere by `os.chdir`."
         ) from None
-    local = pathlib.Path(_slashes.sub("/", whole))
     try:
         text.encode()
     except UnicodeError:
         raise ValueError(
             f"{text!r} is not Unicode text. Choose another path."
         ) from None
+    return pathlib.Path(_slashes.sub("/", whole))
+
+
+def _check_local(local: pathlib.Path) -> None:
+    """**Raises:** `ValueError` for a path that no checkpoint can have."""
     longest = max(map(len, map(os.fsencode, local.parts)))
     if len(os.fsencode(local)) >= LONGEST_PATH or longest > LONGEST_NAME:
         raise ValueError(
@@ -86,7 +102,6 @@ def resolve(path: Any, follow: bool = False) -> Backend:
             f"`{local}` has a backslash in it, which TensorStore takes for a slash. "
             "Choose another path."
         )
-    return LocalDirectory(str(local), str(local), follow)
 
 
 def place(path: object) -> str:
