@@ -12,6 +12,7 @@ from .._kernel._save._transaction import (
     BesideTransaction,
     discard,
     errors_before_commit,
+    Fate,
 )
 from .._kernel._storage import _descriptor, _local_files
 from .._kernel._storage._backend import Backend
@@ -110,9 +111,10 @@ class FileTransaction(BesideTransaction):
             if sync:
                 self.root.sync_above(self.made_above)
 
-    def is_saved(self, index: bytes) -> bool:
+    def fate(self, index: bytes) -> Fate:
         directory, key = self.root.split()
-        return directory.stamp(key) == self._stamp
+        is_there = directory.stamp(key) == self._stamp
+        return Fate.SAVED if is_there else Fate.NOT_SAVED
 
 
 def _came_meanwhile(root: Backend) -> FileExistsError:

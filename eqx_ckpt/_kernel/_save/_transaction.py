@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import enum
 import errno
 import os
 import secrets
@@ -15,6 +16,15 @@ from .._storage._backend import Backend, Value
 from .._storage._local import LocalDirectory
 from . import _leftovers
 from ._path_state import PathState, replaced_error
+
+
+class Fate(enum.Enum):
+    """What has become of a save whose commit has failed. In a store, what has failed
+    may yet be done: it is UNKNOWN."""
+
+    SAVED = enum.auto()
+    NOT_SAVED = enum.auto()
+    UNKNOWN = enum.auto()
 
 
 class Transaction(abc.ABC):
@@ -52,26 +62,26 @@ class Transaction(abc.ABC):
     def commit(self, step: Callable[[], bool | None], index: bytes = b"") -> None:
         """Takes the one step that commits, and undoes the save if that has failed. An
         error says what is at the path now. The step returns False if another writer has
-        come first."""
+        come first; one that raises an error then may return nothing."""
         undo = self.undo.pop_all()
         try:
-            is_ours = step()
+            is_first = step() is not False
         except Exception as e:
-            is_saved = None
+            fate = Fate.UNKNOWN
             with contextlib.suppress(OSError, ValueError):
-                is_saved = self.is_saved(index)
-            if is_saved is False:
+                fate = self.fate(index)
+            if fate is Fate.NOT_SAVED:
                 undo.close()
                 with errors_before_commit(self.root):
                     raise
             self.has_failed_late = True
-            if is_saved:
+            if fate is Fate.SAVED:
                 raise self._noted(e, self._saved()) from e
             there = f"What is at `{self.root}`"
             if self.found.entries:
                 raise self._noted(e, f"{there} is whole: this save, or what was there.")
             raise self._noted(e, f"{there}, if anything, is whole: this save.")
-        if is_ours is False:
+        if not is_first:
             undo.close()
             raise replaced_error(self.root, self.found)
 
@@ -84,11 +94,12 @@ class Transaction(abc.ABC):
         self.found = self.found._replace(index=now)
         return True
 
-    def is_saved(self, index: bytes) -> bool | None:
-        """Whether the save is what is at the root; None where that cannot be told."""
+    def fate(self, index: bytes) -> Fate:
+        """What has become of the save, by what is at the root."""
         if self.root.is_remote:
-            return None  # What has failed may yet be done.
-        return _store.is_still(self.root, _files.INDEX, Value(index))
+            return Fate.UNKNOWN
+        is_there = _store.is_still(self.root, _files.INDEX, Value(index))
+        return Fate.SAVED if is_there else Fate.NOT_SAVED
 
     @contextlib.contextmanager
     def errors_after_commit(self) -> Iterator[None]:
