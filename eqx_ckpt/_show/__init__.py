@@ -1,7 +1,7 @@
 """Trees, tables and facts for people: as text, and as HTML in notebooks.
 
-`_facts` has them; `_terminal`, `_html` and the page of `_view` draw them. It imports
-the kernel. Begin with `_shown`.
+`_branches`, `_tables` and `_facts` have them; `_terminal`, `_html` and the page of
+`_view` draw them. It imports the kernel. Begin with `_shown`.
 """
 
 from .._kernel import _rooms

@@ -6,7 +6,7 @@ All of it is JSON: numbers, texts, lists and dicts. A page and a report draw the
 import base64
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,12 +26,23 @@ _SIDE, _POINTS, _CHEAP = 256, 256, 2**34
 # ---- Figures and histograms.
 
 
-def _measured(sample: Sample) -> tuple[LeafStats, float] | None:
+class _Measured(NamedTuple):
     """Statistics of a leaf as it was read, and how many times as large it is."""
+
+    row: LeafStats
+    times: float
+
+    @property
+    def norm(self) -> float | None:
+        return None if self.row.norm is None else self.row.norm * math.sqrt(self.times)
+
+
+def _measured(sample: Sample) -> _Measured | None:
     if floats(sample.value) is None:
         return None
     row = _stats.stats({"x": sample.value})["x"]
-    return row, sample.size / row.size if sample.said and row.size else 1.0
+    is_part = bool(sample.said and row.size)
+    return _Measured(row, sample.size / row.size if is_part else 1.0)
 
 
 def figures(sample: Sample) -> dict[str, str]:
@@ -43,22 +54,21 @@ def figures(sample: Sample) -> dict[str, str]:
     about = "about " if times != 1 else ""
     names = ("min", "max", "mean", "std")
     out = {name: _stats.short(getattr(row, name)) for name in names if row.size}
-    if row.norm is not None:
-        out["norm"] = about + _stats.short(row.norm * math.sqrt(times))
+    if found.norm is not None:
+        out["norm"] = about + _stats.short(found.norm)
     for name, title in (("zero", "zeros"), ("nan", "NaN"), ("inf", "infinite")):
         count = getattr(row, name)
         if count is not None:
             share = f" ({count / row.size:.2%})" if count and row.size else ""
-            out[title] = f"{about * bool(count)}{round(count * times):,}{share}"
+            some = about if count else ""
+            out[title] = f"{some}{round(count * times):,}{share}"
     return {name: text for name, text in out.items() if text}
 
 
 def norm(sample: Sample) -> float | None:
     """The norm of the finite elements; of a sample about that of the whole."""
     found = _measured(sample)
-    if found is None or found[0].norm is None:
-        return None
-    return found[0].norm * math.sqrt(found[1])
+    return None if found is None else found.norm
 
 
 def histogram(samples: Sequence[Sample]) -> dict[str, Any] | None:
@@ -72,18 +82,24 @@ def histogram(samples: Sequence[Sample]) -> dict[str, Any] | None:
     ends = [end for x in finite if x.size for end in _ends(x)]
     if not ends:
         return None
-    lo, hi = min(ends), max(ends)
-    if is_whole and hi - lo < _BINS:
-        lo, hi = math.floor(lo) - 0.5, math.ceil(hi) + 0.5
-    elif not hi > lo:
-        half = abs(lo) / 2 or 0.5
-        lo, hi = lo - half, hi + half
+    lo, hi, bins = _bins(min(ends), max(ends), is_whole)
     if not math.isfinite(hi - lo):
         return None
-    bins = round(hi - lo) if is_whole and hi - lo <= _BINS else _BINS
     counts = [_counted(x, lo, hi, bins) for x in finite]
     outside = [x.size - sum(row) for x, row in zip(finite, counts)]
     return {"lo": short(lo), "hi": short(hi), "counts": counts, "outside": outside}
+
+
+def _bins(least: float, most: float, is_whole: bool) -> tuple[float, float, int]:
+    """Where the bins of some numbers begin and end, and how many they are. Few whole
+    numbers have a bin each."""
+    if is_whole and most - least < _BINS:
+        lo, hi = math.floor(least) - 0.5, math.ceil(most) + 0.5
+        return lo, hi, min(round(hi - lo), _BINS)
+    if most > least:
+        return least, most, _BINS
+    half = abs(least) / 2 or 0.5
+    return least - half, most + half, _BINS
 
 
 def _counted(x: np.ndarray, lo: float, hi: float, bins: int) -> list[int]:
