@@ -227,7 +227,7 @@ def from_state_dict(
     )
     given = _load_options.check(given)
     if rename is not None:
-        saved, _ = _renamed.renamed(saved, rename)
+        saved = _renamed.renamed(saved, rename).leaves
     matched = Matcher(saved, like, given, thing="state dict").match()
     out = []
     for record, _, target, _ in matched.reads.values():

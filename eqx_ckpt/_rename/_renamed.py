@@ -9,6 +9,7 @@ import collections
 import functools as ft
 import os
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from .._kernel._format import _names, _state_labels, _text
 from .._kernel._format._leaves import Leaves
@@ -17,9 +18,16 @@ from . import _rename
 from ._rename import Rename
 
 
-def renamed(leaves: Leaves, given: object) -> tuple[Leaves, Callable[[str], list[str]]]:
-    """The leaves as the `rename=` of a call says, and a function from the name of a
-    node to its new names: several, if its leaves went to several nodes.
+class RenamedLeaves(NamedTuple):
+    """Leaves under their new names, and a function from the name of a node to its new
+    names: several, if its leaves went to several nodes."""
+
+    leaves: Leaves
+    new_names: Callable[[str], list[str]]
+
+
+def renamed(leaves: Leaves, given: object) -> RenamedLeaves:
+    """The leaves as the `rename=` of a call says.
 
     **Raises:** `ValueError` for two leaves of one name, rules that change nothing, and
     those with adapters.
@@ -38,7 +46,7 @@ def renamed(leaves: Leaves, given: object) -> tuple[Leaves, Callable[[str], list
             nodes.setdefault(to, []).append(name)
     labels = moved_labels(leaves.labels, moves)
     _rename.check_used(how, used, names, "checkpoint")
-    return leaves.renamed(new, labels, nodes), moves.node
+    return RenamedLeaves(leaves.renamed(new, labels, nodes), moves.node)
 
 
 def _nodes(leaves: Leaves) -> Iterator[tuple[str, str]]:
@@ -89,10 +97,13 @@ class Moves:
         """The names of a stored node in the tree: several, if its leaves are now in
         several. `field` is the name of something that the node has.
 
-        If no leaf keeps its name from the node on, the node becomes the lowest one that
-        holds all of its leaves. It stays itself if that is still below it. If it has
-        only one child, it becomes what is above that child now. It also stays itself
-        if that is the whole tree, with nothing above.
+        If no leaf keeps its name from the node on, let `common` be the lowest node that
+        holds all of its leaves now. Then it becomes
+
+        - itself, if `common` is still below it;
+        - else `common`, if it has several children;
+        - else what is above its one child now;
+        - itself, if nothing is above that.
         """
         kept = self._kept.get(name)
         if kept:
@@ -100,10 +111,9 @@ class Moves:
         leaves = self.below.get(name, [])
         if not leaves:
             return self._empty(name, field)
-        if len(leaves) == 1 and _names.parts(self._old[leaves[0]]) == _names.parts(
-            name
-        ):
-            return [self._new[leaves[0]]]
+        first = leaves[0]  # It may be the node itself.
+        if len(leaves) == 1 and _names.parts(self._old[first]) == _names.parts(name):
+            return [self._new[first]]
         parents = [_names.parts(self._new[n])[:-1] for n in leaves]
         common = ".".join(os.path.commonprefix(parents))
         if _names.is_under(common, name):
