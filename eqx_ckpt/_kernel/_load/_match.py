@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names, _text
-from .._format._leaves import Leaves, Unreadable
+from .._format._leaves import LeafRecord, Leaves, Unreadable
 from .._format._record import TreeRecord
 from .._tree import (
     _compare,
@@ -29,7 +29,7 @@ from .._tree import (
 from .._tree._compare import Comparison
 from .._tree._flatten import Flat
 from .._tree._folding import Problems
-from .._tree._target import Target
+from .._tree._target import Misfit, Target
 from . import _partial, _wording
 from ._load_options import LoadOptions
 from ._reader import LeafRead
@@ -170,14 +170,14 @@ class Matcher:
         ones)."""
         saved, options = self.saved, self.options
         # Most leaves are alike: their templates are one object, and so are the targets.
-        fits: dict[Any, tuple[Target, tuple[str, str] | None]] = {}
+        misfits: dict[Any, tuple[Target, Misfit | None]] = {}
         taken: dict[int, int] = {}
         reads: dict[int, LeafRead] = {}
         leaves, names, stored = self.flat.leaves, self.names, self.stored
         selected = it.compress(range(len(leaves)), self.chosen)
-        for leaf in (
-            selected if picked is None else filter(picked.__contains__, selected)
-        ):
+        if picked is not None:
+            selected = filter(picked.__contains__, selected)
+        for leaf in selected:
             target = target_of(names[leaf], leaves[leaf])
             if options.cast:
                 target = target._replace(cast=True)
@@ -194,41 +194,40 @@ class Matcher:
                 raise _names.twins_error(names[leaf], paths[first], paths[leaf])
             record = saved.record(saved_leaf, known=True)
             key = id(record.template), record.part, id(target)
-            fit = fits.get(key)
-            if fit is None:
-                fit = fits[key] = target, _target.misfit(record.whole, target)
-            problem = fit[1]
-            if problem is None and record.part is None:
-                reads[leaf] = LeafRead(record, None, target)
-                continue
-            name = names[leaf]
-            is_unread = isinstance(record.part, Unreadable)
-            if is_unread or problem is None and _partial.lacks(record, target):
-                kind = "unreadable" if is_unread else "part"
-                first_text = str(_wording.error(record))
-                self._add(kind, name, _wording.show(record), record.name, first_text)
-            elif problem is None:
+            found = misfits.get(key)
+            if found is None:
+                misfit = _target.misfit(record.whole, target)
+                found = misfits[key] = target, misfit  # It keeps the `id`.
+            misfit = found[1]
+            if record.part is not None and _lacks_part(record, target, misfit):
+                kind = "unreadable" if isinstance(record.part, Unreadable) else "part"
+                text, first = _wording.show(record), str(_wording.error(record))
+                self._add(kind, names[leaf], text, record.name, first)
+            elif misfit is None:
                 reads[leaf] = LeafRead(record, None, target)
             else:
-                was, here = _leaf.show(record.whole), _target.show_target(target)
-                text, (what, hint) = f"saved {was}, `like` has {here}", problem
-                if hint:
-                    text += f"  ({hint})"
-                first_text = (
-                    f"Deserialised leaf at path {self.flat.paths[leaf]} has changed "
-                    f"{what}: `{name}` is {was} in the {self.thing} and {here} "
-                    "in `like`."
-                )
-                if what == "shape":
-                    saved_shape = record.whole.logical_shape
-                    is_below = saved_shape[1:] == target.shape
-                    self.axes.add(saved_shape[:1] if is_below else ())
-                    is_alike = _without_units(saved_shape) == _without_units(
-                        target.shape
-                    )
-                    text += _UNIT_AXES if is_alike else ""
-                self._add(what, name, text, record.name, first_text)
+                self._add_misfit(leaf, record, target, misfit)
         return reads
+
+    def _add_misfit(
+        self, leaf: int, record: LeafRecord, target: Target, misfit: Misfit
+    ) -> None:
+        name, (what, hint) = self.names[leaf], misfit
+        was, here = _leaf.show(record.whole), _target.show_target(target)
+        text = f"saved {was}, `like` has {here}"
+        if hint:
+            text += f"  ({hint})"
+        first = (
+            f"Deserialised leaf at path {self.flat.paths[leaf]} has changed {what}: "
+            f"`{name}` is {was} in the {self.thing} and {here} in `like`."
+        )
+        if what == "shape":
+            saved_shape = record.whole.logical_shape
+            is_below = saved_shape[1:] == target.shape
+            self.axes.add(saved_shape[:1] if is_below else ())
+            is_alike = _without_units(saved_shape) == _without_units(target.shape)
+            text += _UNIT_AXES if is_alike else ""
+        self._add(what, name, text, record.name, first)
 
     def _add(
         self, kind: str, name: str, text: str, stored: str = "", first: str = ""
@@ -439,6 +438,12 @@ _titles = {
     "unreadable": "that cannot be read from a file of this format",
     "static": "static fields that have changed ({static})",
 }
+
+
+def _lacks_part(record: LeafRecord, target: Target, misfit: Misfit | None) -> bool:
+    """Whether what is wanted of a leaf that is not all there cannot be read."""
+    is_unreadable = isinstance(record.part, Unreadable)
+    return is_unreadable or misfit is None and _partial.lacks(record, target)
 
 
 def _without_units(shape: Iterable[int]) -> list[int]:
