@@ -9,7 +9,7 @@ reads of stored arrays, `_read.read_arrays` gives the arrays as they arrive, and
 import collections
 import contextlib
 import itertools as it
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -100,31 +100,38 @@ def _stored_reads(
 ) -> list[StoredRead]:
     """The reads of a load: each stored array is read once, and of views each chunk."""
     aliases = source.index.leaves.aliases
-    # Most leaves are wanted as another one like them, and are asked for as that.
-    alike: dict[tuple[int, int, int], StoredRead] = {}
+    # By what is read, the leaves that it is for.
     shared: dict[Any, list[int]] = {}
     out = []
-    for i, leaf in enumerate(wanted):
-        record, view, target, move = leaf
-        key = id(record.template), id(target), id(move)
-        is_whole = view is None and record.part is None
-        one = alike.get(key) if is_whole else None
-        if one is None:
-            one = _stored_read(leaf)
-            if is_whole:
-                alike[key] = one
-        _, views, conversion, _, _ = one
-        array: Any = aliases.get(record.leaf_index, record.leaf_index)
-        if views is not None or conversion is not None:
-            array = array, views, conversion and conversion.dtype
-        leaves = shared.get(array)
+    for i, (leaf, needed) in enumerate(zip(wanted, _needed(wanted))):
+        number, dtype = leaf.record.leaf_index, None
+        if needed.conversion is not None:
+            dtype = needed.conversion.dtype
+        key = aliases.get(number, number), needed.views, dtype
+        leaves = shared.get(key)
         if leaves is None:
-            shared[array] = leaves = []
-            out.append(StoredRead(record, views, conversion, leaves))
+            shared[key] = leaves = []
+            views, conversion = needed.views, needed.conversion
+            out.append(StoredRead(leaf.record, views, conversion, leaves))
         leaves.append(i)
     if len(out) == 1 or all(one.views is None for one in out):
         return out
     return _share_chunks(source, out, verify)
+
+
+def _needed(wanted: Sequence[LeafRead]) -> Iterator[StoredRead]:
+    """For each leaf the read of what its target needs. Most leaves are wanted as
+    another one like them, and have the read of that."""
+    alike: dict[tuple[int, int, int], StoredRead] = {}
+    for leaf in wanted:
+        if leaf.view is not None or leaf.record.part is not None:
+            yield _stored_read(leaf)
+            continue
+        key = id(leaf.record.template), id(leaf.target), id(leaf.move)
+        found = alike.get(key)
+        if found is None:
+            found = alike[key] = _stored_read(leaf)
+        yield found
 
 
 def _share_chunks(
@@ -223,16 +230,16 @@ class LeafBuilder:
                 own = list(it.islice(rest, len(part.all_views)))
                 self.add(part, result._replace(arrays=own))
             return
+        if lost:
+            self._lost |= {self._wanted[i].record.name: lost for i in one.leaves}
+            return
         t, converted = one.record.template, one.conversion is not None
         # A view may be all that is wanted of much memory.
         is_part = one.views is not None and not owned
         if t.stored != t.dtype and not converted:
             arrays = _from_host.viewed(arrays, t)
         for i in one.leaves:
-            record, _, target, move = self._wanted[i]
-            if lost:
-                self._lost[record.name] = lost
-                continue
+            _, _, target, move = self._wanted[i]
             plain = self._plain[id(target)]
             # A process may have no part of a leaf.
             array = arrays[0] if arrays and move is None else None
