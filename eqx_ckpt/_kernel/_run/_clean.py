@@ -95,24 +95,32 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
     for step in map(here.below, filter(_numbered.is_step, tops)):
         # Others may be deleting it.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            inside = None if step.is_link() else step.list_top()
-            if inside is None:
-                continue
-            left = _clean_inside(step, inside, remove)
-            left |= _clean_mark(step, inside, remove)
-            found |= left
-            if (left or is_run) and remove:
-                # A save was killed before it wrote anything.
-                for key in ("default/d", "default", ""):
-                    step.drop_directory(key)
+            found |= _clean_step(step, is_run, remove)
     if isinstance(here, LocalDirectory) and (idle or not remove):
-        over = _rooms.superseded(here)
-        found.update(over)
-        for path in over if remove else []:
-            key = os.path.relpath(path, here.url)
-            here.delete(key)
-            here.below(os.path.dirname(key)).drop_directory()
+        found |= _clean_superseded(here, remove)
     return sorted(found)
+
+
+def _clean_step(step: Backend, is_run: bool, remove: bool) -> set[str]:
+    inside = None if step.is_link() else step.list_top()
+    if inside is None:
+        return set()
+    found = _clean_inside(step, inside, remove) | _clean_mark(step, inside, remove)
+    if (found or is_run) and remove:
+        # A save was killed before it wrote anything.
+        for key in ("default/d", "default", ""):
+            step.drop_directory(key)
+    return found
+
+
+def _clean_superseded(here: LocalDirectory, remove: bool) -> set[str]:
+    """Cleans near steps that newer ones have taken the place of."""
+    found = _rooms.superseded(here)
+    for path in found if remove else []:
+        key = os.path.relpath(path, here.url)
+        here.delete(key)
+        here.below(os.path.dirname(key)).drop_directory()
+    return {*found}
 
 
 def _clean_history(place: LocalDirectory, remove: bool) -> set[str]:
