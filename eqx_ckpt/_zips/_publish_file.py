@@ -4,7 +4,7 @@ is put into an object store as a whole.
 
 import contextlib
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO
 
 from .._kernel._save import _path_state
@@ -97,12 +97,7 @@ class FileTransaction(BesideTransaction):
         # Of the file that was written, by which it is known at its path.
         self._stamp: Any = None
 
-    def publish(
-        self,
-        index: bytes = b"",
-        side: Mapping[str, bytes] | None = None,
-        sync: bool = True,
-    ) -> None:
+    def publish(self, index: bytes = b"", side: Any = None, sync: bool = True) -> None:
         self.check_there()
         self._stamp = self.work.stamp(self.last_file)
         written = self.work.below(self.last_file)
