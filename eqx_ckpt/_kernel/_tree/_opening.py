@@ -291,20 +291,14 @@ def _open_nones(cls: type, nodes: Sequence[Any]) -> list[Opened]:
 
 
 def _open_each(cls: type, nodes: Sequence[Any]) -> list[Opened]:
-    found: dict[Any, tuple[list[int], list[Any], list[list[Any]]]] = {}
-    open_it = _open_node if cls is Node else _open_custom
-    for place, x in enumerate(nodes):
-        kind, letters, children, data = open_it(x)
-        empty = [], [], [[] for _ in data]
-        places, rows, columns = found.setdefault((kind, letters), empty)
-        places.append(place)
-        rows.append(children)
-        for column, value in zip(columns, data):
-            column.append(value)
+    opened = list(map(_open_node if cls is Node else _open_custom, nodes))
     out = []
-    for (kind, letters), (places, rows, columns) in found.items():
-        children, by_node = _lay(rows, len(kind.parts))
-        out.append(Opened(kind, letters, places, children, by_node, columns))
+    kinds = [(one.kind, one.letters) for one in opened]
+    for (kind, letters), places in by_signature(kinds).items():
+        some = [opened[i] for i in places]
+        children, by_node = _lay([one.children for one in some], len(kind.parts))
+        data = list(map(list, zip(*(one.data for one in some))))
+        out.append(Opened(kind, letters, places, children, by_node, data))
     return out
 
 

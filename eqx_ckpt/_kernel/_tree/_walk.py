@@ -233,11 +233,10 @@ class Walk:
     def _checks(self) -> list[LayerCheck]:
         out = []
         for layer in self.layers:
-            by_type: dict[type, list[Group]] = {}
-            for group in layer.groups:
-                by_type.setdefault(group.cls, []).append(group)
             types = []
-            for cls, groups in by_type.items():
+            of_types = [group.cls for group in layer.groups]
+            for cls, own in _opening.by_signature(of_types).items():
+                groups = [layer.groups[i] for i in own]
                 places = sorted(it.chain.from_iterable(x.places for x in groups))
                 number_of = {place: i for i, place in enumerate(places)}
                 numbers = [[number_of[x] for x in group.places] for group in groups]
@@ -295,12 +294,13 @@ class Walk:
         """The same, if the name of the tree is `above`."""
         if above == self.above:
             return self
-        return self.kept_result(("named", above), None, lambda: self._named(above))
 
-    def _named(self, above: str) -> "Walk":
-        other = Walk(above)
-        other.layers, other.values, other.order = self.layers, self.values, self.order
-        return other
+        def make() -> Walk:
+            out = Walk(above)
+            out.layers, out.values, out.order = self.layers, self.values, self.order
+            return out
+
+        return self.kept_result(("named", above), None, make)
 
     @ft.cached_property
     def nodes(self) -> NodeTexts:
