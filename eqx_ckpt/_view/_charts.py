@@ -107,8 +107,8 @@ def _counted(x: np.ndarray, lo: float, hi: float, bins: int) -> list[int]:
     counts = np.zeros(bins, np.int64)
     for start in range(0, x.size, 2**17):
         part = x[start : start + 2**17]
-        part = part[(part >= lo) & (part <= hi)]
-        places = ((part - lo) * (bins / (hi - lo))).astype(np.intp)
+        part = part[(part >= lo) & (part <= hi)].astype(np.float64)
+        places = ((part - lo) / (hi - lo) * bins).astype(np.intp)
         counts += np.bincount(np.minimum(places, bins - 1), minlength=bins)
     return counts.tolist()
 

@@ -83,6 +83,14 @@ def test_few_values(value):
     assert sum(found["counts"][0]) == 9 and found["lo"] < value.min()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_widest_range(dtype):
+    most = np.finfo(dtype).max / 2
+    value = np.array([-0.9 * most, most] * 9, dtype)
+    counts = _charts.histogram([_sample(value)])["counts"][0]
+    assert [counts[0], counts[-1], sum(counts)] == [9, 9, 18]
+
+
 def _dots(found):
     height, width = found["size"]
     levels = np.frombuffer(base64.b64decode(found["grid"]), np.uint8)
