@@ -172,7 +172,7 @@ def find_kinds(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
         if len(distinct) > 1:
             own = list(it.compress(leaves, map(operator.is_, types, it.repeat(cls))))
         both = _traits(cls, own[0])
-        if both is _OF_JAX and any(map(cls.is_deleted, own)):
+        if both is _OF_JAX and any(map(operator.methodcaller("is_deleted"), own)):
             return LeafKinds((), (-1,) * len(leaves))
         traits[cls] = list(map(both[0], own)), list(map(both[1], own))
     for known_types, known, kinds in kept:
