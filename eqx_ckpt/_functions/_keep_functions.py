@@ -54,8 +54,8 @@ class _Candidate(NamedTuple):
         return self._old.names[self._old.aliases.get(leaf_index, leaf_index)]
 
     def has_some(self) -> bool:
-        """Whether some leaves of the function are saved, or what is computed of
-        them."""
+        """Whether some leaves of the function are saved, or what is computed of one of
+        them alone."""
         origins = set(map(self._origin, self.function._stored.leaves))
         return not origins.isdisjoint({*self.new.unchanged, *self.new.derived})
 

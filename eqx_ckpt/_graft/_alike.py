@@ -21,7 +21,7 @@ from ._layers import LayerGroup, LayerSide, NamedLayer
 from ._leaf_kinds import LeafKind
 
 
-# Pairs of groups that are compared with each other. Of more nothing is said.
+# Pairs of groups that are compared with each other. More are not compared.
 _MAX_PAIRS = 2**15
 
 

@@ -45,7 +45,8 @@ class GroupPair(NamedTuple):
     - `layers`: the layers of both that stand for each other, first for first.
     - `likeness`: of their names, from 0 to 1.
     - `ways`: the adapters by any of which all of their weights fit; "" is none.
-    - `is_clear`: it is clear what their numbers count.
+    - `is_clear`: it is clear what their numbers count, and neither or both of the
+        groups are norms of an attention.
     - `is_same`: their names are the same, but for numbers.
     - `lacked`: the words of each that the other lacks.
     - `telling`: those of `lacked` that tell a group from others of its side.

@@ -65,7 +65,7 @@ def rules(
     moves: Mapping[str, str], saved: Collection[str], wanted: Collection[str]
 ) -> list[NameRule]:
     """Rules that rename each name in `moves` to its new name, and no other saved name
-    to a wanted one. Empty if too many rules would be needed to try them."""
+    to a wanted one. Empty if none are found, or if there are too many to try."""
     taken = set(moves.values())
     aside = (x for x in saved if x in taken and x not in moves)
     task = _Task({**moves, **{x: f"{_ASIDE}.{x}" for x in aside}}, saved, wanted)
@@ -100,8 +100,8 @@ class _Task(NamedTuple):
         )
 
     def find_few(self) -> list[NameRule]:
-        """The rules that rename the most names each, until all are renamed; general
-        ones first. Empty if there are too many to try."""
+        """The rules that rename the most names each, until all are renamed; of equal
+        ones the most general first. Empty if there are too many to try."""
         samples = self._samples()
         left = {x for x in samples if self.moves.get(x, x) != x}
         effects = self._effects(left, samples)

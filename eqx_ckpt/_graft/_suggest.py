@@ -25,8 +25,8 @@ _MAX_SEQUENCES = 64
 
 
 class Twin(NamedTuple):
-    """Code that picks what may stand for a node of the model, with an adapter; and the
-    indices of the saved leaves in it."""
+    """Code that picks what may stand for a node of the model, with an adapter where it
+    needs one; and the indices of the saved leaves in it."""
 
     code: str
     leaf_indices: set[int]

@@ -56,8 +56,8 @@ def choose_parts(
     reports: Mapping[int, PartReport],
 ) -> list[list[int]]:
     """Chooses the parts that each of `count` processes reads, where each part is on the
-    disks of some processes: as few as have all that it needs. Where as many processes
-    have saved, its own is one of them."""
+    disks of some processes: one of each set of regions that it needs. Where as many
+    processes have saved, its own is one of them."""
     # Where parts differ in which leaves they have whole, all are read: such a leaf may
     # be nowhere else.
     are_alike = len({report.whole for report in reports.values()}) == 1

@@ -191,7 +191,8 @@ def check_apart(places: Sequence[tuple[int, int]]) -> None:
         raise ValueError("two files of the zip lie at one place")
 
 
-# What comes after the bytes of a file: its checksum and its size, of 4 or of 8 bytes.
+# After the bytes of a file: a signature, its checksum, and its two sizes of 4 or of 8
+# bytes each.
 _FOOTERS = 16, 24
 _ALIGN = 64  # Of the bytes in PyTorch's files, which have such footers.
 

@@ -47,7 +47,8 @@ def labels_of_states(found: Iterable[StateNode]) -> dict[str, list[Label]]:
         own = label_of(marker) if type(marker) is str else Label()
         # The names that it had are no more, if its StateIndex is here.
         labels[marker] = own._replace(names=frozenset(names.get(marker, own.names)))
-    # The marker of a module that was moved counts for nothing.
+    # A module was moved if a name ends as another marker does, and not as its own: then
+    # its marker counts for nothing.
     ends = _finder_of_ends(
         path for label in labels.values() if (path := path_of(label))
     )

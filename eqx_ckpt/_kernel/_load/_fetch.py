@@ -138,8 +138,7 @@ def _share_chunks(
     source: Source, reads: list[StoredRead], verify: bool
 ) -> list[StoredRead]:
     """The same reads, but those that share chunks are joined: a chunk that is verified
-    or decoded is read whole. Those that are joined have no more bytes than a load may
-    have under way."""
+    or decoded is read whole. Those that are joined have at most `BUDGET` bytes."""
     groups: dict[Any, list[StoredRead]] = collections.defaultdict(list)
     for one in reads:
         dtype = one.conversion and one.conversion.dtype
@@ -201,7 +200,7 @@ class LeafBuilder:
     `PlainLeaves`) wait in a queue, and are made together. All others are made at once.
 
     Arrays stay in host memory until the leaves are on their devices. So no more than
-    `budget` bytes are on their way to devices.
+    `budget` bytes are on their way to devices, but for small leaves.
     """
 
     def __init__(self, wanted: Sequence[LeafRead], budget: int):

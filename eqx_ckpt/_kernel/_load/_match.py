@@ -395,7 +395,7 @@ class Matcher:
         return _text.message([*lines, elsewhere] if elsewhere else lines)
 
     def _source_hint(self, missing: list[str]) -> str:
-        """The prefix under which all that is missing is stored, if there is one."""
+        """Advice to give the prefix under which all that is missing is stored."""
         if self.above or not missing:
             return ""
         end = "." + missing[0]

@@ -36,7 +36,7 @@ def clean(
 
     - `directory`: a directory with checkpoints in it, such as that of a run, or a
         checkpoint. Looked at are the directory itself, those directly inside it, and
-        those of the steps of a run. Renames are not followed.
+        those of the steps of a run. Links are not followed.
     - `remove`: whether to delete what is found, or only list it.
     - `idle`: that nothing is being saved below `directory`. For an object store you
         have to know and say so, or nothing is deleted there. Of a near disk
@@ -170,7 +170,7 @@ def _clean_beside(works: Iterable[LocalDirectory], remove: bool) -> set[str]:
 
 
 def _clean_saves(place: Backend, remove: bool) -> set[str]:
-    """Deletes the saves at a path that are not the checkpoint there."""
+    """The saves at a path that are not the checkpoint there; with `remove`, deleted."""
     is_local = isinstance(place, LocalDirectory)
     # What lies beside a path has the lock of its writer, and was looked at.
     if is_local and _files.is_beside(place.name) or not _may_hold_saves(place):

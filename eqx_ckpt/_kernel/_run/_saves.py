@@ -40,8 +40,8 @@ _DONATED = "its arrays were donated or deleted before it was due"
 
 
 class Decision(NamedTuple):
-    """The decision of process 0 on a save that is due: whether the step is replaced;
-    its metrics; and the error of computing them, or ""."""
+    """The decision of process 0 on a save that is due: whether a step that is there is
+    replaced; its metrics; and the error of computing them, or ""."""
 
     is_replacing: bool
     metrics: dict[str, Any]
@@ -177,15 +177,14 @@ class Saves:
         """Begins to save a step if it is due. With `retain`, older ones are deleted
         once it is saved. Returns whether it has begun.
 
-        Processes make three calls together. In the first, process 0 decides. The second
-        is only for errors of the save before, and of `own`. The third is the save.
+        Processes make two calls together. In the first, process 0 decides. The second
+        is the save; errors of the save before it, and of `own`, are told in it.
         """
         step, given = state.step, state.checked_metadata()
         processes = self.processes("save a step", f"Saving step {step}", step)
         decision = self._decide(state, processes)
         if decision is None:
             return False
-        # The other processes are about to save too, and have to hear of an error.
         is_shared = self.policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
             processes=processes.within(self.together, f"step {step}, save"),
@@ -193,8 +192,8 @@ class Saves:
             reuse=self.last_whole if is_shared else None,
             functions=state.functions,
         )
-        # Here only an error is told, as one of the save below: the others may wait
-        # there by now, and have it as the error of that call.
+        # The other processes may wait in the save below by now. An error here is told
+        # to them as one of that save.
         path = self.steps.own_path(step)
         writers = _serialise.processes_of(path, state.tree, options)
         with writers.share_errors():

@@ -1,14 +1,14 @@
 """The steps of a run: where they are, which are complete, and which count.
 
-A *listing* has the steps that have a directory. Those of them are *complete* whose save
-is committed. The *lineage* says which of these count: after a run went back, the steps
-that an earlier attempt has left do not.
+A *listing* has the steps that have a directory, or a link in its place. Those of them
+are *complete* whose save is committed. The *lineage* says which of these count: after a
+run went back, the steps that an earlier attempt has left do not.
 
 A step is a checkpoint at `<root>/<step>/default`, where Orbax's CheckpointManager has
 one too. In an object store it is the same, by other means: there are no links, locks
 and renames, and each look at a step is a request.
 
-No link below the directory of the run is followed: a step that is one is not a step.
+No link below the directory of the run is followed: a step that is one is not complete.
 
 `_step_state` says why a step is not complete, `_step_facts` what is known of one.
 `_pins`, `_marks` and `_removal` change steps.

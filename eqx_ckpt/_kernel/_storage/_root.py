@@ -90,7 +90,8 @@ def _check_local(local: pathlib.Path) -> None:
     if len(os.fsencode(local)) >= LONGEST_PATH or longest > LONGEST_NAME:
         raise ValueError(
             f"The path `{str(local)[:100]}...` is too long: a name takes at most "
-            f"{LONGEST_NAME} bytes, and a path {LONGEST_PATH}. Choose a shorter one."
+            f"{LONGEST_NAME} bytes, and a path {LONGEST_PATH - 1}. Choose a shorter "
+            "one."
         )
     if ".__lock/" in f"{local}/":
         raise ValueError(

@@ -17,7 +17,7 @@ _RAW, _RLE, _PACKED = 0, 1, 2
 # Bits: of the byte that describes a frame, that a checksum ends it; of the head of a
 # block, that no other follows.
 _CHECKSUM, _LAST_BLOCK = 4, 1
-# TensorStore refuses files of a zip that are more often as large as they are packed.
+# TensorStore refuses a file of a zip that is more than so many times its packed size.
 _MAX_RATIO = 1000
 
 

@@ -186,8 +186,9 @@ def match_entries(
     2. unless both have names, a marker that ends the name of the other.
 
     Where several lead to one position, the one that does so by the first of these ways
-    has it. If one of the two has no labels at all, only the order is left. A State has
-    none if it comes without its model, and its markers are objects.
+    has it; where two do so by the same, neither. If one of the two has no labels at
+    all, only the order is left. A State has none if it comes without its model, and its
+    markers are objects.
 
     **Raises:** `RuntimeError` if that could have changed unseen.
     """
@@ -298,7 +299,7 @@ def _check_positions(
     state: str, wanted: set[int], looks: Looks, labelled: bool
 ) -> None:
     """**Raises:** `RuntimeError` if entries that go by their positions could be others:
-    because two look alike, or because there are not as many on both sides."""
+    because two look alike, or because they are not at the same positions."""
     twins = _twins(looks)
     if not twins and (not looks or wanted == looks.keys()):
         return

@@ -138,7 +138,7 @@ class Walk:
 
     @property
     def is_kept(self) -> bool:
-        """Whether it is kept for a later tree."""
+        """Whether it is small enough to be kept for a later tree."""
         return len(self.order) <= _MAX_LEAVES
 
     def descend(self, tree: PyTree, is_leaf: IsLeaf) -> list[Any]:
@@ -276,10 +276,10 @@ class Walk:
         return list(self._sort(leaves))
 
     def kept_result(self, key: object, keeps: object, make: Callable[[], T]) -> T:
-        """The result of `make`, which is called once for each key: all trees that have
-        this walk share what it made. `keeps`: objects whose `id` is in the key, which
-        are kept so that no others get it. So the facts of a record have the key
-        `("facts", id(record))`, and keep the record."""
+        """The result of `make`, which all trees that have this walk share: it is called
+        again only if there were many other keys since. `keeps`: objects whose `id` is
+        in the key, which are kept so that no others get it. So the facts of a record
+        have `id(record)` in their key, and keep the record."""
         found = self._made.get(key)
         if found is None:
             found = keeps, make()
