@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .._kernel._format import _names
 from .._kernel._format._leaves import LeafRecord
-from .._kernel._tree import _folding, _target
+from .._kernel._tree import _folding
 from . import _alike, _leaf_kinds, _lookalikes, _rules
 from ._lookalikes import Suggestion
 from ._sides import Model, StoredSide
@@ -224,13 +224,12 @@ class _Twins:
     def _stacked(self, prefix: str) -> Twin | None:
         """The items of a sequence whose leaves, stacked, have these names and shapes;
         none if several have that nothing tells apart."""
-        names, leaves = self._model.names, self._model.flat.leaves
+        names = self._model.names
         numbers = [n for n in self._model.below[prefix] if n in self._new]
         if not self._budget.spend(len(numbers)):
             return None
         wanted = {
-            _names.below(names[n], prefix): _target.target_of(leaves[n]).shape
-            for n in numbers
+            _names.below(names[n], prefix): self._model.target(n).shape for n in numbers
         }
         if not wanted:
             return None
@@ -260,13 +259,12 @@ class _Twins:
     def _unstacked(self, prefix: str) -> Twin | None:
         """The node whose leaves are those of all items of this sequence, stacked: one
         that is called as it is; none if several are."""
-        names, leaves = self._model.names, self._model.flat.leaves
+        model, names = self._model, self._model.names
         wanted: dict[str, list[tuple[int, ...]]] = {}
-        for n in self._model.below[prefix]:
+        for n in model.below[prefix]:
             item, _, rest = _names.below(names[n], prefix).partition(".")
             if n in self._new and prefix and item.isdecimal():
-                shape = _target.target_of(leaves[n]).shape
-                wanted.setdefault(rest, []).append(shape)
+                wanted.setdefault(rest, []).append(model.target(n).shape)
         if not wanted:
             return None
         saved, found = self._stored.saved, dict[str, set[int]]()
