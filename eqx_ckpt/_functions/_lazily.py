@@ -1,8 +1,9 @@
 """`lazy`: functions of lazy arrays, computed when their result is read."""
 
+import dataclasses
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -91,7 +92,8 @@ def _lazily(fn: Callable[..., Any], elementwise: bool, *args: Any) -> LazyArray:
     return _computed.computed(formula)
 
 
-class _Jaxpr(NamedTuple):
+@dataclasses.dataclass(eq=False)  # A tuple has a `!=` of its own.
+class _Jaxpr:
     """What was traced of a function, which may have read a global number too, or an
     object, that has changed since. It is looked at if all else is equal."""
 
