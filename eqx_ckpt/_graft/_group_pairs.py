@@ -18,8 +18,8 @@ from ._layers import LayerGroup, LayerSide, NamedLayer, NameNumber
 
 # By how much the best has to be better than the second.
 _MARGIN = 0.05
-# Subtracted from the score of a pair if its weights are transposed, and most others are
-# not, or the other way round.
+# Subtracted from the score of a pair if its weights are transposed, and those of all
+# pairs of such names that fit in one way only are not, or the other way round.
 _UNUSUAL_WAY = 0.2
 # Added to it, times the share of layers beside the two that are pairs.
 _NEIGHBOURS = 0.15

@@ -74,7 +74,7 @@ def _publish_locally(
 class FileSink:
     """The `Sink` of a save of one file: a file object, which gets its bytes."""
 
-    has_slow_writes = True  # Threads wait for each other.
+    has_slow_writes = True  # It may be a pipe, or a file of any library.
 
     def __init__(self, file: BinaryIO | io.BytesIO):
         self._file = file

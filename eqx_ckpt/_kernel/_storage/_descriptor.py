@@ -4,7 +4,8 @@ Ctrl-C raises `KeyboardInterrupt` between any two steps of Python. If it came be
 the call that opens a file and the step that notes its number, nobody could close the
 file. So a file is opened and noted in one step, by a function in C that goes through an
 iterator of both. It is closed so too. A file that is left open all the same is closed
-when nobody has its `Descriptor` any more.
+when nobody has its `Descriptor` any more. (`opener` is for Python's `open`, whose file
+notes the number itself.)
 """
 
 import collections
