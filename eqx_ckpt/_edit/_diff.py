@@ -15,7 +15,7 @@ from .._kernel._load import _open
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._load_options import LoadOptions
 from .._kernel._runtime import _arguments, _gc
-from .._kernel._tree import _compare, _identity, _leaf, _states
+from .._kernel._tree import _compare, _folding, _identity, _states
 from .._kernel._tree._compare import Comparison
 from . import _elements, _numbers
 from ._difference import Change, Diff
@@ -188,7 +188,7 @@ def _shown(x: object) -> str:
 
 
 def show(t: Template) -> str:
-    return _leaf.show(t) + ("(weak)" if t.weak else "")
+    return _folding.show(t) + ("(weak)" if t.weak else "")
 
 
 def changes(

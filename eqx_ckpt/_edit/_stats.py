@@ -16,7 +16,7 @@ from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._lazy import LazyArray
 from .._kernel._load._load_options import LoadOptions
 from .._kernel._runtime import _arguments, _gc
-from .._kernel._tree import _leaf
+from .._kernel._tree import _folding
 from .._show import _tables, _terminal
 from .._show._tables import Column
 from . import _elements, _numbers
@@ -142,7 +142,7 @@ def stats(
         if isinstance(leaf.value, LazyArray) and _lazy.body_of(leaf.value).unreadable:
             rows[leaf.name] = LeafStats(_lazy.shown(leaf.value), 0)
             continue
-        rows[leaf.name] = LeafStats(_leaf.show(t), size)
+        rows[leaf.name] = LeafStats(_folding.show(t), size)
         if _numbers.is_number(t) or t.dtype == "int":
             number = numbers.setdefault((leaf.identity, t), len(todo))
             places[leaf.name] = number

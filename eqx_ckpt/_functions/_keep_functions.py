@@ -20,7 +20,7 @@ from .._kernel._load import _extra_files, _lazy
 from .._kernel._load._source import Source
 from .._kernel._save._lazies import LazySource
 from .._kernel._save._payload import PlannedFunction, PlannedLeaf
-from .._kernel._tree import _leaf
+from .._kernel._tree import _folding
 from . import _tracing
 from ._stored_function import Function
 
@@ -75,8 +75,8 @@ class _Candidate(NamedTuple):
             names.append(leaf.name)
             if not _fits(leaf, record):
                 raise self._lost_error(
-                    f"the leaf `{record.name}` as {_leaf.show(record.template)}, which "
-                    f"is saved as {_leaf.show(leaf.template)}"
+                    f"the leaf `{record.name}` as {_folding.show(record.template)}, "
+                    f"which is saved as {_folding.show(leaf.template)}"
                 )
         self._check_nodes_moved_whole(dict(zip(function.leaves, names)))
         leaf_indices = {name: i for i, name in enumerate(self.new.by_name)}

@@ -163,7 +163,7 @@ def _show_all(saved: Sequence[LazyArray]) -> str:
 def _show(lazy: LazyArray) -> str:
     body = _lazy.body_of(lazy)
     if body.view is None:
-        return _leaf.show(body.template)
+        return _folding.show(body.template)
     return _folding.short_array(np.dtype(lazy.dtype).name, lazy.shape)
 
 
@@ -197,7 +197,7 @@ def _check_fit(
         if any(made is x for x in job.all_saved):
             hint = hint or _hint(template.shape, target.shape, what)
         else:
-            text += f", made {_leaf.show(template)} by {job.how or 'the view'}"
+            text += f", made {_folding.show(template)} by {job.how or 'the view'}"
         text += f", the model has {_target.show_target(target)}"
         problems.add(what, name, text + (f"  ({hint})" if hint else ""))
         return None

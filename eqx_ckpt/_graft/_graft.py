@@ -27,7 +27,14 @@ from .._kernel._load._load_options import LoadOptions, TogetherKeywords
 from .._kernel._load._reader import LeafRead
 from .._kernel._runtime import _arguments, _gc
 from .._kernel._storage import _store
-from .._kernel._tree import _from_host, _host_copy, _leaf, _leaked_tracers, _target
+from .._kernel._tree import (
+    _folding,
+    _from_host,
+    _host_copy,
+    _leaf,
+    _leaked_tracers,
+    _target,
+)
 from .._kernel._tree._compare import Static
 from ..adapters import _deferred
 from . import _graft_plan, _init, _layouts
@@ -245,7 +252,7 @@ def _how(placed: Placed, saved: Leaves) -> str:
     if placed.status == "cast":
         wanted = placed.target.dtype
         return f"{template.dtype} to {wanted}"
-    shown = _leaf.show(template)
+    shown = _folding.show(template)
     count = f"{len(sources)} of " if len(sources) > 1 else ""
     how = placed.job.how or "a view"
     return f"{how}, of {count}{shown} to {_target.show_target(placed.target)}"

@@ -12,7 +12,7 @@ from .._kernel._format import _names, _text
 from .._kernel._format._template import Template
 from .._kernel._load import _lazy
 from .._kernel._load._lazy import LazyArray
-from .._kernel._tree import _compare, _folding, _leaf, _register, _target
+from .._kernel._tree import _compare, _folding, _register, _target
 from .._kernel._tree._compare import Comparison, Static
 from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
@@ -188,7 +188,7 @@ def _load_scalars(matching: Matching) -> list[Placed]:
         misfit = _target.misfit(template, target)
         if misfit is not None:
             wanted = _target.show_target(target)
-            text = f"saved {_leaf.show(template)}, the model has {wanted}"
+            text = f"saved {_folding.show(template)}, the model has {wanted}"
             matching.problems.add(misfit.what, model.names[number], text)
         out[number] = Placed(number, lazy, target, "loaded", Job("", number, lazy), 0)
     return list(out.values())
@@ -217,7 +217,8 @@ def _compare_scalars(
         if x in values and _is_same_number(value, kept):
             continue
         name = model.names[number]
-        shown = repr(value) if x in values else _leaf.show(_lazy.body_of(lazy).template)
+        template = _lazy.body_of(lazy).template
+        shown = repr(value) if x in values else _folding.show(template)
         if what == "keep":
             out.append(StaticDifference(name, shown, repr(kept)))
         elif what == "load":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from .._kernel._format import _text
-from .._kernel._tree import _folding, _leaf, _nearest, _target
+from .._kernel._tree import _folding, _nearest, _target
 from . import _alike, _leaf_kinds
 from ._leaf_kinds import LeafKind
 from ._sides import Model, StoredSide
@@ -150,7 +150,7 @@ def _lines(model: Model, stored: StoredSide, rows: Iterable[LookalikeRow]) -> li
         by = f" by `{', '.join(adapters)}`" if adapters else ""
         if len(target.shape) == 2 and len({*target.shape}) == 1:
             by += ", transposed or not"
-        what = f"{_target.show_target(target)}, of {_leaf.show(template)}"
+        what = f"{_target.show_target(target)}, of {_folding.show(template)}"
         texts.append((name, f"{what}{by}: {shown}"))
     lines = [f"    {name}  {text}" for name, text in _folding.fold_rows(texts)]
     if not lines:

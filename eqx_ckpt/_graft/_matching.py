@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .._kernel._format import _names
 from .._kernel._format._state_labels import Label
 from .._kernel._load._lazy import LazyArray
-from .._kernel._tree import _compare, _folding, _leaf, _states, _target
+from .._kernel._tree import _compare, _folding, _states, _target
 from .._kernel._tree._folding import Problems
 from ..adapters import Adapter
 from . import _nested, _pairs
@@ -300,7 +300,7 @@ class Matching:
             if a.leaves.get(name) in self.fresh
         }
         for leaf_index in leaf_indices:
-            text = _leaf.show(saved.record(leaf_index).template)
+            text = _folding.show(saved.record(leaf_index).template)
             if leaf_index in new:
                 text += "  (what it stands for is in `fresh`)"
             same = saved.aliases.get(leaf_index)

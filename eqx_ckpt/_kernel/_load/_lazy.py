@@ -14,7 +14,7 @@ from .._format._view import View
 from .._runtime import _arguments, _elsewhere, _handlers
 from .._runtime._processes import Processes
 from .._storage import _context
-from .._tree import _leaf, _select, _target
+from .._tree import _folding, _leaf, _select, _target
 from .._tree._target import Target
 from . import _fetch, _kept, _wording
 from ._fetch import ReadPlan
@@ -196,7 +196,7 @@ class LazyArray(_target.Unread):
         problem = _target.misfit(template._replace(shape=target.shape), target)
         if problem is not None:
             raise TypeError(
-                f"The leaf `{self.name}` is {_leaf.show(template)}, and "
+                f"The leaf `{self.name}` is {_folding.show(template)}, and "
                 f"is not cast to {wanted}: floats become floats, ints ints."
             )
         is_exact = np.can_cast(_leaf.saved_dtype(template), self.dtype, "safe")

@@ -213,7 +213,7 @@ class Matcher:
         self, leaf: int, record: LeafRecord, target: Target, misfit: Misfit
     ) -> None:
         name, (what, hint) = self.names[leaf], misfit
-        was, here = _leaf.show(record.whole), _target.show_target(target)
+        was, here = _folding.show(record.whole), _target.show_target(target)
         text = f"saved {was}, `like` has {here}"
         if hint:
             text += f"  ({hint})"

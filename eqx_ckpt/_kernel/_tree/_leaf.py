@@ -17,7 +17,6 @@ import numpy as np
 from .._format import _grid, _template
 from .._format._template import Template
 from . import _held, _register, _sharding
-from ._folding import show as show, shown as shown
 
 
 # The kinds of leaves that are numbers of Python, and those that are plain values.

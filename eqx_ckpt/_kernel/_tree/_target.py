@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from .._format import _template
 from .._format._template import Template
 from .._runtime import _processes
-from . import _leaf, _register, _sharding
+from . import _folding, _leaf, _register, _sharding
 
 
 class Target(NamedTuple):
@@ -169,7 +169,7 @@ def host_target(dtype: np.dtype, shape: tuple[int, ...], cast: bool) -> Target:
 
 def show_target(target: Target) -> str:
     dtype = "" if target.dtype is None else target.dtype.name
-    return _leaf.shown(target.kind, dtype, target.shape, target.impl)
+    return _folding.shown(target.kind, dtype, target.shape, target.impl)
 
 
 class Misfit(NamedTuple):
