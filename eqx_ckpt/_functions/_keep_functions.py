@@ -1,7 +1,7 @@
-"""Functions of a checkpoint in a save of its lazy leaves: those are kept as they are.
+"""Functions of checkpoints, kept in a save of lazy leaves of those checkpoints.
 
-A function needs its leaves, of the same shapes and dtypes. For each of them one of the
-leaves that are saved now is found:
+A function is stored without its leaves. To be kept as it is, it needs for each of them
+a leaf of the same shape and dtype among those that are saved now:
 
 1. The leaf of the same name. If the array that had the name is now saved under another
    one, nothing says which of the two is meant, and that is an error.
@@ -12,9 +12,10 @@ leaves that are saved now is found:
 Leaves that are baked into a function have to be as they were, if they are saved.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from .._kernel._format import _names
 from .._kernel._format._leaves import LeafRecord, Leaves
 from .._kernel._load import _extra_files, _lazy
 from .._kernel._load._source import Source
@@ -25,10 +26,59 @@ from . import _tracing
 from ._stored_function import Function
 
 
-class _NewLeaves(NamedTuple):
-    """The leaves that are saved, as seen from one checkpoint.
+def keep(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
+    """A function of a checkpoint, to be saved with these leaves.
 
-    - `by_name`: all of them.
+    **Raises:** `ValueError` if they are not what it needs.
+    """
+    return _Candidate(function, _sort_leaves(leaves, function._source)).plan()
+
+
+def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
+    """The functions, by name, of all checkpoints that lazy leaves are of.
+
+    **Raises:** `ValueError` for one that cannot be kept.
+    """
+    found: dict[str, list[_Candidate]] = {}
+    for source in _sources(leaves):
+        new = _sort_leaves(leaves, source)
+        for name in source.index.functions:
+            candidate = _Candidate(Function(source, name), new)
+            found.setdefault(name, []).append(candidate)
+    return {name: _one_of(candidates) for name, candidates in found.items()}
+
+
+def _sources(leaves: Sequence[PlannedLeaf]) -> list[Source]:
+    """The checkpoints with functions that lazy leaves are of."""
+    lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
+    found = {source.index.save: source for source in _lazy.sources_of(lazies)}
+    return [source for source in found.values() if source.index.functions]
+
+
+def _one_of(candidates: Sequence["_Candidate"]) -> PlannedFunction:
+    """The function that checkpoints have under one name. Those count that have given
+    some of its leaves, or all if none has.
+
+    **Raises:** `ValueError` unless it is the same function of the same leaves in all.
+    """
+    candidates = [x for x in candidates if x.has_given_leaves()] or candidates
+    planned = [candidate.plan() for candidate in candidates]
+    first, first_path = planned[0].stored, candidates[0].function.path
+    for (function, _), (stored, _) in zip(candidates, planned):
+        if (stored.digest, stored.leaves) != (first.digest, first.leaves):
+            raise ValueError(
+                f"The lazy leaves are of checkpoints with different functions "
+                f"`{function.name}`, or with one of different leaves: "
+                f"`{first_path}` and `{function.path}`. Say which is to be "
+                'kept, `functions={**ckpt.functions}`, or `functions="drop"`.'
+            )
+    return planned[0]
+
+
+class _NewLeaves(NamedTuple):
+    """The leaves that are saved now, as seen from one checkpoint.
+
+    - `by_name`: all of them, in the order of the save.
     - `unchanged`: by names of that checkpoint, the leaves that are an array of it.
     - `derived`: by such names, the leaves that are computed of one array alone.
     """
@@ -38,60 +88,80 @@ class _NewLeaves(NamedTuple):
     derived: dict[str, list[PlannedLeaf]]
 
 
+def _sort_leaves(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
+    new = _NewLeaves({leaf.name: leaf for leaf in leaves}, {}, {})
+    for leaf in leaves:
+        if not isinstance(leaf.value, LazySource):
+            continue
+        name = leaf.value.name_in(source)
+        if name is not None:
+            new.unchanged.setdefault(name, []).append(leaf)
+        parts = leaf.value.parts_in(source)
+        if len(parts) == 1:
+            new.derived.setdefault(parts.pop(), []).append(leaf)
+    return new
+
+
 class _Candidate(NamedTuple):
-    """A function of a checkpoint, and the leaves that are saved as seen from there."""
+    """A function of a checkpoint that a save may keep, and the leaves of the save.
+
+    An array that had several names in the checkpoint goes by the first: its origin.
+    """
 
     function: Function
     new: _NewLeaves
+
+    def has_given_leaves(self) -> bool:
+        """Whether an array that the function uses is saved, or something that is
+        computed of it alone."""
+        origins = set(map(self._origin, self.function._stored.leaves))
+        return not origins.isdisjoint({*self.new.unchanged, *self.new.derived})
+
+    def plan(self) -> PlannedFunction:
+        """The function, to be saved with these leaves.
+
+        **Raises:** `ValueError` if they are not what it needs.
+        """
+        stored = self.function._stored
+        new_names = self._new_names()
+        self._check_nodes_moved_whole(new_names)
+        leaf_indices = {name: i for i, name in enumerate(self.new.by_name)}
+        leaves = [leaf_indices[name] for name in new_names.values()]
+        stored = stored._replace(leaves=leaves, baked=self._baked())
+        data = _extra_files.read_function(self.function._source, self.function.name)
+        return PlannedFunction(stored, data)
 
     @property
     def _old(self) -> Leaves:
         return self.function._source.index.leaves
 
     def _origin(self, leaf_index: int) -> str:
-        """The name of the first leaf of the checkpoint that is the array of this
-        index."""
         return self._old.names[self._old.aliases.get(leaf_index, leaf_index)]
 
-    def has_some(self) -> bool:
-        """Whether some leaves of the function are saved, or what is computed of one of
-        them alone."""
-        origins = set(map(self._origin, self.function._stored.leaves))
-        return not origins.isdisjoint({*self.new.unchanged, *self.new.derived})
-
-    def kept(self) -> PlannedFunction:
-        """The function, to be saved with these leaves.
-
-        **Raises:** `ValueError` if they are not what it needs.
-        """
-        function, stored = self.function, self.function._stored
-        records = list(map(self._old.record, stored.leaves))
-        found = list(map(self._leaf_of_name, records))
-        taken = {leaf.name for leaf in found if leaf is not None}
-        names: list[str] = []
-        for leaf, record in zip(found, records):
+    def _new_names(self) -> dict[str, str]:
+        """The name now of each leaf of the function, by its name in the checkpoint."""
+        records = list(map(self._old.record, self.function._stored.leaves))
+        same_name = list(map(self._leaf_of_name, records))
+        # No other leaf of the function may have become one of these.
+        taken = {leaf.name for leaf in same_name if leaf is not None}
+        out: dict[str, str] = {}
+        for record, leaf in zip(records, same_name):
             leaf = leaf or self._moved_leaf(record, taken)
-            taken.add(leaf.name)
-            names.append(leaf.name)
             if not _fits(leaf, record):
                 raise self._lost_error(
                     f"the leaf `{record.name}` as {_folding.show(record.template)}, "
                     f"which is saved as {_folding.show(leaf.template)}"
                 )
-        self._check_nodes_moved_whole(dict(zip(function.leaves, names)))
-        leaf_indices = {name: i for i, name in enumerate(self.new.by_name)}
-        leaves = list(map(leaf_indices.__getitem__, names))
-        stored = stored._replace(leaves=leaves, baked=self._baked())
-        data = _extra_files.read_function(function._source, function.name)
-        return PlannedFunction(stored, data)
+            taken.add(leaf.name)
+            out[record.name] = leaf.name
+        return out
 
     def _leaf_of_name(self, record: LeafRecord) -> PlannedLeaf | None:
         """The leaf that is saved under the name of `record`; None if none is.
 
         **Raises:** `ValueError` if that leaf is another array, and the array of
-        `record` is saved under another name: nothing says which of the two is meant. An
-        array that had several names may have become several arrays. Then each name
-        stands for its own.
+        `record` is saved under a name that it did not have: nothing says which of the
+        two is meant.
         """
         leaf, old = self.new.by_name.get(record.name), self._old
         origin = self._origin(record.leaf_index)
@@ -130,8 +200,7 @@ class _Candidate(NamedTuple):
     def _free(
         self, record: LeafRecord, leaves: list[PlannedLeaf], taken: set[str]
     ) -> list[PlannedLeaf]:
-        """Those of the leaves that a leaf may have become that are none of those
-        `taken`.
+        """Those of `leaves`, which `record` may have become, that are not `taken`.
 
         **Raises:** `ValueError` if all are.
         """
@@ -144,28 +213,25 @@ class _Candidate(NamedTuple):
         return free
 
     def _check_nodes_moved_whole(self, new_names: dict[str, str]) -> None:
-        """Checks the new names of the leaves of the function. Where one is computed of
-        a leaf of another name, all that the function uses of its node has to have moved
-        with it.
-
-        **Raises:** `ValueError` where it has not.
-        """
+        """**Raises:** `ValueError` unless, wherever a leaf became one that is computed
+        of it, all that the function uses of its node has moved to the same node."""
         derived = {x.name for some in self.new.derived.values() for x in some}
-        for old, name in new_names.items():
-            if name == old or name not in derived:
+        for name, new_name in new_names.items():
+            if new_name == name or new_name not in derived:
                 continue
-            before, after = _without_common_end(old, name)
-            for other, now in new_names.items():
-                parts, depth = other.split("."), len(before)
-                is_inside = parts[:depth] == before
-                if is_inside and now.split(".") != [*after, *parts[depth:]]:
+            # The two names end alike. The node that moved is above all that is alike.
+            *_, (before, after) = _names.node_pairs(name, new_name)
+            for other, new_other in new_names.items():
+                moved = _names.joined(after, _names.below(other, before))
+                if _names.is_under(other, before) and new_other != moved:
                     raise self._lost_error(
-                        f"the leaf `{old}`, which is not saved; `{name}` is computed "
-                        f"of it, and `{now}` is elsewhere"
+                        f"the leaf `{name}`, which is not saved; `{new_name}` is "
+                        f"computed of it, and `{new_other}` is elsewhere"
                     )
 
     def _baked(self) -> dict[str, str]:
         """The digests of leaves that are a part of the function, by their names now.
+        Those that are not saved are left out.
 
         **Raises:** `ValueError` for one that has changed.
         """
@@ -174,11 +240,11 @@ class _Candidate(NamedTuple):
             leaf_index = old.leaf_indices.get(name)
             if leaf_index is None:
                 continue
-            moved = self.new.unchanged.get(self._origin(leaf_index), [])
-            leaf = self.new.by_name.get(name) or next(iter(moved), None)
+            same_array = self.new.unchanged.get(self._origin(leaf_index), [])
+            leaf = self.new.by_name.get(name) or next(iter(same_array), None)
             if leaf is None:
                 continue
-            is_same = any(leaf is x for x in moved) or (
+            is_same = any(leaf is x for x in same_array) or (
                 _fits(leaf, old.record(leaf_index)) and _tracing.digest(leaf) == digest
             )
             if not is_same:
@@ -196,77 +262,6 @@ class _Candidate(NamedTuple):
             'saved. Leave functions out with `functions="drop"`, or say which there '
             "are to be, `functions={...}`."
         )
-
-
-def _without_common_end(old: str, new: str) -> tuple[list[str], list[str]]:
-    """The parts of two names of a leaf without those at the end that are the same: the
-    node that has moved, before and after."""
-    before, after = old.split("."), new.split(".")
-    while before and after and before[-1] == after[-1]:
-        before, after = before[:-1], after[:-1]
-    return before, after
-
-
-def keep(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
-    """A function of a checkpoint, to be saved with these leaves.
-
-    **Raises:** `ValueError` if they are not what it needs.
-    """
-    return _Candidate(function, _sort_leaves(leaves, function._source)).kept()
-
-
-def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
-    """The functions of the checkpoints that lazy leaves are of.
-
-    **Raises:** `ValueError` for one that cannot be kept.
-    """
-    found: dict[str, list[_Candidate]] = {}
-    for source in _sources(leaves):
-        new = _sort_leaves(leaves, source)
-        for name in source.index.functions:
-            candidate = _Candidate(Function(source, name), new)
-            found.setdefault(name, []).append(candidate)
-    return {name: _one_of(candidates) for name, candidates in found.items()}
-
-
-def _one_of(candidates: Sequence[_Candidate]) -> PlannedFunction:
-    """The function that checkpoints have under one name. Those count that have given
-    some of its leaves, or all if none has."""
-    candidates = [one for one in candidates if one.has_some()] or candidates
-    kept = [one.kept() for one in candidates]
-    first, first_path = kept[0].stored, candidates[0].function.path
-    for (function, _), (stored, _) in zip(candidates, kept):
-        if (stored.digest, stored.leaves) != (first.digest, first.leaves):
-            raise ValueError(
-                f"The lazy leaves are of checkpoints with different functions "
-                f"`{function.name}`, or with one of different leaves: "
-                f"`{first_path}` and `{function.path}`. Say which is to be "
-                'kept, `functions={**ckpt.functions}`, or `functions="drop"`.'
-            )
-    return kept[0]
-
-
-def _sources(leaves: Iterable[PlannedLeaf]) -> list[Source]:
-    """The checkpoints with functions that lazy leaves are of."""
-    lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
-    found = {source.index.save: source for source in _lazy.sources_of(lazies)}
-    return [source for source in found.values() if source.index.functions]
-
-
-def _sort_leaves(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
-    """The leaves that are saved, sorted by what they are of one checkpoint: an array of
-    it, or computed of one alone."""
-    new = _NewLeaves({leaf.name: leaf for leaf in leaves}, {}, {})
-    for leaf in leaves:
-        if not isinstance(leaf.value, LazySource):
-            continue
-        name = leaf.value.name_in(source)
-        if name is not None:
-            new.unchanged.setdefault(name, []).append(leaf)
-        parts = leaf.value.parts_in(source)
-        if len(parts) == 1:
-            new.derived.setdefault(parts.pop(), []).append(leaf)
-    return new
 
 
 def _fits(leaf: PlannedLeaf, record: LeafRecord) -> bool:
