@@ -253,13 +253,14 @@ def tied(matching: Matching, placed: list[Placed]) -> dict[int, int]:
     by_number = {x.number: x for x in placed}
     again: dict[int, int] = {}
     for numbers in objects.values():
-        first = by_number.get(numbers[0])
-        if len(numbers) == 1:
-            continue
-        origins = {_origin(by_number.get(n)) for n in numbers}
-        if len(origins) == 1:
-            if first is not None:
-                again.update(dict.fromkeys(numbers[1:], numbers[0]))
+        origins: dict[Any, list[int]] = {}
+        for n in numbers:
+            origins.setdefault(_origin(by_number.get(n)), []).append(n)
+        # What is abstract is no array yet, and says nothing of ties.
+        if len(origins) == 1 or not _leaf.is_shared(model.flat.leaves[numbers[0]]):
+            for first, *others in origins.values():
+                if first in by_number:
+                    again.update(dict.fromkeys(others, first))
             continue
         for n in numbers:
             x = by_number.get(n)

@@ -883,6 +883,13 @@ def test_tied_weights(tmp_path):
     separate = {"embed": jnp.zeros(3), "head": jnp.zeros(3)}
     out, _ = ec.graft(separate, tmp_path / "y", [(lambda m: m, lambda c: c)])
     assert out["embed"] is not out["head"] and out["head"].tolist() == [1, 1, 1]
+    # What is abstract is tied to nothing: a load does the same with it.
+    like = dict.fromkeys(["embed", "head", "b"], jax.ShapeDtypeStruct((3,), "f4"))
+    three = {"embed": shared, "head": shared, "b": jnp.zeros(3)}
+    ec.tree_serialise_leaves(tmp_path / "z", three)
+    grafted, _ = ec.graft(like, tmp_path / "z", [(lambda m: m, lambda c: c)])
+    for out in (grafted, ec.tree_deserialise_leaves(tmp_path / "z", like)):
+        assert out["embed"] is out["head"] and out["b"].tolist() == [0, 0, 0]
 
 
 def test_tied_by_equinox(tmp_path):
