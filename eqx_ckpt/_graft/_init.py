@@ -20,7 +20,9 @@ from .._kernel._tree import _flatten
 from . import _skeleton
 
 
-@_arguments.checked(_load_options.DEFAULTS, init_fn=_arguments.FUNCTION)
+@_arguments.checked(
+    _load_options.DEFAULTS, init_fn=_arguments.FUNCTION, where=_arguments.NODES
+)
 @_open.retried_if_replaced(1, "path")
 def load_or_init(
     init_fn: Callable[..., PyTree],

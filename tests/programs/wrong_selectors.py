@@ -1,5 +1,9 @@
 """Errors of selectors of wrong types."""
 
+import equinox as eqx
+import jax
+import jax.random as jr
+
 import eqx_ckpt as ec
 
 
@@ -8,6 +12,8 @@ ec.tree_serialise_leaves("memory://a", tree)
 for keywords in (
     dict(where="x"),
     dict(where=[len]),
+    dict(where={"x": True}),
+    dict(where=jax.tree.map(eqx.is_array, eqx.nn.MLP(1, 1, 1, 0, key=jr.key(0)))),
     dict(source=0),
     dict(source=[b"x"]),
 ):

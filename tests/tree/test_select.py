@@ -538,12 +538,13 @@ def test_what_is_no_function():
     # In a process without the type checks of the tests.
     out = run_program("wrong_selectors")
     lines = out.splitlines()
-    assert len(lines) == 4
-    for line in lines[:2]:
+    assert len(lines) == 6
+    for line in lines[:4]:
         assert line.startswith(
-            "`where` must be None or a function of the tree, such as `lambda"
+            "`where` must be None or a function of the tree, such as `lambda "
+            "tree: tree.model` (a tree of bools is a `filter_spec`), not "
         )
-    for line in lines[2:]:
+    for line in lines[4:]:
         assert line.startswith("`source` must be a dotted name or a function")
 
 

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
+import jax.tree_util as jtu
 import numpy as np
 
 from . import _elsewhere, _handlers
@@ -77,10 +78,17 @@ def _is_flag(x: object) -> bool:
     return isinstance(x, (bool, np.bool_))
 
 
+def _is_selector(x: object) -> bool:
+    """Whether it is a function, and no mask: one of a Module can be called, too."""
+    leaves = jtu.tree_leaves(x)
+    return callable(x) and not (leaves and all(map(_is_flag, leaves)))
+
+
 FLAG = Rule("True or False", _is_flag)
 FUNCTION = Rule("a function", callable)
 _NODES = "a function of the tree, such as `lambda tree: tree.model`"
-NODES = optional(Rule(_NODES, callable))
+NODES = optional(Rule(_NODES, _is_selector))
+_WHERE = f"{_NODES} (a tree of bools is a `filter_spec`)"
 SECONDS = Rule("a number of seconds", _is_number, lambda x: 0 < x < math.inf)
 WAIT = optional(SECONDS._replace(has_value=lambda x: not math.isnan(x)))
 
@@ -178,7 +186,7 @@ RULES = {
     ),
     "unexpected": words("error", "ignore"),
     "verify": FLAG,
-    "where": NODES,
+    "where": optional(Rule(_WHERE, _is_selector)),
 }
 
 _IN_ORDER = inspect.Parameter.POSITIONAL_OR_KEYWORD
