@@ -9,3 +9,14 @@ for bad in ("", "a\0b", "nonsense://x", 3, b"x"):
             use(bad)
         except (ValueError, TypeError) as e:
             print(type(e).__name__, str(e)[:40])
+
+for call in (
+    ec.tree_serialise_leaves,
+    ec.tree_deserialise_leaves,
+    ec.async_tree_serialise_leaves,
+    ec.export_safetensors,
+):
+    try:
+        call({"x": 1.0}, "path")
+    except TypeError as e:
+        print(e)

@@ -74,6 +74,11 @@ def test_paths_that_are_none(tmp_path):
         *["ValueError 'a\\x00b' is not a path."] * 2,
         *["ValueError 'nonsense://x' is not a URL of a store: "] * 2,
         *["TypeError A path must be a string or an `os.PathLi"] * 4,
+        *[
+            "The path comes first, and the tree after it: "
+            "exchange 'path' and the `dict`."
+        ]
+        * 4,
     ]
 
 

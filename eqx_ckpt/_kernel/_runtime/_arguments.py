@@ -189,6 +189,19 @@ RULES = {
     "where": optional(Rule(_WHERE, _is_selector)),
 }
 
+_TREES = {"like", "pytree"}
+
+
+def _check_order(path: object, tree: object) -> None:
+    """**Raises:** `TypeError` for a path and a tree in each other's place."""
+    is_path = isinstance(tree, str | os.PathLike)
+    if is_path and not isinstance(path, str) and not jtu.all_leaves([path]):
+        raise TypeError(
+            f"The path comes first, and the tree after it: exchange {_shown(tree)} and "
+            f"the `{type(path).__name__}`."
+        )
+
+
 _IN_ORDER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _REST = inspect.Parameter.VAR_POSITIONAL
 
@@ -210,10 +223,13 @@ def checked(
         is_open = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters)
         in_order = [x.name for x in parameters if x.kind is _IN_ORDER]
         rest = [x.name for x in parameters if x.kind is _REST]
+        begins_with_path = in_order[:1] == ["path"] and not _TREES.isdisjoint(in_order)
         passed = _handlers.pass_through(call)
 
         @ft.wraps(call)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+            if begins_with_path and len(args) > 1:
+                _check_order(*args[:2])
             order = [*in_order, *rest * (len(args) - len(in_order))]
             for name, value in (*zip(order, args), *kwargs.items()):
                 rule = table.get(name)
