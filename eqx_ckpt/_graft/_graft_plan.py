@@ -14,6 +14,7 @@ from .._kernel._load import _lazy
 from .._kernel._load._lazy import LazyArray
 from .._kernel._tree import _compare, _folding, _register, _target
 from .._kernel._tree._compare import Comparison, Static
+from .._kernel._tree._folding import Problems
 from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
 from ._matching import Job, Matching
@@ -130,7 +131,10 @@ def _compare_statics(matching: Matching, static: Static) -> list[StaticDifferenc
         return out
     both = Comparison(saved, here)
     names = [name for name, _ in here.nodes_with_fields()]
-    for name, source in dict.fromkeys(_node_pairs(matching, names)):
+    pairs = [*dict.fromkeys(_node_pairs(matching, names))]
+    counts = collections.Counter(name for name, _ in pairs)
+    changed = _Changed()
+    for name, source in pairs:
         # Of a part that is new, not all that holds it is the same.
         new = any(n in matching.fresh for n in matching.model.below.get(name, []))
         new |= any(p in matching.dropped for p in matching.stored.below.get(source, []))
@@ -138,9 +142,27 @@ def _compare_statics(matching: Matching, static: Static) -> list[StaticDifferenc
             if new or x.may_differ:
                 out.append(StaticDifference(x.name, x.saved, x.here))
             else:
-                text = f"saved {x.saved}, the model has {x.here}"
-                matching.problems.add("static", x.name, text)
+                origin = x.stored if counts[name] > 1 else None
+                changed.add(x.name, x.saved, x.here, origin)
+    changed.report(matching.problems, "static")
     return out
+
+
+class _Changed:
+    """Values that differ. Of a node that several saved ones make, it says which."""
+
+    def __init__(self) -> None:
+        self._origins: dict[tuple[str, str, str], list[str]] = {}
+
+    def add(self, name: str, saved: str, here: str, origin: str | None) -> None:
+        found = self._origins.setdefault((name, saved, here), [])
+        found += [] if origin is None else [origin]
+
+    def report(self, problems: Problems, kind: str) -> None:
+        for (name, saved, here), origins in self._origins.items():
+            places = _folding.some(_folding.fold(origins))
+            saved += f" as {places}" if origins else ""
+            problems.add(kind, name, f"saved {saved}, the model has {here}")
 
 
 def _node_pairs(matching: Matching, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -200,14 +222,14 @@ def _compare_scalars(
     """Python scalars that differ and that the model keeps. Others that differ are
     problems: of one that is loaded, several that were saved."""
     model, problems, scalars = matching.model, matching.problems, matching.scalars
+    counts = collections.Counter(x.number for x in scalars)
     if what == "load":  # One that is made of several, as by `stack`.
-        counts = collections.Counter(x.number for x in scalars)
         scalars = [x for x in scalars if counts[x.number] > 1]
     # An array is another value without being read.
     few = [x for x in scalars if _is_one_number(_lazy.body_of(x.saved).template)]
     values = dict(zip(few, read([lazy for _, lazy in few])))
     first: dict[int, Any] = {}
-    out = []
+    out, changed = [], _Changed()
     for x in scalars:
         number, lazy = x
         kept = _register.to_leaf(model.flat.leaves[number])
@@ -222,9 +244,12 @@ def _compare_scalars(
         if what == "keep":
             out.append(StaticDifference(name, shown, repr(kept)))
         elif what == "load":
-            problems.add("several", name, f"saved {kept!r} and {shown}")
+            text = f"saved {kept!r}, and {shown} as `{lazy.name}`"
+            problems.add("several", name, text)
         else:
-            problems.add("scalar", name, f"saved {shown}, the model has {kept!r}")
+            origin = lazy.name if counts[number] > 1 else None
+            changed.add(name, shown, repr(kept), origin)
+    changed.report(problems, "scalar")
     return out
 
 

@@ -104,7 +104,7 @@ def test_attention_fused_and_separate(tmp_path):
     fused = _linear(10, 3)
     nodes = lambda t: [t.q, t.k, t.v]
     # The number of rows is a static field of a Linear, and has changed.
-    with pytest.raises(RuntimeError, match="qkv.out_features  saved 6, the model has"):
+    with pytest.raises(RuntimeError, match="saved 6 as `q.out_features`, the model"):
         _graft(
             tmp_path,
             separate,
@@ -191,6 +191,29 @@ def test_a_scanned_stack_of_modules(tmp_path):
     assert isinstance(out.weight, jax.Array)
     back = _graft(tmp_path, out, layers, adapt.unstack(), left=lambda m: m[:])
     assert eqx.tree_equal(back, layers)
+
+
+class _Attention(eqx.Module):
+    weight: jax.Array
+    dropout: float
+    heads: int = eqx.field(static=True)
+
+
+def test_layers_of_a_stack_that_differ_are_named(tmp_path):
+    rows = [(0.5, 4), (0.5, 2), (0.25, 4), (0.25, 4)]
+    layers = [_Attention(jnp.ones(2), *row) for row in rows]
+    like = _Attention(jnp.zeros((4, 2)), 0.5, 4)
+    with pytest.raises(RuntimeError) as e:
+        _graft(tmp_path, layers, like, adapt.stack())
+    assert "    heads  saved 2 as `1.heads`, the model has 4" in str(e.value)
+    for scalars, text in {
+        "error": "dropout  saved 0.25 as `{2..3}.dropout`, the model has 0.5",
+        "load": "dropout  saved 0.5, and 0.25 as `2.dropout`",
+    }.items():
+        with pytest.raises(RuntimeError, match=re.escape(text)):
+            _graft(
+                tmp_path, layers, like, adapt.stack(), static="ignore", scalars=scalars
+            )
 
 
 @settings(max_examples=25)
