@@ -12,13 +12,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from .._kernel._format import _names
 from .._rename import _rename
 
 
 # A saved name that has to make way for a wanted one goes below this node.
 _ASIDE = "old"
-# A name begins with it that a rule has made, and that later rules are not to change.
-_MADE = "~"
 # Names that are tried while rules are looked for; and how often a rule is tried on one,
 # to find rules, and to see whether they are right. Each takes less than half a second.
 _MAX_SAMPLES = 500
@@ -31,34 +30,17 @@ class NameRule(NamedTuple):
     pattern: str
     replacement: str
 
+    def apply(self, name: str) -> str:
+        return re.sub(self.pattern, self.replacement, name)
 
-class Effect(NamedTuple):
-    """The names that a rule renames rightly, and those that it renames wrongly."""
-
-    right: set[str]
-    wrong: set[str]
-
-
-def lines(found: Iterable[NameRule], adapters: Mapping[str, str]) -> list[str]:
-    """The rules as Python; and those that apply adapters, which are given by the new
-    name of the leaf."""
-    rows = [f"    ({_raw(old)}, {_raw(new)})," for old, new in found]
-    # Leaves whose names differ only in numbers have one pattern, and one row.
-    patterns = (
-        (_rule([x], [x], same=0, is_general=True).pattern, y)
-        for x, y in adapters.items()
-    )
-    for pattern, adapter in dict.fromkeys(patterns):
-        rows.append(f"    ({_raw(pattern)}, ec.adapters.{adapter}),")
-    return ["ec.rename([", *rows, "])"] if rows else []
+    def marking(self) -> "NameRule":
+        """This rule, but it marks the names that it makes: no other rule finds them."""
+        return self._replace(replacement=_MARK + self.replacement)
 
 
-def _raw(text: str) -> str:
-    """A text as Python, raw if that is shorter to read."""
-    is_plain = text.isprintable() and '"' not in text and text[-1:] != "\\"
-    if not is_plain:
-        return repr(text)
-    return f'r"{text}"' if "\\" in text else f'"{text}"'
+# What a marked name begins with, and the last of the rules, if some mark names.
+_MARK = "~"
+_UNMARK = NameRule(f"^{_MARK}", "")
 
 
 def rules(
@@ -74,6 +56,18 @@ def rules(
         if are_few and task.is_done_by(found):
             return found
     return []
+
+
+class _Effect(NamedTuple):
+    """The names that a rule renames rightly, and those that it renames wrongly."""
+
+    right: set[str]
+    wrong: set[str]
+
+    def rank(self, left: set[str]) -> tuple[int, int]:
+        """Higher for a rule that renames more of the names that are left; of equal
+        ones, for that which renames fewer names wrongly."""
+        return len(self.right & left), -len(self.wrong)
 
 
 class _Task(NamedTuple):
@@ -100,19 +94,18 @@ class _Task(NamedTuple):
         )
 
     def find_few(self) -> list[NameRule]:
-        """The rules that rename the most names each, until all are renamed; of equal
-        ones the most general first. Empty if there are too many to try."""
+        """The rules of the highest ranks, one by one, until all names are renamed.
+        Empty if there are too many to try."""
         samples = self._samples()
         left = {x for x in samples if self.moves.get(x, x) != x}
         effects = self._effects(left, samples)
-        chosen: dict[NameRule, Effect] = {}
+        chosen: dict[NameRule, _Effect] = {}
         while left and effects:
-            rank = lambda x: (len(effects[x].right & left), -len(effects[x].wrong))
-            best = max(effects, key=rank)
+            best = max(effects, key=lambda rule: effects[rule].rank(left))
             right, wrong = effects[best]
             if not right & left:
                 break
-            chosen[best] = Effect(right & left, wrong)
+            chosen[best] = _Effect(right & left, wrong)
             left -= right
         return _ordered(chosen, self.moves)
 
@@ -128,10 +121,10 @@ class _Task(NamedTuple):
             out.setdefault(texts if stay else name, name)
         return [*it.islice(out.values(), _MAX_SAMPLES)]
 
-    def _effects(self, names: set[str], samples: list[str]) -> dict[NameRule, Effect]:
+    def _effects(self, names: set[str], samples: list[str]) -> dict[NameRule, _Effect]:
         """The rules that may be chosen, each of which renames one of the names or more.
         Empty if there are too many to try."""
-        effects: dict[NameRule, Effect] = {}
+        effects: dict[NameRule, _Effect] = {}
         for is_general in (True, False):
             # The others are tried for the names that no general rule renames.
             rest = sorted(names.difference(*(x.right for x in effects.values())))
@@ -145,12 +138,11 @@ class _Task(NamedTuple):
                     effects.setdefault(rule, effect)
         return effects
 
-    def _effect(self, rule: NameRule, samples: list[str]) -> Effect | None:
+    def _effect(self, rule: NameRule, samples: list[str]) -> _Effect | None:
         """The effect of a rule, or None if no other rule can mend what it does."""
         moves, right, wrong = self.moves, set(), set()
-        pattern = re.compile(rule.pattern)
         for name in samples:
-            new = pattern.sub(rule.replacement, name)
+            new = rule.apply(name)
             if new == name:
                 continue
             if name not in moves:
@@ -162,42 +154,72 @@ class _Task(NamedTuple):
                 right.add(name)
             else:
                 wrong.add(name)
-        return Effect(right, wrong)
+        return _Effect(right, wrong)
 
 
 def _one_by_one(moves: Mapping[str, str]) -> list[NameRule]:
     """A rule for each name. None changes a name that another has made."""
     changed = {x: y for x, y in moves.items() if x != y}
-    out = [_rule([x], [_MADE + y], same=0) for x, y in changed.items()]
-    return [*out, NameRule("^" + _MADE, "")] if out else []
+    out = [_rule(x, y).marking() for x, y in changed.items()]
+    return [*out, _UNMARK] if out else []
 
 
-def _numbered(name: str) -> list[str]:
-    """A name, split at its numbers: texts at even places, and numbers at odd ones."""
-    return re.split(r"(?<![^._])([0-9]+)(?![^._])", name)
+def _ordered(
+    chosen: Mapping[NameRule, _Effect], moves: Mapping[str, str]
+) -> list[NameRule]:
+    """The rules in an order in which none undoes what another does: after the rules
+    whose names they would take, and after those that would change again what they make.
+
+    In a circle, as of names that are exchanged, some rules mark the names that they
+    make, which no other rule changes then. Empty if that does not help.
+    """
+    takes_from: dict[NameRule, list[NameRule]] = {}
+    undone_by: dict[NameRule, list[NameRule]] = {}
+    for rule, (right, wrong) in chosen.items():
+        others = [x for x in chosen if x != rule]
+        made = [moves[name] for name in right]
+        takes_from[rule] = [x for x in others if chosen[x].right & wrong]
+        undone_by[rule] = [x for x in others if any(x.apply(y) != y for y in made)]
+    marking: set[NameRule] = set()
+    while True:
+        before = {
+            rule: takes_from[rule] + ([] if rule in marking else undone_by[rule])
+            for rule in chosen
+        }
+        try:
+            order = [*graphlib.TopologicalSorter(before).static_order()]
+        except graphlib.CycleError as e:
+            circle = e.args[1]
+            unmarked = [x for x in chosen if x in circle and x not in marking]
+            if not unmarked:
+                return []
+            marking.add(unmarked[0])
+            continue
+        out = [rule.marking() if rule in marking else rule for rule in order]
+        return [*out, _UNMARK] if marking else out
+
+
+# ---- The rules for one name.
 
 
 def _ways(old: str, new: str, is_general: bool) -> Iterator[NameRule]:
     """Rules that take one name to another: from the least of it that has to change to
-    all of it. General ones have any numbers where both names have the same."""
-    olds, news = old.split("."), new.split(".")
-    # Of the last parts that both have, all may stay, or fewer.
-    pairs = zip(reversed(olds), reversed(news))
-    most = sum(1 for _ in it.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    for same in range(most, -1, -1):
-        yield _rule(olds, news, same, is_general)
+    all of it."""
+    for old_node, new_node in reversed([*_names.node_pairs(old, new)]):
+        yield _rule(old_node, new_node, is_general, is_node=True)
+    yield _rule(old, new, is_general)
 
 
 def _rule(
-    olds: list[str], news: list[str], same: int, is_general: bool = False
+    old: str, new: str, is_general: bool = False, is_node: bool = False
 ) -> NameRule:
-    """The rule that takes the one name to the other, given in parts, but for the last
-    `same` parts, which stay."""
-    old, new = ".".join(olds[: len(olds) - same]), ".".join(news[: len(news) - same])
-    if not old and same:
+    """The rule that takes the name `old` to `new`, or the names below a node of that
+    name to names below the other. A general one has any numbers where both have the
+    same."""
+    if is_node and not old:
         return NameRule("^", f"{new}.")
-    end = r"\." if same else "$"
-    if same and new:
+    end = r"\." if is_node else "$"
+    if is_node and new:
         new += "."
     pattern, replacement = _numbered(old), _numbered(new)
     pattern[::2] = map(re.escape, pattern[::2])
@@ -213,42 +235,28 @@ def _rule(
     return NameRule(f"^{''.join(pattern)}{end}", "".join(replacement))
 
 
-def _ordered(
-    chosen: Mapping[NameRule, Effect], moves: Mapping[str, str]
-) -> list[NameRule]:
-    """The rules in an order in which none undoes what another does. Where there is no
-    such order, as of names that are exchanged, some rules mark the names that they
-    make. Empty if that does not help."""
-    rules = list(chosen)
-    patterns = [re.compile(rule.pattern) for rule in rules]
+def _numbered(name: str) -> list[str]:
+    """A name, split at its numbers: texts at even places, and numbers at odd ones."""
+    return re.split(r"(?<![^._])([0-9]+)(?![^._])", name)
 
-    def changes(i: int, name: str) -> bool:
-        return patterns[i].sub(rules[i].replacement, name) != name
 
-    # By the number of each rule, those that have to come before it: the rules whose
-    # names it would take; and, unless it marks the names that it makes, the rules that
-    # would change these again.
-    taken: dict[int, set[int]] = {i: set() for i in range(len(rules))}
-    undoing: dict[int, set[int]] = {i: set() for i in range(len(rules))}
-    effects = enumerate(chosen.values())
-    for (i, (names, _)), (j, (_, wrong)) in it.permutations(effects, 2):
-        if wrong & names:
-            taken[j].add(i)
-        if any(changes(j, moves[x]) for x in names):
-            undoing[i].add(j)
-    marked: set[int] = set()
-    while True:
-        before = {i: taken[i] if i in marked else taken[i] | undoing[i] for i in taken}
-        try:
-            order = [*graphlib.TopologicalSorter(before).static_order()]
-            break
-        except graphlib.CycleError as e:
-            unmarked = set(e.args[1]) - marked  # The error has the rules of a cycle.
-            if not unmarked:
-                return []
-            marked.add(min(unmarked))
-    out = [
-        rules[i]._replace(replacement=_MADE * (i in marked) + rules[i].replacement)
-        for i in order
-    ]
-    return [*out, NameRule("^" + _MADE, "")] if marked else out
+# ---- Rules as Python.
+
+
+def lines(found: Iterable[NameRule], adapters: Mapping[str, str]) -> list[str]:
+    """The call of `ec.rename` with these rules, and with rules that apply adapters: of
+    each its code, by the new name of the leaf."""
+    rows = [f"    ({_raw(old)}, {_raw(new)})," for old, new in found]
+    # Leaves whose names differ only in numbers have one pattern, and one row.
+    patterns = ((_rule(x, x, is_general=True).pattern, y) for x, y in adapters.items())
+    for pattern, adapter in dict.fromkeys(patterns):
+        rows.append(f"    ({_raw(pattern)}, ec.adapters.{adapter}),")
+    return ["ec.rename([", *rows, "])"] if rows else []
+
+
+def _raw(text: str) -> str:
+    """A text as Python, raw if that is shorter to read."""
+    is_plain = text.isprintable() and '"' not in text and text[-1:] != "\\"
+    if not is_plain:
+        return repr(text)
+    return f'r"{text}"' if "\\" in text else f'"{text}"'
