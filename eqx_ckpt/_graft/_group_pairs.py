@@ -25,6 +25,10 @@ _UNUSUAL_WAY = 0.2
 _NEIGHBOURS = 0.15
 
 
+# Of each layer of a group, the numbers in its name that are folded.
+_Rows = Sequence[Sequence[NameNumber]]
+
+
 class LayerPair(NamedTuple):
     """A layer of each side, where the two stand for each other."""
 
@@ -40,34 +44,44 @@ class WordPair(NamedTuple):
 
 
 class GroupPair(NamedTuple):
-    """Two groups that fit each other.
+    """Two groups whose leaves fit, and whose names do not say that they are opposites.
 
-    - `layers`: the layers of both that stand for each other, first for first.
-    - `likeness`: of their names, from 0 to 1.
+    - `layers`: the layers of both that stand for each other.
+    - `are_aligned`: it is clear what their numbers count. If it is not, `layers` are
+        only the first of each, which may not stand for each other.
     - `ways`: the adapters by any of which all of their weights fit; "" is none.
-    - `is_clear`: it is clear what their numbers count, and neither or both of the
-        groups are norms of an attention.
-    - `is_same`: their names are the same, but for numbers.
+    - `likeness`: of their names, from 0 to 1.
     - `lacked`: the words of each that the other lacks.
-    - `telling`: those of `lacked` that tell a group from others of its side.
-    - `is_alone`: neither fits any other group.
-    - `shares_words`: their names have words in common, or say too little to differ.
     """
 
     layers: list[LayerPair]
-    likeness: float
+    are_aligned: bool
     ways: frozenset[str]
-    is_clear: bool
-    is_same: bool
+    likeness: float
     lacked: WordPair
-    telling: WordPair = WordPair(set(), set())
-    is_alone: bool = False
-    shares_words: bool = False
 
     @property
     def first(self) -> LayerPair:
         """The first layers, which say where the groups are."""
         return self.layers[0]
+
+
+class _RatedPair(NamedTuple):
+    """Two groups that may stand for each other, and what says how well they do.
+
+    - `telling`: those of the lacked words that tell a group from others of its side.
+    - `is_alone`: neither fits any other group.
+    - `is_same`: their names are the same, but for numbers.
+    - `shares_words`: their names have words in common, or say too little to differ.
+    - `is_other_norm`: only one of them is a norm of an attention.
+    """
+
+    pair: GroupPair
+    telling: WordPair
+    is_alone: bool
+    is_same: bool
+    shares_words: bool
+    is_other_norm: bool
 
 
 class FoundPairs:
@@ -131,79 +145,74 @@ class Bucket:
         self,
         old: list[LayerGroup],
         new: list[LayerGroup],
-        saved: LayerSide,
-        wanted: LayerSide,
+        old_side: LayerSide,
+        new_side: LayerSide,
     ):
-        self._saved, self._wanted = saved, wanted
+        self._old_side, self._new_side = old_side, new_side
         fitting = {
             (i, j): pair
             for (i, a), (j, b) in it.product(enumerate(old), enumerate(new))
-            if (pair := self._fitted(a, b)) is not None
+            if (pair := self._paired(a, b)) is not None
         }
         old_counts = collections.Counter(i for i, _ in fitting)
         new_counts = collections.Counter(j for _, j in fitting)
         old_words, new_words = _distinct_words(old), _distinct_words(new)
+        are_told = any(old_words), any(new_words)
         # The pairs that are left, by the numbers of their groups in `old` and `new`.
-        self._pairs: dict[tuple[int, int], GroupPair] = {}
+        self._pairs: dict[tuple[int, int], _RatedPair] = {}
         for (i, j), pair in fitting.items():
             is_alone = old_counts[i] == new_counts[j] == 1
-            if not self._may_stand(old[i], new[j], pair, is_alone):
+            if self._are_apart(old[i], new[j], pair, is_alone):
                 continue
             distinct = WordPair(old_words[i], new_words[j])
-            are_told = any(old_words), any(new_words)
-            self._pairs[i, j] = pair._replace(
+            self._pairs[i, j] = _RatedPair(
+                pair,
                 telling=_telling_words(pair.lacked, distinct, *are_told),
                 is_alone=is_alone,
+                is_same=_without_numbers(old[i]) == _without_numbers(new[j]),
                 shares_words=self._share_words(old[i], new[j], pair),
+                is_other_norm=self._is_other_norm(old[i], new[j], pair),
             )
 
-    def _fitted(self, old: LayerGroup, new: LayerGroup) -> GroupPair | None:
-        """The pair of two groups, if their leaves and their names fit."""
+    def _paired(self, old: LayerGroup, new: LayerGroup) -> GroupPair | None:
+        """The pair of two groups; None if their leaves or their names do not fit."""
         if len(old.folded) != len(new.folded):
             return None
         aligned = _aligned(old, new)
         # Where it is not clear which layers go together, the first say whether any fit.
         layers = aligned or [LayerPair(old.members[0].layer, new.members[0].layer)]
         ways = self._common_ways(layers)
-        if not ways:
-            return None
         likeness, lacked = _compare_words(old.form, new.form)
-        if _words.are_opposites(*lacked):
+        if not ways or _words.are_opposites(*lacked):
             return None
-        is_same = _form_without_numbers(old) == _form_without_numbers(new)
-        # Words that one group lacks, and others of its side have. If one of them is
-        # "attention", only one of two norms is that of an attention.
-        elsewhere = lacked.old & self._wanted.words | lacked.new & self._saved.words
-        is_other_norm = "norm" in old.words & new.words and "attention" in elsewhere
-        is_clear = bool(aligned) and not is_other_norm
-        return GroupPair(layers, likeness, ways, is_clear, is_same, lacked)
-
-    def _may_stand(
-        self, old: LayerGroup, new: LayerGroup, pair: GroupPair, is_alone: bool
-    ) -> bool:
-        """Whether two groups that fit may stand for each other, by where they are."""
-        if not is_alone and _are_of_others(old, new):
-            return False
-        is_in_block = self._saved.is_in_block(pair.first.old)
-        return is_in_block == self._wanted.is_in_block(pair.first.new)
+        return GroupPair(layers, bool(aligned), ways, likeness, lacked)
 
     def _common_ways(self, layers: Sequence[LayerPair]) -> frozenset[str]:
         """The ways in which the weights of all of these layers fit; none if other
         leaves do not."""
-        saved, wanted = self._saved.kinds, self._wanted.kinds
-        ways: set[str] | None = None  # None: no weight that may be transposed was seen.
+        old_kinds, new_kinds = self._old_side.kinds, self._new_side.kinds
+        of_weights: list[set[str]] = []  # Of those that may be transposed.
         for old, new in layers:
             both = [x for x in old.leaves if x in new.leaves]
             if not both or ("weight" in old.leaves) != ("weight" in new.leaves):
                 return frozenset()
             for role in both:
                 a, b = old.leaves[role], new.leaves[role]
-                fits = _leaf_kinds.fits(a, saved[a], b, wanted[b])
-                if not fits:
+                ways = _leaf_kinds.fits(a, old_kinds[a], b, new_kinds[b])
+                if not ways:
                     return frozenset()
-                if role == "weight" and len(saved[a].shape) > 1:
-                    ways = {*fits} if ways is None else ways & {*fits}
-        return frozenset([""] if ways is None else ways)
+                if role == "weight" and len(old_kinds[a].shape) > 1:
+                    of_weights.append({*ways})
+        return frozenset(set.intersection(*of_weights) if of_weights else [""])
+
+    def _are_apart(
+        self, old: LayerGroup, new: LayerGroup, pair: GroupPair, is_alone: bool
+    ) -> bool:
+        """Whether two groups that fit are no pair, as they are at other places."""
+        if not is_alone and _are_of_others(old, new):
+            return True
+        is_in_block = self._old_side.is_in_block(pair.first.old)
+        return is_in_block != self._new_side.is_in_block(pair.first.new)
 
     def _share_words(self, old: LayerGroup, new: LayerGroup, pair: GroupPair) -> bool:
         """Whether names have words in common that tell something, or too few words to
@@ -211,7 +220,7 @@ class Bucket:
         shared = old.words & new.words
         if all(pair.lacked):
             # Where each has words that the other lacks, such words tell little.
-            common = self._saved.common_words & self._wanted.common_words
+            common = self._old_side.common_words & self._new_side.common_words
             shared = shared - _words.KINDS - common
         have_none = not old.words and not new.words
         is_last_same = _last_word(old.form) == _last_word(new.form)
@@ -219,13 +228,20 @@ class Bucket:
         are_all_alike = pair.likeness > 0 and not any(pair.lacked)
         return bool(shared) or have_none or is_last_same or are_all_alike
 
+    def _is_other_norm(self, old: LayerGroup, new: LayerGroup, pair: GroupPair) -> bool:
+        """Whether only one of two norms is that of an attention, though both sides have
+        attentions."""
+        lacked = pair.lacked.old & self._new_side.words
+        lacked |= pair.lacked.new & self._old_side.words
+        return "norm" in old.words & new.words and "attention" in lacked
+
     def take_best(self, found: FoundPairs) -> GroupPair | None:
         """Takes out the pair with the highest score of those that are clear, and with
         it all other pairs of its groups. None if no pair is clear."""
         scores = {
             numbers: score
-            for numbers, pair in self._pairs.items()
-            if (score := _score(pair, found)) is not None
+            for numbers, rated in self._pairs.items()
+            if (score := _score(rated, found)) is not None
         }
         old_scores: dict[int, list[float]] = collections.defaultdict(list)
         new_scores: dict[int, list[float]] = collections.defaultdict(list)
@@ -242,7 +258,7 @@ class Bucket:
         if not clear:
             return None
         best = max(clear, key=scores.__getitem__)
-        pair, (old, new) = self._pairs[best], best
+        pair, (old, new) = self._pairs[best].pair, best
         self._pairs = {
             (i, j): x for (i, j), x in self._pairs.items() if i != old and j != new
         }
@@ -252,12 +268,13 @@ class Bucket:
 # ---- Scores.
 
 
-def _score(pair: GroupPair, found: FoundPairs) -> float | None:
+def _score(rated: _RatedPair, found: FoundPairs) -> float | None:
     """Rates how well two groups fit; None if only their shapes do."""
-    if not pair.shares_words:
+    pair = rated.pair
+    if not rated.shares_words:
         if not pair.likeness or not _share_below_words(pair, pair.lacked, found):
             return None
-    score = pair.likeness + (1 if pair.is_same else 0)
+    score = pair.likeness + (1 if rated.is_same else 0)
     # The nearest node above each; "" for the top.
     old, new = (["", *_layers.nodes_above(x)][-1] for x in pair.first)
     score += _NEIGHBOURS * found.share_below(old, new)
@@ -272,12 +289,14 @@ def _has_no_rival(score: float, of_group: list[float]) -> bool:
     return sum(x > score - _MARGIN for x in of_group) == 1
 
 
-def _is_clear(pair: GroupPair, found: FoundPairs) -> bool:
-    """Whether nothing says of two groups that they are of other things."""
-    if not pair.is_clear:
+def _is_clear(rated: _RatedPair, found: FoundPairs) -> bool:
+    """Whether it is clear which layers of two groups go together, and nothing says that
+    the groups are of other things."""
+    pair = rated.pair
+    if not pair.are_aligned or rated.is_other_norm:
         return False
-    is_apart = all(pair.telling) and not pair.is_alone
-    if is_apart and not _share_below_words(pair, pair.telling, found):
+    is_told_apart = all(rated.telling) and not rated.is_alone
+    if is_told_apart and not _share_below_words(pair, rated.telling, found):
         return False
     return not found.is_elsewhere(*pair.first, is_taken=False)
 
@@ -297,60 +316,60 @@ def _aligned(old: LayerGroup, new: LayerGroup) -> list[LayerPair]:
     clear what they count."""
     if list(map(old.place, old.folded)) != list(map(new.place, new.folded)):
         return []
-    sides = old.numbers(old.folded), new.numbers(new.folded)
+    rows = old.folded_numbers(), new.folded_numbers()
     # Layers go together by the rank of a number if it counts as many on both sides, and
-    # else by its value.
-    by_rank = [_counts_as_many(sides, at) for at in range(len(old.folded))]
+    # else by its value, which says something if all values begin alike.
+    by_rank = [_counts_as_many(*rows, at) for at in range(len(old.folded))]
     for at, is_rank in enumerate(by_rank):
-        if not is_rank and not _begins_alike(sides, at):
+        if not is_rank and not _begin_alike(*rows, at):
             return []
-
-    def by_numbers(group: LayerGroup) -> dict[tuple[int, ...], NamedLayer]:
-        rows = zip(group.numbers(group.folded), group.members)
-        return {
-            tuple(x.rank if y else x.value for x, y in zip(numbers, by_rank)): layer
-            for numbers, (_, layer) in rows
-        }
-
-    old_layers, new_layers = by_numbers(old), by_numbers(new)
-    if all(by_rank) and old_layers.keys() != new_layers.keys():
+    olds, news = _by_numbers(old, by_rank), _by_numbers(new, by_rank)
+    if all(by_rank) and olds.keys() != news.keys():
         return []
-    return [
-        LayerPair(layer, new_layers[numbers])
-        for numbers, layer in old_layers.items()
-        if numbers in new_layers
-    ]
+    return [LayerPair(olds[key], news[key]) for key in olds if key in news]
 
 
-def _counts_as_many(sides: Sequence[Sequence[Sequence[NameNumber]]], at: int) -> bool:
+def _counts_as_many(old: _Rows, new: _Rows, at: int) -> bool:
     """Whether one of the numbers has as many values on both sides, wherever those
     before it have the same ranks."""
-    old, new = (
-        {tuple(y.rank for y in x[:at]): x[at].count for x in side} for side in sides
+    olds, news = (
+        {tuple(y.rank for y in x[:at]): x[at].count for x in rows}
+        for rows in (old, new)
     )
-    return all(old[x] == new[x] for x in old.keys() & new.keys())
+    return all(olds[x] == news[x] for x in olds.keys() & news.keys())
 
 
-def _begins_alike(sides: Sequence[Sequence[Sequence[NameNumber]]], at: int) -> bool:
-    """Whether one of the numbers begins with the same value everywhere. Otherwise its
-    values say nothing."""
-    starts = {x[at].start for side in sides for x in side}
+def _begin_alike(old: _Rows, new: _Rows, at: int) -> bool:
+    """Whether one of the numbers begins with the same value everywhere."""
+    starts = {numbers[at].start for numbers in (*old, *new)}
     return None not in starts and len(starts) == 1
+
+
+def _by_numbers(
+    group: LayerGroup, by_rank: Sequence[bool]
+) -> dict[tuple[int, ...], NamedLayer]:
+    """The layers of a group by their folded numbers: the rank of each, or its value."""
+    rows = zip(group.folded_numbers(), group.members)
+    return {
+        tuple(x.rank if y else x.value for x, y in zip(numbers, by_rank)): member.layer
+        for numbers, member in rows
+    }
 
 
 def _are_of_others(old: LayerGroup, new: LayerGroup) -> bool:
     """Whether the numbers that are not folded are of other layers, or whether it is not
     clear that they count the same things."""
+    # All layers of a group have the same ones.
     olds, news = (
         {group.place(i): group.members[0].numbers[i] for i in group.fixed}
         for group in (old, new)
     )
     if olds.keys() != news.keys():
         return all(any(x.count > 1 for x in side.values()) for side in (olds, news))
-    return any(_are_apart(number, news[place]) for place, number in olds.items())
+    return any(_are_other(number, news[place]) for place, number in olds.items())
 
 
-def _are_apart(old: NameNumber, new: NameNumber) -> bool:
+def _are_other(old: NameNumber, new: NameNumber) -> bool:
     """Whether two numbers at one place are of different things."""
     if old.count != new.count:
         return False
@@ -372,10 +391,9 @@ def _distinct_words(groups: list[LayerGroup]) -> list[set[str]]:
 def _telling_words(
     lacked: WordPair, distinct: WordPair, is_old_told: bool, is_new_told: bool
 ) -> WordPair:
-    """The words that tell the two groups apart: the other group lacks them, and they
-    are distinct, as not all groups of their side have them. A side that is not `told`
-    has no distinct words. There all that the other group lacks tell, if the other group
-    has words that do."""
+    """The words that tell two groups apart: the other group lacks them, and they are
+    distinct. A side is `told` if any of its groups has distinct words. On one that is
+    not, all lacked words tell, if the other group has words that do."""
     old, new = distinct.old & lacked.old, distinct.new & lacked.new
     if new and not is_old_told:
         return WordPair(lacked.old, new)
@@ -384,7 +402,7 @@ def _telling_words(
     return WordPair(old, new)
 
 
-def _form_without_numbers(group: LayerGroup) -> str:
+def _without_numbers(group: LayerGroup) -> str:
     return _layers.without_numbers(group.form.replace("*", ""))
 
 
@@ -407,7 +425,8 @@ def _likeness(a: str, b: str) -> float:
 
 @ft.lru_cache(2**16)
 def _compare_words(old: str, new: str) -> tuple[float, WordPair]:
-    """The likeness of the words of two forms, and the words that the other lacks."""
+    """The likeness of two names, and the words of each that the other lacks. Words go
+    together one by one, those first that are most alike."""
     olds, news = (
         collections.Counter(_words.words(_layers.plain(x))) for x in (old, new)
     )

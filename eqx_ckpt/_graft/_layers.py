@@ -70,8 +70,9 @@ class LayerGroup:
         whether it is that of the layer itself, and not of a node above."""
         return at - self._top, "." not in self._texts[at + 1]
 
-    def numbers(self, some: list[int]) -> list[tuple[NameNumber, ...]]:
-        return [tuple(numbers[i] for i in some) for numbers, _ in self.members]
+    def folded_numbers(self) -> list[tuple[NameNumber, ...]]:
+        """Of each layer, the numbers that are folded."""
+        return [tuple(numbers[i] for i in self.folded) for numbers, _ in self.members]
 
 
 class LayerSide:
