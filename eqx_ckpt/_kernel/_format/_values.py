@@ -166,6 +166,12 @@ def _object(own: list[Any]) -> dict[str, Any]:
     return {"object": [[n, _compared(x)] for n, x in own[2] if n not in skipped]}
 
 
+def _sub(module: str, name: str, value: Any) -> Any:
+    out = _compared(value)
+    is_ordered = (module, name) == ("collections", "OrderedDict")
+    return {"ordered": out["dict"]} if is_ordered else out
+
+
 def _namedtuple(values: list[Any], fields: list[str] | None = None) -> Any:
     """Its values by fields, as these may have changed places. The values alone, if it
     was saved without the names of its fields."""
@@ -215,7 +221,7 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     **{kind: _same(kind) for kind in ("any", "unknown", "array", "digest", "module")},
     "dict": _pairs,
     "namedtuple": lambda own: _namedtuple(*own[2:]),
-    "sub": lambda own: _compared(own[2]),
+    "sub": lambda own: _sub(*own),
     "enum": lambda own: {"enum": [own[2], _compared(own[3])]},
     "float": lambda own: {"repr": FLOATS.get(own, own)},
     "int": lambda own: {"repr": own},
@@ -255,6 +261,10 @@ def is_alike(a: object, b: object) -> bool:
         if names[0] is None or names[1] is None:
             return x == y
         return names[0].is_alike(names[1])
+    if one in ("dict", "object", "namedtuple"):
+        there, here = _by_keys(x), _by_keys(y)
+        if there and there.keys() == here.keys():
+            return all(is_alike(there[key], here[key]) for key in there)
     if type(x) is list and type(y) is list:
         return len(x) == len(y) and all(map(is_alike, x, y))
     if type(x) is not type(y):
@@ -263,8 +273,20 @@ def is_alike(a: object, b: object) -> bool:
     return repr(x) == repr(y) if type(x) is float else x == y
 
 
+def _by_keys(pairs: Any) -> dict[str, Any]:
+    """Parts by the JSON of their keys; none, if two have the same."""
+    try:
+        out = {json.dumps(key): item for key, item in pairs}
+        return out if len(out) == len(pairs) else {}
+    except _MALFORMED:
+        return {}
+
+
 def _bare(kind: str, value: object) -> Any:
-    """The plain value of an enum, a named tuple, a scalar of NumPy or a dtype."""
+    """The plain value of an enum, a named tuple, a scalar of NumPy, a dtype or an
+    `OrderedDict`."""
+    if kind == "ordered":
+        return {"dict": value}
     if kind == "namedtuple" and type(value) is list:
         return [pair[-1] for pair in value if type(pair) is list and pair]
     if kind in ("enum", "scalar") and type(value) is list and value:
@@ -282,7 +304,7 @@ def parts(x: object) -> dict[str, Any] | None:
     """The fields of an object or a named tuple and the values of a dict, as `compared`
     gives them, by the parts of their names."""
     kind, value = split(x)
-    if kind not in ("dict", "object", "namedtuple"):
+    if kind not in ("dict", "ordered", "object", "namedtuple"):
         return None
     out = {}
     for key, item in value:
