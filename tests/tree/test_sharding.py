@@ -223,20 +223,29 @@ def test_partition_rules(tmp_path):
     bad = [("weight", P(None, "x")), ("bias", P("x")), (".*", P())]
     like = skeleton(bad)
     assert like.layers[0].weight.sharding.spec == P(None, "x")
-    with pytest.raises(ValueError, match="`layers.0.weight` does not fit"):
-        ec.skeleton(
-            *(eqx.nn.MLP, 7, 8, 64, 2),
-            key=jr.key(0),
-            sharding=ec.partition_rules(mesh, bad),
-        )
+    for sharding, why in {
+        ec.partition_rules(mesh, bad): "Sharding NamedSharding",
+        NamedSharding(mesh, P(None, None, "x")): "it has more axes",
+    }.items():
+        match = f"`layers.0.weight` does not fit it: {why}"
+        with pytest.raises(ValueError, match=match) as e:
+            ec.skeleton(eqx.nn.MLP, 7, 8, 64, 2, key=jr.key(0), sharding=sharding)
+        assert str(e.value).endswith(_CURE)
+
+
+_CURE = (
+    ". Shard only axes that the devices divide evenly: `PartitionSpec()` shards none, "
+    "and replicates the leaf."
+)
 
 
 def test_a_sharding_that_does_not_fit_is_an_error_before_anything_is_read(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "c", {"w": jnp.zeros((1501, 40))})
     sharding = NamedSharding(mesh_of(8), P("x"))
     like = {"w": jax.ShapeDtypeStruct((1501, 40), jnp.float32, sharding=sharding)}
-    with BytesRead() as read, pytest.raises(TypeError, match="(?s)`w`.*divi"):
+    with BytesRead() as read, pytest.raises(TypeError, match="(?s)`w`.*divi") as e:
         ec.tree_deserialise_leaves(tmp_path / "c", like)
+    assert str(e.value).endswith(_CURE)
     assert read.total < 2000  # The index.
 
 

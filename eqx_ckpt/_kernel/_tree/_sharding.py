@@ -202,13 +202,22 @@ def of_leaf(
             f"The leaf `{name}` gets a `{type(found).__name__}` as its sharding: that "
             "is a `NamedSharding` or such."
         )
-    try:
-        found.shard_shape(leaf.shape)
-    except (ValueError, IndexError) as e:
-        raise ValueError(
-            f"The sharding of the leaf `{name}` does not fit it: {e}"
-        ) from e
+    if why := misfit(found, leaf.shape):
+        raise ValueError(f"The sharding of the leaf `{name}` does not fit it: {why}")
     return found
+
+
+def misfit(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> str:
+    """Why a sharding cannot cut a shape, and what to do; "" if it can."""
+    try:
+        sharding.shard_shape(shape)
+    except (ValueError, IndexError) as e:
+        why = "it has more axes" if isinstance(e, IndexError) else e
+        return (
+            f"{why}. Shard only axes that the devices divide evenly: "
+            "`PartitionSpec()` shards none, and replicates the leaf."
+        )
+    return ""
 
 
 @ft.lru_cache(maxsize=4096)

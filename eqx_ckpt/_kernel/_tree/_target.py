@@ -130,10 +130,8 @@ def _placed(sharding: Any, shape: tuple[int, ...]) -> jax.sharding.Sharding | No
             )
         sharding = jax.sharding.NamedSharding(current, sharding.spec)
     if sharding is not None:
-        try:
-            sharding.shard_shape(shape)
-        except ValueError as e:
-            raise TypeError(f"Its sharding does not fit its shape: {e}") from e
+        if why := _sharding.misfit(sharding, shape):
+            raise TypeError(f"Its sharding does not fit its shape: {why}")
     return sharding
 
 
