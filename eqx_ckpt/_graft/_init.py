@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._kernel._format import _names
-from .._kernel._load import _deserialise, _load_options, _open
+from .._kernel._load import _checkpoint, _deserialise, _load_options, _open
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._lazy import LazyArray
 from .._kernel._load._load_options import FilteredKeywords, LoadOptions
@@ -131,6 +131,8 @@ def unloaded(tree: PyTree) -> list[str]:
 
         ```
     """
+    _checkpoint.check_tree(tree)
+    _checkpoint.check_no_path(tree)
     flat = _flatten.flatten(tree, None)
     return [
         _names.name_of(path).name

@@ -10,7 +10,7 @@ from .._kernel._format import _names, _state_labels
 from .._kernel._format._leaves import Leaves
 from .._kernel._format._state_labels import Label
 from .._kernel._format._template import Template
-from .._kernel._load import _load_options
+from .._kernel._load import _checkpoint, _load_options
 from .._kernel._load._load_options import LoadOptions, Renaming
 from .._kernel._load._match import Matcher
 from .._kernel._runtime import _arguments
@@ -64,6 +64,7 @@ def to_state_dict(
 
         ```
     """
+    _checkpoint.check_tree(pytree)
     flat = _flatten.flatten(pytree, is_leaf)
     chosen = _lazies.selected(filter_spec, pytree, flat.leaves, is_leaf)
     entries = _states.state_entries(flat)

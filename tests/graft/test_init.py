@@ -177,6 +177,9 @@ def test_unloaded(path):
     assert ec.unloaded(ec.materialise(lazy)) == ["head", "table"]
     loaded = ec.tree_deserialise_leaves(path, skeleton, source="model")
     assert ec.unloaded(loaded) == [] and ec.unloaded([None, 1, "a"]) == []
+    for wrong in (path, str(path), ec.open(path)):
+        with pytest.raises(TypeError, match="is no tree"):
+            ec.unloaded(wrong)
 
 
 def test_a_part_saved_and_loaded_into_the_whole(tmp_path):

@@ -79,6 +79,12 @@ def test_one_leaf():
     assert ec.from_state_dict({"%root": 3}, 0) == 3
 
 
+def test_an_open_checkpoint_is_no_tree():
+    ec.tree_serialise_leaves("memory://state_dict", {"a": 1})
+    with pytest.raises(TypeError, match="is no tree"):
+        ec.to_state_dict(ec.open("memory://state_dict"))
+
+
 def test_what_does_not_fit():
     state = ec.to_state_dict({"a": jnp.ones(2), "b": 1})
     with pytest.raises(RuntimeError, match="(?s)state dict does not fit.*unexpected"):

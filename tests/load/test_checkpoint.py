@@ -159,6 +159,22 @@ def test_materialise_gives_plain_containers(tmp_path, getkey):
     assert isinstance(out["b"][0]["c"], np.ndarray) and out["b"][1] is True
 
 
+def test_what_is_no_tree(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", {"x": 1})
+    ckpt = ec.open(tmp_path / "a")
+    for call in (
+        lambda: ec.materialise(ckpt),
+        lambda: ec.tree_serialise_leaves(tmp_path / "b", ckpt),
+    ):
+        with pytest.raises(TypeError, match=r"is no tree. Pass `ckpt.tree`"):
+            call()
+    for path in (tmp_path / "a", str(tmp_path / "a")):
+        with pytest.raises(
+            TypeError, match=r"/a.* is no tree\. Pass `ec\.open\(path\)"
+        ):
+            ec.materialise(path)
+
+
 def test_splice_leaves_lazy_leaves_in_like(tmp_path, getkey, layout):
     state = _state(getkey())
     ec.tree_serialise_leaves(tmp_path / "a", state, layout=layout)

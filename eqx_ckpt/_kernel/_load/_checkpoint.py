@@ -350,6 +350,18 @@ def open(
     return Checkpoint(_open.open_path(path, like, follow_symlinks))
 
 
+def check_tree(tree: object) -> None:
+    """**Raises:** `TypeError` for an open checkpoint in the place of a tree."""
+    if isinstance(tree, Checkpoint):
+        raise TypeError("An open checkpoint is no tree. Pass `ckpt.tree`.")
+
+
+def check_no_path(tree: object) -> None:
+    """**Raises:** `TypeError` for a path in the place of a tree."""
+    if isinstance(tree, str | os.PathLike):
+        raise TypeError(f"{str(tree)!r:.200} is no tree. Pass `ec.open(path).tree`.")
+
+
 def source_of(ckpt: Checkpoint) -> Source:
     """The source of an open checkpoint: its index, its files and its leaves, which
     rooms ask instead of it."""

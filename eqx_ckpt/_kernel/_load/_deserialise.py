@@ -256,10 +256,8 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
 
         ```
     """
-    if isinstance(tree, Checkpoint):
-        raise TypeError(
-            "Pass the tree of the checkpoint, `ckpt.tree`, or a part of it."
-        )
+    _checkpoint.check_tree(tree)
+    _checkpoint.check_no_path(tree)
     given = _load_options.check(LoadOptions(**options))
     flat = _flatten.flatten(tree, None)
     lazies = {id(x): x for x in flat.leaves if isinstance(x, LazyArray)}

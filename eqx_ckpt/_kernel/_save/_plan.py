@@ -17,7 +17,7 @@ from .._format import _files, _index, _json, _layouts, _record_json
 from .._format._index import BaseFacts, Index, OwnState, SaveFacts, StoredFunction
 from .._format._leaves import Leaves, LocalShards
 from .._format._record import TreeRecord
-from .._load._checkpoint import Checkpoint
+from .._load import _checkpoint
 from .._runtime import _log, _machine, _processes
 from .._storage import _store
 from .._storage._backend import Backend
@@ -79,8 +79,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     if options.base is not None:
         options = options._replace(base=_options.base_facts(options.base))
     filter_spec, is_leaf, where = options[:3]
-    if isinstance(pytree, Checkpoint):
-        raise TypeError("An open checkpoint is no tree. Save its `.tree`.")
+    _checkpoint.check_tree(pytree)
     flat = _flatten.flatten(pytree, is_leaf)
     # A leaf is stored if `filter_spec` is true of it, and `where` gives a node that it
     # is in.
