@@ -1,5 +1,9 @@
 """A guess at what a graft meant, as code to paste.
 
+The largest nodes of the model that have a twin in the checkpoint become pairs. If one
+rename does better, it is the pair. Leaves that look like none of the other side become
+`fresh` and `drop`. Those that look like some are listed, and in no code: `_lookalikes`.
+
 Leaves of the model go by their numbers in it, and saved leaves by their leaf indices.
 """
 
@@ -24,29 +28,6 @@ _MAX_STEPS = 2**17
 _MAX_SEQUENCES = 64
 
 
-class Twin(NamedTuple):
-    """Code that picks what may stand for a node of the model, with an adapter where it
-    needs one; and the indices of the saved leaves in it."""
-
-    code: str
-    leaf_indices: set[int]
-
-
-class StackKey(NamedTuple):
-    """Leaves that may be stacked: one of each item of a `sequence`, with the name
-    `inner` below the item."""
-
-    sequence: str
-    inner: str
-
-
-class Stack(NamedTuple):
-    """Leaves of a `StackKey`: their shape once they are stacked, and their indices."""
-
-    shape: tuple[int, ...]
-    leaf_indices: list[int]
-
-
 def lines(
     model: Model,
     stored: StoredSide,
@@ -57,8 +38,8 @@ def lines(
     the rest of them."""
     arrays = [n for n in range(len(model.names)) if model.is_array(n)]
     twins = _Twins(model, stored, numbers, leaf_indices)
-    pairs = twins.pairs(arrays)
-    renamed, is_cut = twins.renamed(), twins.is_cut
+    pairs, is_cut = twins.pairs(arrays)
+    renamed = twins.renamed()
     if renamed is not None and _is_better(renamed, pairs, is_cut):
         pairs = [x for x in pairs if not x.numbers <= renamed.numbers] + [renamed]
         is_cut = False
@@ -103,16 +84,52 @@ def _fresh_and_drop(
     return out
 
 
-class _Budget:
-    """Leaves that may still be looked at."""
+def _listed(codes: list[str]) -> str:
+    shown = ", ".join(codes[:20]) + (", ..." if len(codes) > 20 else "")
+    return shown if len(codes) == 1 else f"[{shown}]"
 
-    def __init__(self, left: int):
-        self.left = left
 
-    def spend(self, count: int) -> bool:
-        """Takes so many, and says whether any are left."""
-        self.left -= count
-        return self.left > 0
+def _roots(
+    below: dict[str, list[int]], chosen: Collection[int], counted: Iterable[int]
+) -> list[str]:
+    """The largest nodes all of whose leaves are chosen, among the leaves that count."""
+    counted = set(counted)
+    covered: dict[str, bool] = {"": False}  # Whether a node is one, or is in one.
+    out: list[str] = []
+    # From above, so that it is known of the node above.
+    for name in sorted(below, key=lambda x: (x != "", x.count("."))):
+        above = name.rpartition(".")[0]
+        covered[name] = covered.get(above, False) or covered[""]
+        if covered[name]:
+            continue
+        leaves = [n for n in below[name] if n in counted]
+        if leaves and all(n in chosen for n in leaves):
+            out.append(name)
+            covered[name] = True
+    return sorted(out, key=lambda x: min(below[x]))
+
+
+class Twin(NamedTuple):
+    """Code that picks what may stand for a node of the model, with an adapter where it
+    needs one; and the indices of the saved leaves in it."""
+
+    code: str
+    leaf_indices: set[int]
+
+
+class StackKey(NamedTuple):
+    """Leaves that may be stacked, or nodes with such: one of each item of a `sequence`,
+    with the name `inner` below the item."""
+
+    sequence: str
+    inner: str
+
+
+class Stack(NamedTuple):
+    """Leaves of a `StackKey`: their shape once they are stacked, and their indices."""
+
+    shape: tuple[int, ...]
+    leaf_indices: list[int]
 
 
 class _Twins:
@@ -129,9 +146,7 @@ class _Twins:
         self._model, self._stored = model, stored
         # The leaves that are in no pair yet.
         self._new, self._old = new, old = set(numbers), set(leaf_indices)
-        self._budget = _Budget(_MAX_STEPS)
-        # Whether `pairs` has not looked at all nodes.
-        self.is_cut = False
+        self._steps_left = _MAX_STEPS
         self._numbers = {model.names[n]: n for n in sorted(new)}
         records = list(map(stored.saved.record, sorted(old)))
         saved = {record.name: _leaf_kinds.kind(record.whole) for record in records}
@@ -143,20 +158,21 @@ class _Twins:
         for key, stack in self._stacks.items():
             self._keys_of_shape.setdefault(stack.shape, []).append(key)
 
-    def pairs(self, arrays: Sequence[int]) -> list[Suggestion]:
-        """Pairs of nodes of the model, the largest that have twins, with these."""
+    def pairs(self, arrays: Sequence[int]) -> tuple[list[Suggestion], bool]:
+        """Pairs of nodes of the model, the largest that have twins, with these; and
+        whether there may be more, as not all nodes were looked at."""
         model, children = self._model, _children(self._model.below)
-        stack = collections.deque(_roots(model.below, self._new, arrays))
+        left = collections.deque(_roots(model.below, self._new, arrays))
         pairs: list[Suggestion] = []
-        while stack and len(pairs) < _MAX_SUGGESTED and self._old:
-            if self._budget.left <= 0:
+        while left and self._old and self._steps_left > 0:
+            if len(pairs) == _MAX_SUGGESTED:
                 break
-            prefix = stack.popleft()
+            prefix = left.popleft()
             twin = (
                 self._named(prefix) or self._stacked(prefix) or self._unstacked(prefix)
             )
             if twin is None:
-                stack.extendleft(reversed(children.get(prefix, [])))
+                left.extendleft(reversed(children.get(prefix, [])))
                 continue
             code = model.code(prefix)
             if code is not None:
@@ -165,8 +181,12 @@ class _Twins:
                 pairs.append(Suggestion(pair, numbers, twin.leaf_indices))
                 self._new -= numbers
                 self._old -= twin.leaf_indices
-        self.is_cut = bool(stack)
-        return pairs
+        return pairs, bool(left)
+
+    def _spend(self, count: int) -> bool:
+        """Takes so many of the steps that are left, and says whether any are."""
+        self._steps_left -= count
+        return self._steps_left > 0
 
     def _named(self, prefix: str) -> Twin | None:
         """The node that has all leaves below one of the model's, by the same names."""
@@ -191,13 +211,101 @@ class _Twins:
         node = origin.removesuffix(end).removesuffix(".")
         return node if _names.joined(node, end) == origin else None
 
-    def squares(self, used: set[int]) -> list[str]:
-        """Lines about square leaves in pairs, which may be transposed."""
-        some = [x for x in self._alike.squares if self._numbers[x] in used]
-        if not some:
-            return []
-        head = "  Squares in these pairs, which nobody knows to be transposed or not:"
-        return [head, *(f"    {x}" for x in _folding.fold(some)[:_MAX_ROWS])]
+    def _stacked(self, prefix: str) -> Twin | None:
+        """The items of a sequence whose leaves, stacked, have these names and shapes;
+        none if several have that nothing tells apart."""
+        model = self._model
+        wanted = {
+            _names.below(model.names[n], prefix): model.target(n).shape
+            for n in model.below[prefix]
+            if n in self._new
+        }
+        if not wanted or not self._spend(len(wanted)):
+            return None
+        found = self._stacked_nodes(prefix, wanted)
+        name = _only(list(found)[:_MAX_SEQUENCES], _last(prefix))
+        if name is None:
+            return None
+        sequence, node = found[name]
+        used = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
+        leaf_indices = set().union(*(self._stacks[key].leaf_indices for key in used))
+        items = self._items_code(sequence, node)
+        return Twin(f"{items}, ec.adapters.stack()", leaf_indices)
+
+    def _stacked_nodes(
+        self, prefix: str, wanted: dict[str, tuple[int, ...]]
+    ) -> dict[str, StackKey]:
+        """The nodes, one of each item of a sequence, that have all of these leaves once
+        they are stacked, by their names with `*` for the item."""
+        # The first leaf says which nodes may be this one.
+        below, shape = next(iter(wanted.items()))
+        found: dict[str, StackKey] = {}
+        for sequence, inner in self._keys_of_shape.get(shape, []):
+            if not self._spend(len(wanted)):
+                break
+            is_end = f".{inner}".endswith(f".{below}") if below else True
+            both = _names.joined(prefix, below), _names.joined(sequence, "*", inner)
+            if not is_end or not _alike.may_be(*both):
+                continue
+            node = inner.removesuffix(below).rstrip(".")
+            keys = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
+            if all(map(self._is_stack, keys, wanted.values())):
+                found[_names.joined(sequence, "*", node)] = StackKey(sequence, node)
+        return found
+
+    def _is_stack(self, key: StackKey, shape: tuple[int, ...]) -> bool:
+        """Whether leaves that are in no pair yet, stacked, have this shape."""
+        stack = self._stacks.get(key)
+        if stack is None or stack.shape != shape:
+            return False
+        return self._old.issuperset(stack.leaf_indices)
+
+    def _items_code(self, sequence: str, node: str) -> str:
+        """`c.layers`, or `[x.norm for x in c.layers]` for a node of each item."""
+        items = self._stored.code(sequence)
+        if not node:
+            return items
+        part = self._stored.code(_names.joined(sequence, "0", node))
+        return f"[x{part.removeprefix(f'{items}[0]')} for x in {items}]"
+
+    def _unstacked(self, prefix: str) -> Twin | None:
+        """The node whose leaves are those of all items of this sequence, stacked: one
+        that is called as it is; none if several are."""
+        model, names = self._model, self._model.names
+        # By their names below an item, the shapes that leaves have in each.
+        wanted: dict[str, list[tuple[int, ...]]] = {}
+        for n in model.below[prefix]:
+            item, _, inner = _names.below(names[n], prefix).partition(".")
+            if n in self._new and prefix and item.isdecimal():
+                wanted.setdefault(inner, []).append(model.target(n).shape)
+        if not wanted:
+            return None
+        found: dict[str, set[int]] = {}
+        for node in self._stored.below:
+            if _last(node) != _last(prefix):
+                continue
+            if not self._spend(len(wanted)):
+                break
+            ends = wanted.items()
+            stacks = [self._stack_of(_names.joined(node, x), y) for x, y in ends]
+            leaf_indices = {i for i in stacks if i is not None}
+            if len(leaf_indices) == len(wanted):
+                found[node] = leaf_indices
+        node = _only(list(found), _last(prefix))
+        if node is None:
+            return None
+        code = f"{self._stored.code(node)}, ec.adapters.unstack()"
+        return Twin(code, found[node])
+
+    def _stack_of(self, name: str, shapes: list[tuple[int, ...]]) -> int | None:
+        """The saved leaf of this name, if it is in no pair yet, and has the shape of
+        leaves of these shapes once they are stacked."""
+        saved = self._stored.saved
+        leaf_index = saved.leaf_indices.get(name)
+        if leaf_index is None or leaf_index not in self._old:
+            return None
+        shape = saved.record(leaf_index).template.logical_shape
+        return leaf_index if {(len(shapes), *x) for x in shapes} == {shape} else None
 
     def renamed(self) -> Suggestion | None:
         """One pair of all leaves that stand for each other by names, with the rules of
@@ -221,88 +329,13 @@ class _Twins:
         leaf_indices = {stored.saved.leaf_indices[x] for x in found}
         return Suggestion([first, *rows, "])),"], numbers, leaf_indices)
 
-    def _stacked(self, prefix: str) -> Twin | None:
-        """The items of a sequence whose leaves, stacked, have these names and shapes;
-        none if several have that nothing tells apart."""
-        names = self._model.names
-        numbers = [n for n in self._model.below[prefix] if n in self._new]
-        if not self._budget.spend(len(numbers)):
-            return None
-        wanted = {
-            _names.below(names[n], prefix): self._model.target(n).shape for n in numbers
-        }
-        if not wanted:
-            return None
-        # The first leaf says which nodes, below the items of a sequence, may be this.
-        below, shape = next(iter(wanted.items()))
-        found: dict[str, StackKey] = {}
-        for sequence, rest in self._keys_of_shape.get(shape, []):
-            if not self._budget.spend(len(wanted)):
-                break
-            is_end = f".{rest}".endswith(f".{below}") if below else True
-            both = _names.joined(prefix, below), _names.joined(sequence, "*", rest)
-            if not is_end or not _alike.may_be(*both):
-                continue
-            node = rest.removesuffix(below).rstrip(".") if below else rest
-            keys = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
-            if all(map(self._is_stack, keys, wanted.values())):
-                found[_names.joined(sequence, "*", node)] = StackKey(sequence, node)
-        name = _only(list(found)[:_MAX_SEQUENCES], _last(prefix))
-        if name is None:
-            return None
-        sequence, node = found[name]
-        used = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
-        leaf_indices = set().union(*(self._stacks[key].leaf_indices for key in used))
-        items = self._items_code(sequence, node)
-        return Twin(f"{items}, ec.adapters.stack()", leaf_indices)
-
-    def _unstacked(self, prefix: str) -> Twin | None:
-        """The node whose leaves are those of all items of this sequence, stacked: one
-        that is called as it is; none if several are."""
-        model, names = self._model, self._model.names
-        wanted: dict[str, list[tuple[int, ...]]] = {}
-        for n in model.below[prefix]:
-            item, _, rest = _names.below(names[n], prefix).partition(".")
-            if n in self._new and prefix and item.isdecimal():
-                wanted.setdefault(rest, []).append(model.target(n).shape)
-        if not wanted:
-            return None
-        saved, found = self._stored.saved, dict[str, set[int]]()
-        for node in self._stored.below:
-            if _last(node) != _last(prefix):
-                continue
-            if not self._budget.spend(len(wanted)):
-                break
-            stacks = [saved.leaf_indices.get(_names.joined(node, x)) for x in wanted]
-            known = {i for i in stacks if i in self._old}
-            if len(known) < len(wanted):
-                continue
-            shapes = [
-                saved.record(i).template.logical_shape for i in stacks if i in known
-            ]
-            items = [{(len(x), *shape) for shape in x} for x in wanted.values()]
-            if items == [{shape} for shape in shapes]:
-                found[node] = {i for i in stacks if i is not None}
-        node = _only(list(found), _last(prefix))
-        if node is None:
-            return None
-        code = f"{self._stored.code(node)}, ec.adapters.unstack()"
-        return Twin(code, found[node])
-
-    def _items_code(self, sequence: str, node: str) -> str:
-        """`c.layers`, or `[x.norm for x in c.layers]` for a node of each item."""
-        items = self._stored.code(sequence)
-        if not node:
-            return items
-        part = self._stored.code(_names.joined(sequence, "0", node))
-        return f"[x{part.removeprefix(f'{items}[0]')} for x in {items}]"
-
-    def _is_stack(self, key: StackKey, shape: tuple[int, ...]) -> bool:
-        """Whether leaves that are in no pair yet, stacked, have this shape."""
-        stack = self._stacks.get(key)
-        if stack is None or stack.shape != shape:
-            return False
-        return self._old.issuperset(stack.leaf_indices)
+    def squares(self, used: set[int]) -> list[str]:
+        """Lines about square leaves in pairs, which may be transposed."""
+        some = [x for x in self._alike.squares if self._numbers[x] in used]
+        if not some:
+            return []
+        head = "  Squares in these pairs, which nobody knows to be transposed or not:"
+        return [head, *(f"    {x}" for x in _folding.fold(some)[:_MAX_ROWS])]
 
 
 def _stacks(records: Iterable[LeafRecord]) -> dict[StackKey, Stack]:
@@ -323,36 +356,8 @@ def _stacks(records: Iterable[LeafRecord]) -> dict[StackKey, Stack]:
     return out
 
 
-def _common_node(names: Iterable[str]) -> str:
-    """The node that all leaves are in."""
-    return ".".join(os.path.commonprefix([x.split(".")[:-1] for x in names]))
-
-
-def _listed(codes: list[str]) -> str:
-    shown = ", ".join(codes[:20]) + (", ..." if len(codes) > 20 else "")
-    return shown if len(codes) == 1 else f"[{shown}]"
-
-
-def _roots(
-    below: dict[str, list[int]], chosen: Collection[int], counted: Iterable[int]
-) -> list[str]:
-    """The largest nodes all of whose leaves are chosen, among the leaves that count."""
-    counted = set(counted)
-    covered: dict[str, bool] = {"": False}  # Whether a node is one, or is in one.
-    out: list[str] = []
-    for name in sorted(below, key=lambda x: (x != "", x.count("."))):
-        above = name.rpartition(".")[0]
-        covered[name] = covered.get(above, False) or covered[""]
-        if covered[name]:
-            continue
-        leaves = [n for n in below[name] if n in counted]
-        if leaves and all(n in chosen for n in leaves):
-            out.append(name)
-            covered[name] = True
-    return sorted(out, key=lambda x: min(below[x]))
-
-
 def _children(below: dict[str, list[int]]) -> dict[str, list[str]]:
+    """By the name of each node, those of the nodes right below it."""
     out: dict[str, list[str]] = {}
     for name in below:
         if name:
@@ -374,3 +379,8 @@ def _only(names: list[str], last: str) -> str | None:
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
+
+
+def _common_node(names: Iterable[str]) -> str:
+    """The node that all leaves are in."""
+    return ".".join(os.path.commonprefix([x.split(".")[:-1] for x in names]))
