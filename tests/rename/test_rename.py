@@ -226,11 +226,13 @@ def test_statistics_go_with_layers_that_are_exchanged(save, make, tmp_path):
 
 # A layout is None for a BatchNorm, or a dict of layouts.
 
+_KEYS = ["a", "b-c", "d 1", "2", "é'", "e+f"]
+
 
 def _layout(rng, depth=0):
     if depth == 3 or (depth and rng.random() < 0.4):
         return None
-    names = rng.sample(["a", "b", "c"], rng.randint(2, 3))
+    names = rng.sample(rng.choice(["abc", _KEYS]), rng.randint(2, 3))
     return {name: _layout(rng, depth + 1) for name in names}
 
 
@@ -238,7 +240,8 @@ def _paths(layout, path="model.parts"):
     """The names of its BatchNorms."""
     if layout is None:
         return [path]
-    return [x for key, y in layout.items() for x in _paths(y, f"{path}.{key}")]
+    parts = ec.leaf_names({key: 0 for key in layout})
+    return [x for k, y in layout.items() for x in _paths(y, f"{path}.{parts[k]}")]
 
 
 def _exchanged(rng, layout):

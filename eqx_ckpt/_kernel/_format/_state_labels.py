@@ -75,8 +75,8 @@ def _finder_of_ends(
 
     def find(name: str) -> list[tuple[str, ...]]:
         out, node = [], tree
-        for part in reversed(name.split(".")):
-            node = node.get(part) if part else None
+        for part in reversed(words_of(name)):
+            node = node.get(part)
             if node is None:
                 break
             if "" in node:
@@ -92,6 +92,11 @@ def path_of(label: Label) -> tuple[str, ...] | None:
     if label.marker is None:
         return None
     return tuple(_words.findall(re.sub(r"^\w+", "", label.marker)))
+
+
+def words_of(name: str) -> tuple[str, ...]:
+    """A dotted name as `path_of` a marker would have it."""
+    return tuple(_words.findall(_names.unquote(name)))
 
 
 _words = re.compile(r"\w+")
@@ -139,5 +144,4 @@ def _leads_to_any(label: Label) -> bool:
     """Whether the marker of a label ends one of its names. If not, its module has been
     moved since it was made."""
     path = path_of(label) or ()
-    words = (_words.findall(_names.unquote(name)) for name in label.names)
-    return any(tuple(x[len(x) - len(path) :]) == path for x in words)
+    return any(x[len(x) - len(path) :] == path for x in map(words_of, label.names))

@@ -282,11 +282,11 @@ def _grouped(pairs: Iterable[tuple[Any, int]]) -> dict[Any, set[int]]:
     return out
 
 
-def _paths(label: Label) -> list[tuple[bool, list[str]]]:
+def _paths(label: Label) -> list[tuple[bool, tuple[str, ...]]]:
     """The names of a label, and the path of its marker; and whether each is a name."""
-    out = [(True, name.split(".")) for name in label.names]
+    out = [(True, _state_labels.words_of(name)) for name in label.names]
     if path := _state_labels.path_of(label):
-        out.append((False, list(path)))
+        out.append((False, path))
     return out
 
 
