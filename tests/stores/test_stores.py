@@ -564,15 +564,22 @@ def test_documentation(s3, published):
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["S3://bucket/run", pathlib.Path("s3://bucket/run"), "https:/host/run"],
+    "path, url",
+    [
+        ("S3://bucket/run", "s3://bucket/run"),
+        (pathlib.Path("s3://bucket/run"), "s3://bucket/run"),
+        ("https:/host/run", "https://host/run"),
+        ("FILE:///tmp/run", "file:///tmp/run"),
+        (pathlib.Path("file:///tmp/run"), "file:///tmp/run"),
+    ],
     ids=repr,
 )
-def test_paths_that_are_nearly_urls(tmp_path, monkeypatch, path):
+def test_paths_that_are_nearly_urls(tmp_path, monkeypatch, path, url):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="is not a URL: give one as a string"):
+    match = f"is not a URL: give one as a string, such as `{url}`"
+    with pytest.raises(ValueError, match=match):
         ec.tree_serialise_leaves(path, {"w": 1})
-    with pytest.raises(ValueError, match="is not a URL: give one as a string"):
+    with pytest.raises(ValueError, match=match):
         ec.open(path)
     assert os.listdir(tmp_path) == []
 

@@ -24,7 +24,7 @@ def resolve(path: Any, follow: bool = False) -> Backend:
     """The root that a path or TensorStore URL means."""
     _context.check_fork()
     text = _text_of(path)
-    scheme, is_url, _ = text.partition(":/")
+    scheme, is_url, rest = text.partition(":/")
     kinds = {"memory": _in_memory, **_rooms.kinds_of_stores()} if is_url else {}
     if text.startswith("file://"):
         text = urllib.parse.unquote(text.removeprefix("file://"))
@@ -39,8 +39,11 @@ def resolve(path: Any, follow: bool = False) -> Backend:
             raise ValueError(f"Without `eqx_ckpt._stores` {text!r} is no path.")
         return make(path)
     elif is_url and scheme.lower() in {"file", "gs", "https", "s3", *kinds}:
+        # `pathlib` takes two slashes for one.
+        slashes = "/" if rest.startswith("/") else "///" if scheme == "file" else "//"
+        url = f"{scheme.lower()}:{slashes}{rest}"
         raise ValueError(
-            f"{text!r} is not a URL: give one as a string, such as `s3://bucket/run`."
+            f"{text!r} is not a URL: give one as a string, such as `{url}`."
         )
     local = _absolute(text)
     _check_local(local)
