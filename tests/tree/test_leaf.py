@@ -912,8 +912,10 @@ def test_x64_off_never_narrows_silently(tmp_path):
     # Arrays of 64 bits can be saved with x64 off.
     ec.tree_serialise_leaves(tmp_path / "c", tree)
     for like in (tree, skeleton):
-        with pytest.raises(RuntimeError, match=r"narrow it to .*`jax_enable_x64`"):
+        with pytest.raises(RuntimeError, match=r"narrow it to .*`jax_enable_x64`") as e:
             ec.tree_deserialise_leaves(tmp_path / "c", like)
+        first = str(e.value).split("\n")[0]
+        assert " and c128[2] in `like`, and JAX would narrow it to complex64: " in first
         with enable_x64(True):
             assert_alike(ec.tree_deserialise_leaves(tmp_path / "c", like), tree)
         narrow = ec.tree_deserialise_leaves(tmp_path / "c", like, cast=True)

@@ -219,8 +219,10 @@ class Matcher:
             text += f"  ({hint})"
         first = (
             f"Deserialised leaf at path {self.flat.paths[leaf]} has changed {what}: "
-            f"`{name}` is {was} in the {self.thing} and {here} in `like`."
+            f"`{name}` is {was} in the {self.thing} and {here} in `like`"
         )
+        # Both may be of 64 bits, which JAX would narrow.
+        first += f", and {hint}" if hint and was.startswith(here) else "."
         if what == "shape":
             saved_shape = record.whole.logical_shape
             is_below = saved_shape[1:] == target.shape
