@@ -7,12 +7,12 @@ other if their leaves fit, if their names share words, and if no other group doe
 well. Where these leave a choice, nothing is chosen.
 
 A `LayerSide` has the layers of one side, and makes groups of them (`_layers`).
-`_Matching` sorts the groups of both into `Bucket`s of what may stand for each other at
-all (`_group_pairs`). It takes the best pair of each until none is clear any more. It
-does that three times, with other groups each time: see `LayerSide.groups`.
+`_LayerMatching` sorts the groups of both into `Bucket`s of what may stand for each
+other at all (`_group_pairs`). It takes the best pair of each until none is clear any
+more. It does that three times, with other groups each time: see `LayerSide.groups`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import _layers, _leaf_kinds, _words
@@ -45,15 +45,30 @@ class Alike(NamedTuple):
     unclear: list[Unclear]
 
 
+class _LeafPair(NamedTuple):
+    """Leaves that stand for each other, by name, and the adapters by any of which they
+    fit; "" is none."""
+
+    old: str
+    new: str
+    ways: list[str]
+
+
+# Groups of both sides that may stand for each other at all.
+_Groups = tuple[list[LayerGroup], list[LayerGroup]]
+
+
 def alike(saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]) -> Alike:
     """Pairs leaves by name: those that fit, as they are or by an adapter."""
-    matching = _Matching(LayerSide(saved), LayerSide(wanted))
+    matching = _LayerMatching(LayerSide(saved), LayerSide(wanted))
+    left: list[_Groups] = []
     for level in range(3):
-        matching.match(level)
-    return matching.found()
+        left = matching.groups(level)
+        matching.take_all(left)
+    return matching.found(left)
 
 
-class _Matching:
+class _LayerMatching:
     """The layers of both sides, and those that stand for each other so far."""
 
     def __init__(self, old: LayerSide, new: LayerSide):
@@ -61,90 +76,88 @@ class _Matching:
         self._pairs = FoundPairs()
         # The names of the layers in pairs.
         self._done: tuple[set[str], set[str]] = set(), set()
-        # The groups of the last level that may stand for each other.
-        self._rest: list[tuple[list[LayerGroup], list[LayerGroup]]] = []
 
-    def match(self, level: int) -> None:
-        """Pairs what is left, in groups of this level: see `LayerSide.groups`."""
-        alike: dict[Any, tuple[list[LayerGroup], list[LayerGroup]]] = {}
+    def groups(self, level: int) -> list[_Groups]:
+        """The layers that are in no pair, in groups of this level: see
+        `LayerSide.groups`. Groups that may stand for each other are together."""
+        alike: dict[Any, _Groups] = {}
         for i, (side, done) in enumerate(zip(self._sides, self._done)):
             layers = (x for x in side.layers if x.name not in done)
             for group in side.groups(layers, level):
                 kinds = frozenset(layer.main for _, layer in group.members)
                 key = group.is_copy, kinds
                 alike.setdefault(key, ([], []))[i].append(group)
-        self._rest = [both for both in alike.values() if all(both)]
-        self._take_all(self._buckets())
+        return [both for both in alike.values() if all(both)]
 
-    def _buckets(self) -> list[Bucket]:
-        left = _MAX_PAIRS
-        buckets = []
-        for old, new in self._rest:
-            left -= len(old) * len(new)
-            if left >= 0:
-                buckets.append(Bucket(old, new, *self._sides))
-        return buckets
-
-    def _take_all(self, buckets: list[Bucket]) -> None:
-        """Takes the best pair of each bucket, in turns, until none is clear."""
+    def take_all(self, groups: Sequence[_Groups]) -> None:
+        """Takes the best pair of groups of each bucket, in turns, until none is clear.
+        None of their layers is asked for again."""
+        buckets = self._buckets(groups)
         again = True
         while again:
             again = False
             for bucket in buckets:
                 pair = bucket.take_best(self._pairs)
                 if pair is not None:
-                    self._add(pair)
                     again = True
+                    self._pairs.add(pair)
+                    for done, layers in zip(self._done, zip(*pair.layers)):
+                        done.update(layer.name for layer in layers)
 
-    def _add(self, pair: GroupPair) -> None:
-        """Takes two groups for a pair: none of their layers is asked for again."""
-        self._pairs.add(pair)
-        for layers in pair.layers:
-            for done, layer in zip(self._done, layers):
-                done.add(layer.name)
+    def _buckets(self, groups: Sequence[_Groups]) -> list[Bucket]:
+        left = _MAX_PAIRS
+        buckets = []
+        for old, new in groups:
+            left -= len(old) * len(new)
+            if left >= 0:
+                buckets.append(Bucket(old, new, *self._sides))
+        return buckets
 
-    def found(self) -> Alike:
-        """The leaves of all pairs, and those among which a choice is left."""
+    def found(self, left: Sequence[_Groups]) -> Alike:
+        """The leaves of all pairs, and those among which a choice is left: of pairs
+        that later ones speak against, and of the groups that are `left`."""
         out = Alike({}, {}, [], [])
-        usual = self._pairs.usual_ways
         for pair in self._pairs.pairs:
             if self._pairs.is_elsewhere(*pair.first, is_taken=True):
                 out.unclear.append(Unclear(*map(_names_of, zip(*pair.layers))))
-                continue
-            for layers in pair.layers:
-                for name, other, ways in self._leaf_pairs(layers, pair.ways):
-                    out.names[name] = other
-                    if ways[0]:
-                        out.adapters[other] = ways[0]
-                    weights = _layers.weight_names(layers)
-                    # Squares are as they are where all others of that name are.
-                    is_same = weights[0] == weights[1] and not usual[weights] - {""}
-                    if len(ways) > 1 and not is_same:
-                        out.squares.append(other)
-        for both in self._rest:
-            left = list(map(_layers_left, both, self._done))
-            if all(left):
-                out.unclear.append(Unclear(*map(_names_of, left)))
+            else:
+                self._add_leaves(pair, out)
+        for both in left:
+            layers = list(map(_layers_left, both, self._done))
+            if all(layers):
+                out.unclear.append(Unclear(*map(_names_of, layers)))
         return out
+
+    def _add_leaves(self, pair: GroupPair, out: Alike) -> None:
+        for layers in pair.layers:
+            weights = _layers.weight_names(layers)
+            usual = self._pairs.usual_ways[weights]
+            # Squares are as they are where all others of that name are.
+            is_as_it_is = weights[0] == weights[1] and not usual - {""}
+            for old, new, ways in self._leaf_pairs(layers, pair.ways):
+                out.names[old] = new
+                if ways[0]:
+                    out.adapters[new] = ways[0]
+                if len(ways) > 1 and not is_as_it_is:
+                    out.squares.append(new)
 
     def _leaf_pairs(
         self, layers: LayerPair, usable: frozenset[str]
-    ) -> Iterator[tuple[str, str, list[str]]]:
-        """Leaves of two layers that stand for each other, and the adapter of each; of a
-        square weight all that it may take. A weight takes what all of its group can, if
-        there is such a one."""
+    ) -> Iterator[_LeafPair]:
+        """Leaves of two layers that stand for each other. A weight has all ways that
+        are `usable` for all of its group, if there are any; other leaves have one."""
         saved, wanted = (side.kinds for side in self._sides)
-        for role, name in layers.old.leaves.items():
-            other = layers.new.leaves.get(role)
-            if other is None:
+        for role, old in layers.old.leaves.items():
+            new = layers.new.leaves.get(role)
+            if new is None:
                 continue
-            ways = _leaf_kinds.fits(name, saved[name], other, wanted[other])
-            if role == "weight" and len(saved[name].shape) > 1:
+            ways = _leaf_kinds.fits(old, saved[old], new, wanted[new])
+            if role == "weight" and len(saved[old].shape) > 1:
                 ways = [x for x in ways if x in usable] or ways
             else:
                 ways = ways[:1]
             if ways:
-                yield name, other, ways
+                yield _LeafPair(old, new, ways)
 
 
 def _layers_left(groups: list[LayerGroup], done: set[str]) -> list[NamedLayer]:
@@ -155,6 +168,9 @@ def _layers_left(groups: list[LayerGroup], done: set[str]) -> list[NamedLayer]:
 def _names_of(layers: Iterable[NamedLayer]) -> list[str]:
     """The names of the leaves of some layers, of each that of its weight first."""
     return [name for x in layers for name in _layers.weight_first(x)]
+
+
+# ---- What names say alone.
 
 
 def may_be(a: str, b: str) -> bool:

@@ -57,6 +57,29 @@ def find(model: Model, stored: StoredSide, new: set[int], old: set[int]) -> Sugg
     return Suggestion(_lines(model, stored, rows), some_new, some_old)
 
 
+def _copies(stored: StoredSide, old: set[int]) -> set[int]:
+    """Leaves with the name of one that is in use, after a beginning of their own. It
+    says that they are the state of an optimiser, or an average."""
+    names = stored.saved.names
+    shape = lambda x: stored.saved.record(x, known=True).template.logical_shape
+    used = {(name, shape(x)) for x, name in enumerate(names) if x not in old}
+    tops = {name.partition(".")[0] for name, _ in used}
+    # All of it may be in one node, whose copy is called otherwise.
+    if len(tops) == 1:
+        used |= {(name.partition(".")[2], x) for name, x in used}
+    out = set()
+    for leaf_index in old:
+        parts = names[leaf_index].split(".")
+        tails = (
+            ".".join(parts[i:])
+            for i in range(1, len(parts))
+            if _alike.is_copy(".".join(parts[:i]))
+        )
+        if any((tail, shape(leaf_index)) in used for tail in tails):
+            out.add(leaf_index)
+    return out
+
+
 def _arrays_by_kind(
     kind_of: Callable[[int], LeafKind], leaves: Iterable[int]
 ) -> dict[LeafKind, list[int]]:
@@ -86,34 +109,11 @@ def _tied_rows(
     return rows
 
 
-def _copies(stored: StoredSide, old: set[int]) -> set[int]:
-    """Leaves with the name of one that is in use, after a beginning of their own. It
-    says that they are the state of an optimiser, or an average."""
-    names = stored.saved.names
-    shape = lambda x: stored.saved.record(x, known=True).template.logical_shape
-    used = {(name, shape(x)) for x, name in enumerate(names) if x not in old}
-    tops = {name.partition(".")[0] for name, _ in used}
-    # All of it may be in one node, whose copy is called otherwise.
-    if len(tops) == 1:
-        used |= {(name.partition(".")[2], x) for name, x in used}
-    out = set()
-    for leaf_index in old:
-        parts = names[leaf_index].split(".")
-        tails = (
-            ".".join(parts[i:])
-            for i in range(1, len(parts))
-            if _alike.is_copy(".".join(parts[:i]))
-        )
-        if any((tail, shape(leaf_index)) in used for tail in tails):
-            out.add(leaf_index)
-    return out
-
-
 def _adapters_between(
     saved: tuple[int, ...], wanted: tuple[int, ...], saved_count: int, wanted_count: int
 ) -> list[str] | None:
-    """The adapters that make a leaf of the wanted shape of saved ones, where there are
-    so many leaves of each; None if nothing does."""
+    """The adapters that make leaves of the wanted shape of saved ones, if there are at
+    most so many leaves of each side; None if nothing does."""
     if saved == wanted:
         return []
     if sorted(x for x in saved if x != 1) == sorted(x for x in wanted if x != 1):
@@ -141,7 +141,7 @@ def _lines(model: Model, stored: StoredSide, rows: Iterable[LookalikeRow]) -> li
     texts = []
     for number, leaf_indices, adapters in it.islice(rows, _MAX_LISTED):
         name = model.names[number]
-        saved = _folding.fold(stored.saved.names[p] for p in leaf_indices[:_MAX_LISTED])
+        saved = _folding.fold(stored.saved.names[i] for i in leaf_indices[:_MAX_LISTED])
         near = sorted(saved, key=lambda x: -_nearest.ratio(name, x))[:_MAX_NAMES]
         more = ", ..." if len(saved) > _MAX_NAMES else ""
         shown = ", ".join(f"`{x}`" for x in near) + more
