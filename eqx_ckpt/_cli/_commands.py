@@ -372,6 +372,7 @@ def push() -> None:
 @_skip
 @_rename
 @_metadata
+@_drop_functions
 @_writes
 def export() -> None:
     """Write the arrays of a checkpoint to a .safetensors file.

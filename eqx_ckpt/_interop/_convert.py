@@ -47,7 +47,8 @@ def convert(
     **Arguments:**
 
     - `source`: as in [`open`][], or an open [`Checkpoint`][].
-    - `target`: where to write: a file if it ends in `.safetensors`; else a checkpoint
+    - `target`: where to write: a file if it ends in `.safetensors`, which holds arrays
+        and `metadata`, and nothing else of the checkpoint; else a checkpoint
         as [`tree_serialise_leaves`][] saves it, in one file if it ends in `.zip`. At
         `hf://org/name` it is uploaded to the Hugging Face Hub as one commit, from a
         copy in a temporary directory.
@@ -106,16 +107,9 @@ def convert(
         return
     _background.wait_for(root)
     if root.url.endswith(_safetensors.SUFFIX):
-        if ckpt.functions and functions != "drop":
-            raise ValueError(
-                f"A `.safetensors` file holds no functions, and `{ckpt.path}` has "
-                f"{len(ckpt.functions)}: nothing was written. Leave them out, with "
-                '`functions="drop"`, or write a checkpoint.'
-            )
         of_checkpoints = {"chunks", "compression", "layout", "orbax"}
         useless = sorted(options.keys() & of_checkpoints)
         useless += ["base"] if base is not None else []
-        useless += ["functions"] if functions not in (None, "drop") else []
         if useless:
             raise ValueError(
                 f"`{useless[0]}` is for a checkpoint, and `{root}` is to be a "
@@ -126,6 +120,7 @@ def convert(
             ckpt,
             skip=skip,
             metadata=metadata,
+            functions=functions,
             overwrite=overwrite,
             verify=verify,
             durable=given.durable,

@@ -22,6 +22,7 @@ from .._kernel._runtime import _arguments, _gc, _processes, _progress
 from .._kernel._runtime._arguments import Together, Who
 from .._kernel._runtime._processes import Processes
 from .._kernel._save import _lazies, _payload, _streams
+from .._kernel._save._options import Functions
 from .._kernel._save._payload import ArrayBytes, PlannedLeaf
 from .._kernel._save._tree_spec import TreeSpec
 from .._kernel._save._writing import ChunkRun, Destination, Sink
@@ -51,6 +52,7 @@ def export_safetensors(
     skip: Sequence[str] = (),
     rename: object = None,
     metadata: object = None,
+    functions: Functions = None,
     overwrite: bool = True,
     durable: bool = True,
     verify: bool = True,
@@ -83,6 +85,8 @@ def export_safetensors(
         its percent signs.
     - `metadata`: strings for the header, by default those that an open checkpoint
         came with. Libraries for PyTorch want `{"format": "pt"}`.
+    - `functions`: `"drop"` leaves out those that are stored with lazy leaves: a
+        `.safetensors` file holds none, and they are an error until you say so.
     - `overwrite`: whether a `.safetensors` file at `path` may be replaced. Anything
         else that is there is never touched.
     - `durable`: whether to return only once the file would survive a power cut.
@@ -131,7 +135,14 @@ def export_safetensors(
     root = _root.resolve(path)
     root.check_writable()
     max_bytes = _ROOM if max_bytes is None else max_bytes
-    plan = ft.partial(_plan, pytree, filter_spec, skip, rename, metadata, verify)
+    if functions not in (None, "drop"):
+        raise ValueError(
+            '`functions` must be None or "drop": a `.safetensors` file holds none.'
+        )
+    can_drop = functions == "drop"
+    plan = ft.partial(
+        _plan, pytree, filter_spec, skip, rename, metadata, can_drop, verify
+    )
     if shard_bytes is not None:
         run = _run_of(root, processes)
         with run.share_errors():
@@ -262,6 +273,7 @@ def _plan(
     skip: Sequence[str],
     rename: object,
     metadata: object,
+    can_drop: bool,
     verify: bool,
 ) -> ExportPlan:
     if metadata is None and isinstance(pytree, Checkpoint):
@@ -271,7 +283,7 @@ def _plan(
             "`.safetensors` takes a dict of strings as metadata: pass `metadata=`, for "
             f"instance one of JSON, instead of {metadata!r:.200}."
         )
-    leaves, labels = _tensors(pytree, filter_spec, skip, rename)
+    leaves, labels = _tensors(pytree, filter_spec, skip, rename, can_drop)
     tensors = [_lazies.verified(leaf, verify) for leaf in leaves]
     if labels:
         text = json.dumps(labels, separators=(",", ":"))
@@ -280,9 +292,14 @@ def _plan(
 
 
 def _tensors(
-    pytree: PyTree, filter_spec: FilterSpec, skip: Sequence[str], rename: object
+    pytree: PyTree,
+    filter_spec: FilterSpec,
+    skip: Sequence[str],
+    rename: object,
+    can_drop: bool,
 ) -> tuple[list[PlannedLeaf], dict[str, str]]:
-    """The tensors to write, and the labels of those in an `eqx.nn.State`."""
+    """The tensors to write, and the labels of those in an `eqx.nn.State`. `can_drop`:
+    whether they may be without the functions of their checkpoint."""
     if isinstance(pytree, Checkpoint):
         pytree = pytree.tree
     flat = _flatten.flatten(pytree, None)
@@ -296,6 +313,8 @@ def _tensors(
             "leaves out all that it selects."
         )
     names, leaves = [all_names[i] for i in numbers], [flat.leaves[i] for i in numbers]
+    if not can_drop:
+        _check_functions(leaves)
     entries = _states.state_entries(flat)
     _states.check_order(flat, {*numbers})
     unread = unreadable_leaves(names, leaves)
@@ -340,6 +359,18 @@ def _tensors(
     order = {ours: -number for number, ours in enumerate(_safetensors.DTYPES.values())}
     key = lambda leaf: (order[leaf.template.dtype], leaf.name.encode())
     return sorted((leaf for _, leaf in out.values()), key=key), labels
+
+
+def _check_functions(leaves: Iterable[Any]) -> None:
+    """**Raises:** `ValueError` if checkpoints of lazy leaves have functions."""
+    lazies = (leaf for leaf in leaves if isinstance(leaf, LazyArray))
+    for source in _lazy.sources_of(lazies):
+        if count := len(source.index.functions):
+            raise ValueError(
+                f"A `.safetensors` file holds no functions, and `{source.root}` has "
+                f'{count}: nothing was written. Leave them out, with `functions="drop"'
+                "`, or write a checkpoint."
+            )
 
 
 def _described(

@@ -1,5 +1,6 @@
 """Where stored functions lie, and what edits and conversions make of them."""
 
+import functools as ft
 import pathlib
 import shutil
 
@@ -167,9 +168,27 @@ def test_what_cannot_be_kept(tmp_path, ckpt, capsys):
             ec.tree_serialise_leaves(target, kept, dtype=dtype)
         ec.tree_serialise_leaves(target, kept, dtype=dtype, functions="drop")
         assert not ec.open(target).functions
-    with pytest.raises(ValueError, match="holds no functions"):
-        ec.convert(ckpt, tmp_path / "c.safetensors")
-    ec.convert(ckpt, tmp_path / "c.safetensors", functions="drop", skip=["step"])
+    file, dropped = tmp_path / "c.safetensors", {"functions": "drop", "skip": ["step"]}
+    doubled = jax.tree.map(ec.lazy(lambda x: 2 * x), tree.model)
+    for write in (
+        ft.partial(ec.convert, ckpt, file),
+        ft.partial(ec.convert, ckpt, file, functions=functions),
+        ft.partial(ec.export_safetensors, file, opened),
+        ft.partial(ec.export_safetensors, file, tree),
+        ft.partial(ec.export_safetensors, file, tree, shard_bytes=8),
+        ft.partial(ec.export_safetensors, file, {"step": 3, "m": doubled}),
+    ):
+        with pytest.raises(ValueError, match="`.safetensors` file holds no"):
+            write()
+    assert not file.exists()
+    ec.convert(ckpt, file, **dropped)
+    data = file.read_bytes()
+    ec.export_safetensors(file, tree, **dropped)
+    assert file.read_bytes() == data
+    export = ["export", str(ckpt), str(file), "--node=model", "--overwrite"]
+    assert main(export) == 2
+    assert "holds no functions" in capsys.readouterr().err
+    assert main([*export, "--drop-functions"]) == 0
     assert main(["edit", str(ckpt), str(tmp_path / "o"), "--cast", "bfloat16"]) == 2
     assert "cannot be kept" in capsys.readouterr().err
     drop = ["--cast", "bfloat16", "--drop-functions"]

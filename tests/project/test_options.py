@@ -243,6 +243,7 @@ REFUSED = {
     ("converted to .safetensors", "layout", 0),
     ("converted to .safetensors", "orbax", 0),
     ("converted to .safetensors", "functions", 0),
+    *((door, "functions", 0) for door in ("exported", "exported to several")),
     ("converted to .safetensors", "base", 0),
 }
 
