@@ -55,7 +55,8 @@ def function(
 
     **Arguments:**
 
-    - `fn`: a function of the tree that is saved and of `args`, pure as for `jax.jit`.
+    - `fn`: a function of the tree that is saved and of `args`, pure as for `jax.jit`:
+        a global that it reads is as it was when it was exported.
         It may already be wrapped in `jax.jit` or `eqx.filter_jit`. It may return
         arrays in dicts with string keys, lists, tuples, Modules and States. Modules
         and States become dicts by name.
