@@ -699,6 +699,14 @@ def test_an_index_that_would_be_too_long_is_refused_first(tmp_path, what, monkey
     _refused(tmp_path, *_too_long[what], monkeypatch)
 
 
+def test_ties_that_would_be_too_long_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(_json, "_MAX_PARSED", 2**21)
+    with pytest.raises(
+        ValueError, match=r"40000 leaves \(39999 tied to another\), 1 ch"
+    ):
+        ec.tree_serialise_leaves(tmp_path / "a", [np.zeros(3)] * 40_000)
+
+
 @_long
 def test_many_long_names(tmp_path, monkeypatch):
     names = {f"{i:06}" + "x" * 180: np.zeros(400) for i in range(190_000)}

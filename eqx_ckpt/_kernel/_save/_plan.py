@@ -182,11 +182,12 @@ def check_index(plan: Plan) -> None:
         side: dict[str, bytes] = dict.fromkeys(_files.OTHERS, b"")
         _index.encode(index_of(plan, "0" * 16, bound, side))
     except ValueError as e:
+        ties = f" ({len(spec.aliases)} tied to another)" if spec.aliases else ""
         raise ValueError(
             f"Nothing was saved: {e}. Of that are {names} characters of the names of "
-            f"{len(plan.leaves)} leaves, {chunks} chunks, and {metadata} characters of "
-            "`metadata`. Make less of these, or save the tree as several checkpoints "
-            "with `where`."
+            f"{len(plan.leaves)} leaves{ties}, {chunks} chunks, and {metadata} "
+            "characters of `metadata`. Make less of these, or save the tree as several "
+            "checkpoints with `where`."
         ) from None
 
 
