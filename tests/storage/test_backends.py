@@ -421,7 +421,11 @@ def test_locks(tmp_path):
             pass
 
 
-def test_links(tmp_path):
+def test_links(tmp_path, monkeypatch):
+    hold, opened = LocalDirectory.hold, []
+    monkeypatch.setattr(
+        LocalDirectory, "hold", lambda *args: opened.append(hold(*args)) or opened[-1]
+    )
     one, two = (_root.resolve(tmp_path / name) for name in ("one", "two"))
     for root in (one, two):
         root.make_directories([""])
@@ -435,6 +439,8 @@ def test_links(tmp_path):
     assert not two.link_from(SavedFile(memory, "file", 10), "far", False)
     with pytest.raises(ValueError):
         one.hold("file", 9)
+    # Each is closed, whoever still has it.
+    assert len(opened) == 2 and not any(hasattr(x, "fileno") for x in opened)
     # What is held is copied where it has lost its name to another file.
     held = one.hold("file", 10)
     assert two.link_from(SavedFile(one, "file", 10, held), "held", True)

@@ -520,18 +520,19 @@ class LocalDirectory(Backend):
             held = origin.held or origin.directory.hold(origin.key, origin.size)
         except (OSError, ValueError):
             return False
-        fd = held.fileno()
-        with contextlib.suppress(OSError):
-            if sync:
-                _local_files.fsync(fd)  # The other save may not have been durable.
-            os.link(source, path)
-            if os.path.samestat(os.stat(path), os.fstat(fd)):
-                return True
-            os.unlink(path)  # It has lost that name.
-        if origin.held is None:
-            return False
-        self.write(into, _local_files.parts(fd), sync)
-        return True
+        with held if origin.held is None else contextlib.nullcontext():
+            fd = held.fileno()
+            with contextlib.suppress(OSError):
+                if sync:
+                    _local_files.fsync(fd)  # The other save may not have been durable.
+                os.link(source, path)
+                if os.path.samestat(os.stat(path), os.fstat(fd)):
+                    return True
+                os.unlink(path)  # It has lost that name.
+            if origin.held is None:
+                return False
+            self.write(into, _local_files.parts(fd), sync)
+            return True
 
     def move(self, key: str, into: str, first: str) -> bool:
         os.rename(f"{self.path}/{key}", f"{self.path}/{into}")
