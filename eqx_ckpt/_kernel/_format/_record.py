@@ -133,21 +133,19 @@ class TreeRecord:
 
     @ft.cached_property
     def is_value(self) -> list[bool]:
-        """Whether each row is a leaf that is not stored, and is compared."""
-        goods = [k.how == "value" or k.how == "absent" and k.data for k in self.kinds]
-        return [bool(goods[kind]) for kind, _, _ in self.rows]
+        """Whether each row is a leaf that is not stored, and is compared. An absent one
+        has a value if its class has one for it."""
+        goods = [k.how in ("value", "absent") and bool(k.data) for k in self.kinds]
+        return [goods[row.kind] for row in self.rows]
 
     @ft.cached_property
-    def _places(self) -> dict[int, dict[str, int]]:
-        return {}
+    def _places(self) -> list[dict[str, int]]:
+        """Of each kind, the place of the child that has a part of a name."""
+        return [{part: i for i, part in enumerate(kind.parts)} for kind in self.kinds]
 
     def place_of(self, row: int, part: str) -> int | None:
         """The place of the child of a row that has this part of a name."""
-        number = self.rows[row].kind
-        if number not in self._places:
-            parts = self.kinds[number].parts
-            self._places[number] = dict(zip(parts, range(len(parts))))
-        return self._places[number].get(part)
+        return self._places[self.rows[row].kind].get(part)
 
     def row_at(self, name: str) -> int | None:
         """The row of the node of a name ("": the tree)."""
@@ -182,6 +180,7 @@ class TreeRecord:
 
     @ft.cached_property
     def _compared(self) -> dict[int, dict[str, int]]:
+        """What `compared_values` has found so far, by row."""
         return {}
 
     def compared_values(self, row: int) -> dict[str, int]:

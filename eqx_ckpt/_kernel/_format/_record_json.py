@@ -1,8 +1,12 @@
-"""The record of a tree as JSON: the field `tree` of an index."""
+"""The record of a tree as JSON: the field `tree` of an index.
+
+`encode` writes it. `parse` reads that of anyone, and takes only what `encode` writes. A
+few bytes may stand for very many nodes, so the cost of a walk of the tree is counted
+row by row before any is made.
+"""
 
 import itertools as it
 import json
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,15 +14,6 @@ from .._limits import limits
 from . import _json, _names, _schema
 from ._record import DATA, DICTS, HOWS, Kind, Row, TreeRecord
 from ._schema import fits, optional
-
-
-def packed(children: Sequence[int]) -> list[int]:
-    """Rows of children, in which `-n` stands for `n` more of the one before."""
-    out: list[int] = []
-    for child, same in it.groupby(children):
-        count = len(list(same))
-        out += [child] if count == 1 else [child, 1 - count]
-    return out
 
 
 def encode(record: TreeRecord) -> dict[str, Any]:
@@ -68,6 +63,15 @@ def _encode_kind(kind: Kind, width: int | None) -> list[Any]:
     return own
 
 
+def packed(children: Sequence[int]) -> list[int]:
+    """Rows of children, in which `-n` stands for `n` more of the one before."""
+    out: list[int] = []
+    for child, same in it.groupby(children):
+        count = len(list(same))
+        out += [child] if count == 1 else [child, 1 - count]
+    return out
+
+
 class _RawKind(NamedTuple):
     """A `Kind` as an index has it. `parts` may be their number, and `keys` are those of
     a dict if not all are strings."""
@@ -88,7 +92,7 @@ class _RawKind(NamedTuple):
 
 class _RawRow(NamedTuple):
     """A `Row` as an index has it: the children in runs, each the row of a child, and
-    how often it follows itself."""
+    how many such children there are."""
 
     kind: int
     values: Sequence[int]
@@ -97,8 +101,8 @@ class _RawRow(NamedTuple):
 
 # The most children of all rows together.
 _MAX_CHILDREN = 2**22
-# As `_check_costs` counts them: the cost of a node, of a character of a value, and of a
-# part of a leaf's name.
+# As `_check_costs` counts them: the cost of a node, of a character of its kind or of a
+# value, and of a part of a leaf's name.
 _NODE_COST, _CHARACTER_COST, _PART_COST = 128, 4, 3 * 128
 # The most characters of one value, and how deep its JSON may be: more than those of any
 # that `_tree/_codec.py` makes.
@@ -135,13 +139,50 @@ def parse(value: object, leaves: int) -> TreeRecord:
         raise ValueError("the tree has no rows")
     raw_kinds = list(map(_checked_kind, kinds))
     raw_rows = _checked_rows(rows, raw_kinds, len(values))
-    # Before all children are there: few bytes stand for very many.
+    # Before all children are there.
     if _check_costs(raw_kinds, values, raw_rows, leaves) != leaves:
         raise ValueError("the tree has not as many leaves as there are")
     made = [Row(kind, _expand(runs), tuple(own)) for kind, own, runs in raw_rows]
     record = TreeRecord(list(map(_kind_of, raw_kinds)), values, made)
     _check_markers(record)
     return record
+
+
+def check(record: TreeRecord) -> None:
+    """**Raises:** `ValueError` for a tree that no reader takes, such as one of more
+    nodes or values than are read."""
+    parse(record.encoded, record.counts[-1])
+
+
+def _checked_kind(kind: list[Any]) -> _RawKind:
+    """A kind as an index has it, with the defaults of what is left out at its end.
+
+    **Raises:** `ValueError` for one that no tree has."""
+    whole = [*kind, *_DEFAULTS[len(kind) :]]
+    if len(whole) > len(_DEFAULTS) or not fits(whole, _KIND):
+        raise ValueError("the tree has a malformed kind")
+    how, module, name, parts, data, labels, keys = whole
+    if how not in HOWS:
+        raise ValueError("the tree has an unknown kind of node")
+    data = tuple(data or DATA.get(how, ()))
+    checked = _RawKind(how, module, name, parts, data, labels, keys)
+    width, names = checked.width, parts if type(parts) is list else []
+    known = names, data, (*names, *data) if how in _FIELDS else ()
+    are_keyed = how in DICTS and len(keys or ()) == len(names)
+    faults = {
+        "a name that is none": not all(
+            map(_names.is_component, (*names, *filter(None, data)))
+        ),
+        "two things of one name": any(len({*x}) < len(x) for x in known),
+        "other static values than its own": DATA.get(how, data) != data,
+        "keys that are not those of its children": keys is not None and not are_keyed,
+        "more or fewer children than its own": width != _WIDTHS.get(how, width),
+        "labels that are not those of its children": len(labels) not in (0, width),
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise ValueError(f"the tree has a malformed kind, with {fault}")
+    return checked
 
 
 def _checked_rows(
@@ -160,12 +201,12 @@ def _checked_rows(
             raise ValueError("the tree has a row of no known kind")
         kind, head = row[0], heads[row[0]]
         values, children = row[1:head], row[head:]
-        good = len(row) >= head and all(0 <= x < value_count for x in values)
-        good = good and max(children, default=-1) < number
-        if not good or children and children[0] < 0:
+        is_good = len(row) >= head and all(0 <= x < value_count for x in values)
+        is_good = is_good and max(children, default=-1) < number
+        if not is_good or children and children[0] < 0:
             raise ValueError("the tree has a malformed row")
         runs = _unpacked(children)
-        width = sum(map(operator.itemgetter(1), runs))
+        width = sum(count for _, count in runs)
         total += width
         if width != kinds[kind].width or total > _MAX_CHILDREN:
             raise ValueError("the tree has a row of other children than its kind")
@@ -176,8 +217,7 @@ def _checked_rows(
 
 
 def _unpacked(children: Sequence[int]) -> list[tuple[int, int]]:
-    """The inverse of `packed`: the rows of children, and how often each follows
-    itself."""
+    """The inverse of `packed`, but for runs: the row of a child, and how many."""
     out: list[tuple[int, int]] = []
     for child in children:
         if child >= 0:
@@ -187,42 +227,73 @@ def _unpacked(children: Sequence[int]) -> list[tuple[int, int]]:
     return out
 
 
-def _expand(runs: list[tuple[int, int]]) -> tuple[int, ...]:
-    """The row of each child in runs."""
-    return tuple(it.chain.from_iterable(it.starmap(it.repeat, runs)))
+class _RowCost(NamedTuple):
+    """At and below a row: how many leaves are stored, how many nodes and values there
+    are, and what a walk of them costs."""
+
+    leaves: int
+    size: int
+    cost: int
 
 
-def _checked_kind(kind: list[Any]) -> _RawKind:
-    """A kind as an index has it, with the defaults of what is left out at its end.
+def _check_costs(
+    kinds: Sequence[_RawKind],
+    encoded: Sequence[Any],
+    rows: Iterable[_RawRow],
+    most: int,
+) -> int:
+    """Bounds a tree of `most` leaves by the cost of a walk of it, in time that grows
+    with its rows. Returns how many leaves it has.
 
-    **Raises:** `ValueError` for one that no tree has."""
-    whole = [*kind, *_DEFAULTS[len(kind) :]]
-    if len(whole) > len(_DEFAULTS) or not fits(whole, _KIND):
-        raise ValueError("the tree has a malformed kind")
-    how, module, name, parts, data, labels, keys = whole
-    if how not in HOWS:
-        raise ValueError("the tree has an unknown kind of node")
-    data = tuple(data or DATA.get(how, ()))
-    checked = _RawKind(how, module, name, parts, data, labels, keys)
-    width, names = checked.width, parts if type(parts) is list else []
-    fields_of_one_class = (*names, *data) if how in _FIELDS else ()
-    faults = {
-        "a name that is none": not all(
-            map(_names.is_component, (*names, *filter(None, data)))
-        ),
-        "two things of one name": any(
-            len({*x}) < len(x) for x in (names, data, fields_of_one_class)
-        ),
-        "other static values than its own": DATA.get(how, data) != data,
-        "keys that are not those of its children": keys is not None
-        and (how not in DICTS or len(keys) != len(names)),
-        "more or fewer children than its own": width != _WIDTHS.get(how, width),
-        "labels that are not those of its children": len(labels) not in (0, width),
-    }
-    for fault, is_there in faults.items():
-        if is_there:
-            raise ValueError(f"the tree has a malformed kind, with {fault}")
-    return checked
+    **Raises:** `ValueError` for a tree of more leaves, or of too high a cost.
+    """
+    kind_costs = [_CHARACTER_COST * len(json.dumps(kind[:5])) for kind in kinds]
+    ends_of = list(map(_ends_of_parts, kinds))
+    value_lengths = [len(json.dumps(x)) for x in encoded]
+    known: list[_RowCost] = []
+    for kind, values, runs in rows:
+        how = kinds[kind].how
+        lengths = list(map(value_lengths.__getitem__, values))
+        if max(lengths, default=0) > _MAX_CHARACTERS and how not in ("state", "index"):
+            raise ValueError("the tree has a static value that is too long")
+        leaves, size, cost = _cost_of_children(runs, ends_of[kind], known)
+        size += 1 + len(values)
+        cost += _NODE_COST + kind_costs[kind] + _CHARACTER_COST * sum(lengths)
+        if how == "leaf":
+            leaves, cost = 1, _NODE_COST
+        if leaves > most:
+            raise ValueError("the tree has not as many leaves as there are")
+        if cost > limits.tree_cost + _PART_COST * _names.MAX_DEPTH * leaves:
+            raise ValueError("the tree has more nodes and static values than are read")
+        known.append(_RowCost(leaves, size, cost))
+    return known[-1].leaves
+
+
+def _ends_of_parts(kind: _RawKind) -> Sequence[int]:
+    """Where each child's part begins in the text of all parts of a kind, and where the
+    last ends. Numbers count as if each had four digits."""
+    if isinstance(kind.parts, int):
+        return range(0, 4 * kind.parts + 1, 4)
+    return [*it.accumulate(map(len, kind.parts), initial=0)]
+
+
+def _cost_of_children(
+    runs: list[tuple[int, int]], ends: Sequence[int], known: Sequence[_RowCost]
+) -> _RowCost:
+    """The cost of the children of a row. The part of a child's name, and a dot, are in
+    the names of all that is at and below it."""
+    leaves = size = cost = place = 0
+    for child, count in runs:
+        below = known[child]
+        characters = ends[place + count] - ends[place]
+        leaves += count * below.leaves
+        size += count * below.size
+        cost += count * below.cost + (count + characters) * below.size
+        place += count
+    return _RowCost(leaves, size, cost)
+
+
+# ---- What was checked, as a record has it.
 
 
 def _kind_of(kind: _RawKind) -> Kind:
@@ -232,6 +303,11 @@ def _kind_of(kind: _RawKind) -> Kind:
         parts = () if how in DICTS else list(map(str, range(parts)))
     keys = "" if keys is None else json.dumps(keys)
     return Kind(how, (module, name), tuple(parts), data, tuple(labels), keys)
+
+
+def _expand(runs: list[tuple[int, int]]) -> tuple[int, ...]:
+    """The row of each child in runs."""
+    return tuple(it.chain.from_iterable(it.starmap(it.repeat, runs)))
 
 
 def _check_markers(record: TreeRecord) -> None:
@@ -250,63 +326,3 @@ def _check_markers(record: TreeRecord) -> None:
                 raise ValueError("the tree has a malformed marker")
         if len({*markers}) != width:
             raise ValueError("the tree has two entries of a State of one marker")
-
-
-def check(record: TreeRecord) -> None:
-    """**Raises:** `ValueError` for a tree that no reader takes, such as one of more
-    nodes or values than are read."""
-    parse(record.encoded, record.counts[-1])
-
-
-def _check_costs(
-    kinds: Sequence[_RawKind],
-    encoded: Sequence[Any],
-    rows: Iterable[_RawRow],
-    most: int,
-) -> int:
-    """Bounds a tree of `most` leaves by the cost of a walk of it, in time that grows
-    with its rows. Returns how many leaves it has.
-
-    **Raises:** `ValueError` for a tree of more leaves, or of too high a cost.
-    """
-    # Where each part ends in the text of all parts of a kind; None if they are numbers.
-    ends_of = [
-        None
-        if isinstance(kind.parts, int)
-        else [*it.accumulate(map(len, kind.parts), initial=0)]
-        for kind in kinds
-    ]
-    kind_costs = [_CHARACTER_COST * len(json.dumps(kind[:5])) for kind in kinds]
-    value_lengths = [len(json.dumps(x)) for x in encoded]
-    # At and below each row: the leaves, the nodes and values, and their cost.
-    leaves: list[int] = []
-    sizes: list[int] = []
-    costs: list[int] = []
-    for kind, values, runs in rows:
-        how = kinds[kind].how
-        stored, size = int(how == "leaf"), 1 + len(values)
-        lengths = list(map(value_lengths.__getitem__, values))
-        if max(lengths, default=0) > _MAX_CHARACTERS and how not in ("state", "index"):
-            raise ValueError("the tree has a static value that is too long")
-        cost = _NODE_COST + kind_costs[kind] + _CHARACTER_COST * sum(lengths)
-        place, ends = 0, ends_of[kind]
-        for child, count in runs:
-            stored += count * leaves[child]
-            size += count * sizes[child]
-            # The parts of these children's names. The names of all nodes below have
-            # them too, each with a dot.
-            characters = 4 * count  # As if each number had four digits.
-            if ends is not None and len(ends) > place + count:
-                characters = ends[place + count] - ends[place]
-            cost += count * (costs[child] + sizes[child]) + characters * sizes[child]
-            place += count
-        if how == "leaf":
-            cost = _NODE_COST
-        leaves.append(stored)
-        sizes.append(size)
-        costs.append(cost)
-        if stored > most:
-            raise ValueError("the tree has not as many leaves as there are")
-        if cost > limits.tree_cost + _PART_COST * _names.MAX_DEPTH * stored:
-            raise ValueError("the tree has more nodes and static values than are read")
-    return leaves[-1]
