@@ -7,7 +7,7 @@ from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
 from .._format._history import HistoryRow
-from .._runtime import _threads
+from .._runtime import _log, _threads
 from .._save import _background
 from .._save._background import SaveHandle
 from .._storage import _store
@@ -88,6 +88,14 @@ class FollowUp:
             self._thread = None
         self.failures.extend(failures)
         self._steps.journal.note_saved(new.row.step)
+
+    def warn_of_failures(self) -> None:
+        """Warns once of what was not done."""
+        if self.failures:
+            failures, self.failures = self.failures, []
+            text = "\n  ".join(failures)
+            _log.say(_log.WARNING, f"The work after a save was not all done:\n  {text}")
+            _log.warn(f"The work after a save was not all done:\n  {text}")
 
     def check_thread(self) -> None:
         """**Raises:** `RuntimeError` in `keep_if`, which is a part of a save: it would

@@ -1,7 +1,8 @@
 """The saves of a run: one goes on at a time, and older steps are deleted after it.
 
-A state that is given and not due is *kept*: it is saved at the end of the run, if it is
-the last one then.
+Each call of `save` gives a state. If it is due, all processes stage it together, and
+threads write it. If not, it is *kept*: it is saved at the end of the run, if it is the
+last one then. Process 0 decides for all, and does what follows a save.
 """
 
 import contextlib
@@ -29,14 +30,14 @@ from ._steps import Steps
 
 T = TypeVar("T")
 
-_DECISION_SOURCE = "what process 0 says of the save of a step"
-# JSON has no NaN or infinity: they are texts.
-_METRIC = lambda x: type(x) in (int, float, str)
-# A `Decision` as process 0 sends it.
-_DECISION = bool, {...: _METRIC}, str
 _STOPPED = "that was interrupted"
 _NO_WITH = "its manager was used without `with`, at the end of which it is saved"
 _DONATED = "its arrays were donated or deleted before it was due"
+
+_DECISION_SOURCE = "what process 0 says of the save of a step"
+# JSON has no NaN or infinity: they are texts.
+_METRIC = lambda x: type(x) in (int, float, str)
+_DECISION = bool, {...: _METRIC}, str
 
 
 class Decision(NamedTuple):
@@ -45,15 +46,14 @@ class Decision(NamedTuple):
 
     is_replacing: bool
     metrics: dict[str, Any]
-    wrong: str
+    metrics_error: str
 
+    def encode(self) -> bytes:
+        return json.dumps(self).encode()
 
-def _are_equal(a: object, b: object) -> bool:
-    # Static fields of the caller's may raise whatever they like.
-    try:
-        return bool(a == b)
-    except Exception:
-        return False
+    @classmethod
+    def decode(cls, word: bytes) -> "Decision":
+        return cls(*_schema.read(word, _DECISION_SOURCE, _DECISION))
 
 
 class Saves:
@@ -64,10 +64,16 @@ class Saves:
         self.together = _processes.together(options.processes)
         self.attempt_start = AttemptStart(steps)
         self._after = FollowUp(steps, policy, self.attempt_start)
+        self._pid = os.getpid()
+        # Threads give their states one after the other.
+        self._turn = _threads.Lock()
         # When the last save began, in seconds of `time.monotonic`.
         self.last_begin = time.monotonic()
+        # The save that goes on, if one does. There are more only where the handler of a
+        # signal saves in the middle of a call.
         self.running: list[RunningSave] = []
-        # The step of a save that is being started, until it is in `running`.
+        # The step of a save that is being started, until it is in `running`. It stays
+        # here if that was interrupted: the save may go on all the same.
         self._begun: int | None = None
         # The last step that was saved here, or loaded: it is known to be whole.
         self.last_whole: SaveHandle | str | os.PathLike[str] | None = None
@@ -82,28 +88,11 @@ class Saves:
         # What the last state that was checked looks like, but for its values: see
         # `KeptState.looks`.
         self._checked: tuple[Any, ...] = ()
-        self._pid = os.getpid()
         # Whether the last call of `save` has raised: the caller knows that its state is
         # not saved.
         self._has_raised = False
-        # Threads give their states one after the other.
-        self._turn = _threads.Lock()
 
-    def processes(self, kind: str, what: str, tag: object = None) -> Processes:
-        """The processes of the run, for one call that all of them make."""
-        root = self.steps.root
-        together = dataclasses.replace(self.together, tag=tag)
-        what = f"{what}, in `{root}`"
-        return _processes.of_run(kind, root, together, what)
-
-    def do_in_first(self, what: str, act: Callable[[], None]) -> None:
-        """Process 0 acts; an error of it is one of all processes."""
-        self.processes(what, what).decide(lambda _: act() or b"")
-
-    def is_true_in_any(self, is_told: bool) -> bool:
-        """Whether something is so in any process of the run."""
-        processes = self.processes("stop", "Asking whether to stop")
-        return bool(processes.decide(b"".join, lambda: b"1" if is_told else b""))
+    # ---- A call of `save`.
 
     def save_if_due(self, state: PendingState) -> bool:
         """Saves a state if it is due, and keeps it for the end of the run if not."""
@@ -118,6 +107,7 @@ class Saves:
     def _save_if_due(self, state: PendingState) -> bool:
         self._has_raised = True  # Unless this comes to its end.
         is_begun = False
+        # If it may be due, process 0 decides, by its own clock.
         if state.force or self.policy.is_due(state.step):
             try:
                 is_begun = self._save(state)
@@ -130,55 +120,17 @@ class Saves:
         else:
             self.steps.say(_log.DEBUG, "Skipped", state.step, "it is not due")
             kept = self._as_kept(state)
-            self._check(state, kept)
+            self._check_kept(state, kept)
             self._keep(kept)
         self._has_raised = False
         return is_begun
-
-    def _may_try_again(self, state: PendingState, error: BaseException) -> bool:
-        """Whether another try might save a state, such as when a disk was full. A state
-        that is refused leaves the one before it the last one."""
-        is_refused = isinstance(error, (FileExistsError, TypeError, ValueError))
-        return (
-            not (is_refused or self._is_running(state.step)) and _processes.count() == 1
-        )
-
-    def _is_running(self, step: int) -> bool:
-        return any(saving.step == step for saving in self.running.copy())
-
-    def _as_kept(self, state: PendingState) -> KeptState:
-        return KeptState.of(state, self.options.is_leaf)
-
-    def _check(self, state: PendingState, kept: KeptState) -> None:
-        """Checks a state before it is kept. Of states that are alike one is checked.
-
-        **Raises:** what its save would raise at once. The state before it then stays
-        the last one.
-        """
-        _json.check_json(state.checked_metadata())
-        # Of many processes, the others would not hear of it.
-        if _processes.count() > 1:
-            return
-        looks = kept.looks()
-        if kept.is_gone or not _are_equal(looks, self._checked):
-            options = self.options._replace(functions="drop")
-            _plan.plan(self.steps.at(state.step), state.tree, options)
-            _own.encode(state.own)
-            self._checked = looks
-
-    def _keep(self, kept: KeptState) -> None:
-        # The copy is made in the memory of the state before. If it is interrupted, that
-        # one is spoiled, and must not be the kept one any more.
-        self.kept = kept
-        self.kept = kept.copied(self._copies)
-        self._copies = self.kept.leaves
 
     def _save(self, state: PendingState, retain: bool = True) -> bool:
         """Begins to save a step if it is due. With `retain`, older ones are deleted
         once it is saved. Returns whether it has begun.
 
-        Processes make two calls together. In the first, process 0 decides. The second
-        is the save; errors of the save before it, and of `own`, are told in it.
+        Processes make two calls together: in the first, process 0 decides, and the
+        second is the save.
         """
         step, given = state.step, state.checked_metadata()
         processes = self.processes("save a step", f"Saving step {step}", step)
@@ -191,18 +143,10 @@ class Saves:
             overwrite=decision.is_replacing,
             reuse=self.last_whole if is_shared else None,
             functions=state.functions,
+            metadata={**given, "step": step, "metrics": decision.metrics},
         )
-        # The other processes may wait in the save below by now. An error here is told
-        # to them as one of that save.
-        path = self.steps.own_path(step)
-        writers = _serialise.processes_of(path, state.tree, options)
-        with writers.share_errors():
-            self.wait()
-            own = _own.encode(state.own)
         self._begun = step
-        metadata = {**given, "step": step, "metrics": decision.metrics}
-        options = options._replace(metadata=metadata, own=own)
-        handle = self._begin_write(state, path, options, writers)
+        handle = self._begin_write(state, options)
         self.last_begin = time.monotonic()
         saving = RunningSave(step, handle, decision.metrics, _threads.Event())
         leads = processes.leads
@@ -216,14 +160,15 @@ class Saves:
             self._count_as_over(saving)  # It is over, and this says why.
             raise
         self.attempt_start.warn_of_passed_steps(step)
-        if decision.wrong and leads:
-            _log.warn(f"Step {step} is saved without its metrics: {decision.wrong}")
+        if decision.metrics_error and leads:
+            why = decision.metrics_error
+            _log.warn(f"Step {step} is saved without its metrics: {why}")
         return True
 
     def _decide(self, state: PendingState, processes: Processes) -> Decision | None:
         """The decision of process 0 on a state; None if it is not due."""
         try:
-            said = processes.decide(lambda _: self._prepare(state))
+            word = processes.decide(lambda _: self._prepare(state))
         except Exception as e:
             # What went wrong with the save before is told now, and not once more.
             try:
@@ -232,32 +177,11 @@ class Saves:
                 if before is not e:
                     e.add_note(f"The save before has failed: {before}")
             raise
-        if not said:
-            return None
-        return Decision(*_schema.read(said, _DECISION_SOURCE, _DECISION))
-
-    def _begin_write(
-        self, state: PendingState, path: Any, options: SaveOptions, writers: Processes
-    ) -> SaveHandle:
-        """Begins to write a step. The mark of one that is replaced is taken away
-        before, and put back if the save does not begin."""
-        step = state.step
-        unmarks = options.overwrite and writers.leads
-        if unmarks:
-            with writers.share_errors():
-                _step_facts.add_to_history(self.steps, [step])
-                _marks.unmark(self.steps, step)
-        try:
-            start = lambda: self.attempt_start.begin_if_due(step, self.damaged)
-            return _async.begin_save(path, state.tree, options, writers, start)
-        except BaseException:
-            if unmarks:
-                _marks.mark_complete(self.steps, step)
-            raise
+        return Decision.decode(word) if word else None
 
     def _prepare(self, state: PendingState) -> bytes:
         """In process 0: makes sure that a state can be saved, and clears its place.
-        Returns the decision as JSON; nothing if the state is not due.
+        Returns the encoded decision; nothing if the state is not due.
 
         **Raises:** `FileExistsError` for a step that is there.
         """
@@ -273,9 +197,9 @@ class Saves:
         elif force or not self.steps.is_new(step):
             self._check_place(step, force)
         # The metrics of process 0 count for all.
-        metrics, wrong = state.metrics_as_json()
-        why = "" if wrong is None else str(wrong) or type(wrong).__name__
-        return json.dumps(Decision(force, metrics, why)).encode()
+        metrics, error = state.metrics_as_json()
+        why = "" if error is None else str(error) or type(error).__name__
+        return Decision(force, metrics, why).encode()
 
     def _check_place(self, step: int, force: bool) -> None:
         """**Raises:** `FileExistsError` for a step that is there, and may not be
@@ -327,6 +251,28 @@ class Saves:
                 "adds it (`add_metrics`)."
             )
 
+    def _begin_write(self, state: PendingState, options: SaveOptions) -> SaveHandle:
+        """Stages a step, and starts the thread that writes it. The mark of one that is
+        replaced is taken away before, and put back if the thread does not start."""
+        step, path = state.step, self.steps.own_path(state.step)
+        writers = _serialise.processes_of(path, state.tree, options)
+        with contextlib.ExitStack() as undo:
+            # The other processes may wait in the save by now. An error here is told to
+            # them as one of that save.
+            with writers.share_errors():
+                self.wait()
+                options = options._replace(own=_own.encode(state.own))
+                staged = _async.stage_save(path, state.tree, options, writers)
+                if options.overwrite and writers.leads:
+                    _step_facts.add_to_history(self.steps, [step])
+                    undo.callback(_marks.mark_complete, self.steps, step)
+                    _marks.unmark(self.steps, step)
+                if writers.leads:
+                    self.attempt_start.begin_if_due(step, self.damaged)
+            handle = _async.start_staged(*staged)
+            undo.pop_all()
+        return handle
+
     def _follow_up(self, saving: RunningSave, retain: bool, leads: bool) -> None:
         """Once a save is over, process 0 does what follows it."""
         try:
@@ -337,13 +283,6 @@ class Saves:
                 self._after.run(saving, retain, self.damaged)
         finally:
             saving.over.set()
-
-    def note_restored(self, path: Any, is_near: bool, damaged: set[int]) -> None:
-        """Notes a load: the path of its step, if it has read and checked all of that;
-        whether that was a near step; and the steps that were found damaged."""
-        self.damaged |= damaged
-        if is_near or path is not None:
-            self.last_whole = None if is_near else path
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted."""
@@ -357,16 +296,51 @@ class Saves:
                 self._count_as_over(saving)
                 raise
             self._count_as_over(saving)  # But not after Ctrl-C: it goes on.
-        if self._after.failures:
-            failures, self._after.failures = self._after.failures, []
-            text = "\n  ".join(failures)
-            _log.say(_log.WARNING, f"The work after a save was not all done:\n  {text}")
-            _log.warn(f"The work after a save was not all done:\n  {text}")
+        self._after.warn_of_failures()
 
     def _count_as_over(self, saving: RunningSave) -> None:
         # Another thread may have waited for it too.
         with contextlib.suppress(ValueError):
             self.running.remove(saving)
+
+    def _is_running(self, step: int) -> bool:
+        return any(saving.step == step for saving in self.running.copy())
+
+    # ---- States that are not saved yet.
+
+    def _may_try_again(self, state: PendingState, error: BaseException) -> bool:
+        """Whether another try might save a state, such as when a disk was full. A state
+        that is refused leaves the one before it the last one."""
+        is_refused = isinstance(error, (FileExistsError, TypeError, ValueError))
+        is_running = self._is_running(state.step)
+        return _processes.count() == 1 and not (is_refused or is_running)
+
+    def _as_kept(self, state: PendingState) -> KeptState:
+        return KeptState.of(state, self.options.is_leaf)
+
+    def _check_kept(self, state: PendingState, kept: KeptState) -> None:
+        """Checks a state before it is kept. Of states that are alike one is checked.
+
+        **Raises:** what its save would raise at once. The state before it then stays
+        the kept one.
+        """
+        _json.check_json(state.checked_metadata())
+        # Of many processes, the others would not hear of it.
+        if _processes.count() > 1:
+            return
+        looks = kept.looks()
+        if kept.is_gone or not _are_equal(looks, self._checked):
+            options = self.options._replace(functions="drop")
+            _plan.plan(self.steps.at(state.step), state.tree, options)
+            _own.encode(state.own)
+            self._checked = looks
+
+    def _keep(self, kept: KeptState) -> None:
+        # The copy is made in the memory of the state before. If it is interrupted, that
+        # one is spoiled, and must not be the kept one any more.
+        self.kept = kept
+        self.kept = kept.copied(self._copies)
+        self._copies = self.kept.leaves
 
     # ---- The end of a run.
 
@@ -402,12 +376,12 @@ class Saves:
 
     def _end_after(self, error: BaseException) -> None:
         kept, self.kept = self.kept, None
-        is_saved = False
+        is_saved = False  # Or is being saved.
         try:
             is_saved = kept is not None and self._is_under_way(kept)
             self.wait()
         except Exception as e:
-            is_saved = False
+            is_saved = False  # What has failed may have been its save.
             if e is not error:
                 error.add_note(f"The save before has failed: {type(e).__name__}: {e}")
         except BaseException:
@@ -443,7 +417,8 @@ class Saves:
             return True
         if self._begun != step:
             return False
-        # The save was interrupted as it began, and may go on. `force` saves it again.
+        # It may go on. With `force`, what is there may be an older save: it is saved
+        # again.
         _background.wait_for(_root.resolve(self.steps.path(step)))
         return not kept.state.force and self.steps.signature(step) is not None
 
@@ -460,3 +435,37 @@ class Saves:
             f"The state of step {kept.state.step}, the last that was given to `save`, "
             f"is not saved in `{self.steps.root}`: {why.removesuffix('.')}."
         )
+
+    # ---- What others ask and tell.
+
+    def processes(self, kind: str, what: str, tag: object = None) -> Processes:
+        """The processes of the run, for one call that all of them make."""
+        root = self.steps.root
+        together = dataclasses.replace(self.together, tag=tag)
+        what = f"{what}, in `{root}`"
+        return _processes.of_run(kind, root, together, what)
+
+    def do_in_first(self, what: str, act: Callable[[], None]) -> None:
+        """Process 0 acts; an error of it is one of all processes."""
+        self.processes(what, what).decide(lambda _: act() or b"")
+
+    def is_true_in_any(self, is_told: bool) -> bool:
+        """Whether something is so in any process of the run."""
+        processes = self.processes("stop", "Asking whether to stop")
+        return bool(processes.decide(b"".join, lambda: b"1" if is_told else b""))
+
+    def note_restored(self, path: Any, is_near: bool, damaged: set[int]) -> None:
+        """Notes a load: the path of its step, if it has read and checked all of that;
+        whether that was a near step; and the steps that were found damaged."""
+        self.damaged |= damaged
+        # A near step is no step of the root.
+        if is_near or path is not None:
+            self.last_whole = None if is_near else path
+
+
+def _are_equal(a: object, b: object) -> bool:
+    # Static fields of the caller's may raise whatever they like.
+    try:
+        return bool(a == b)
+    except Exception:
+        return False

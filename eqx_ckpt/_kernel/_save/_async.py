@@ -6,7 +6,7 @@ import functools as ft
 import os
 import sys
 from collections.abc import Callable, Set
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from jaxtyping import PyTree
 
@@ -101,20 +101,31 @@ def async_tree_serialise_leaves(
     """
     given = SaveOptions(filter_spec, is_leaf, **options)
     processes = _serialise.processes_of(path, pytree, given)
-    return begin_save(path, pytree, given, processes)
+    with processes.share_errors():
+        staged = stage_save(path, pytree, given, processes)
+    return start_staged(*staged)
+
+
+class StagedSave(NamedTuple):
+    """A save that is not started yet, of a tree that may be changed: `write` writes
+    this process's part of what `processes` do together."""
+
+    handle: SaveHandle
+    plan: Plan
+    write: Callable[[], Committed | None]
+    processes: Processes
 
 
 @_gc.paused()
-def begin_save(
+def stage_save(
     path: str | os.PathLike[str],
     tree: PyTree,
     options: SaveOptions,
     processes: Processes,
-    before_write: Callable[[], Any] = lambda: None,
-) -> SaveHandle:
-    """Begins a save that `processes` make together. Process 0 calls `before_write` once
-    nothing is wrong with its tree."""
-    with _log.timed("stage"), processes.share_errors():
+) -> StagedSave:
+    """Stages a save that `processes` make together, inside `share_errors` of theirs.
+    **Raises:** what is wrong with the tree or the path."""
+    with _log.timed("stage"):
         root = _root.resolve(path)
         _background.raise_unreported()
         planned = _plan.plan(root, tree, options)
@@ -130,13 +141,10 @@ def begin_save(
         copied = _copied(planned, held)
         _background.make_room(copied)
         planned = stage(planned, held)
-        if processes.leads:
-            before_write()
-
     handle = SaveHandle(root, planned.spec.nbytes, copied)
     handle._arrays = arrays
     write = lambda: _serialise.write(planned, processes, reused, handle._count)
-    return start_staged(handle, planned, write, processes)
+    return StagedSave(handle, planned, write, processes)
 
 
 def start_staged(
