@@ -4,8 +4,9 @@ A *part* is the checkpoint of one file that one process has saved: each has the 
 all leaves, and the shards of that process. A *region* is the place of a shard in its
 leaf. A *piece* is what one part has of a region that this process needs.
 
-`choose_parts` says which parts a process needs, however many processes have saved them.
-`Parts` loads its leaves from these.
+A process first reports what is in the parts on its disk. By the reports, `choose_parts`
+says which parts each process reads, however many have saved them. `Parts` loads its
+leaves from these: each leaf once all of its pieces have come.
 """
 
 import contextlib
@@ -56,94 +57,49 @@ def choose_parts(
     reports: Mapping[int, PartReport],
 ) -> list[list[int]]:
     """Chooses the parts that each of `count` processes reads, where each part is on the
-    disks of some processes: one of each set of regions that it needs. Where as many
-    processes have saved, its own is one of them."""
-    # Where parts differ in which leaves they have whole, all are read: such a leaf may
-    # be nowhere else.
-    are_alike = len({report.whole for report in reports.values()}) == 1
-    out = []
-    for to in range(count):
-        own = to if len(reports) == count else None
-        # Parts that need not be moved are preferred; else not all take the same.
-        preference = lambda i: (
-            i != own,
-            to not in disks_of_part[i],
-            (i - to) % len(reports),
-        )
-        order = sorted(reports, key=preference)
-        seen: set[str] = set()
-        parts = []
-        for i in order:
-            has_new = to in reports[i].readers and reports[i].regions not in seen
-            if i == own or has_new or not are_alike:
-                parts.append(i)
-                seen.add(reports[i].regions)
-        out.append(parts or order[:1])
-    return out
-
-
-class HeldRegion(NamedTuple):
-    """A region that a part has. In what is stored, it begins at this row."""
-
-    part: int
-    region: Region
-    row: int
-
-
-def _held_regions(part: int, record: LeafRecord) -> list[HeldRegion]:
-    """The regions of a leaf that a part has. A leaf that was saved whole is one."""
-    shape = record.template.shape
-    if not isinstance(record.part, LocalShards):
-        return [HeldRegion(part, _padded((), shape), 0)]
-    starts = record.part.starts
-    size = shape[0] // len(starts), *shape[1:]
+    disks of some processes. Where as many processes have saved, a process reads its
+    own."""
+    has_own = len(reports) == count
     return [
-        HeldRegion(
-            part, tuple(slice(s, s + n) for s, n in zip(start, size)), k * size[0]
-        )
-        for k, start in enumerate(starts)
+        _parts_for(process, has_own, disks_of_part, reports) for process in range(count)
     ]
 
 
+def _parts_for(
+    process: int,
+    has_own: bool,
+    disks_of_part: Sequence[Sequence[int]],
+    reports: Mapping[int, PartReport],
+) -> list[int]:
+    """The parts that a process reads: its own, if it has one, and one part of each
+    other set of regions that it needs."""
+    own = process if has_own else None
+    # Parts that need not be moved are preferred; else not all take the same.
+    preference = lambda part: (
+        part != own,
+        process not in disks_of_part[part],
+        (part - process) % len(reports),
+    )
+    order = sorted(reports, key=preference)
+    # Where parts differ in which leaves they have whole, all are read: such a leaf may
+    # be nowhere else.
+    if len({report.whole for report in reports.values()}) > 1:
+        return order
+    chosen: dict[str, int] = {}
+    for part in order:
+        if part == own or process in reports[part].readers:
+            chosen.setdefault(reports[part].regions, part)
+    # Without any the names of the leaves would be missing.
+    return [*chosen.values()] or order[:1]
+
+
 class PartPiece(NamedTuple):
-    """A piece of the region of the number `wanted`: its place in the stored part, and
-    in the region."""
+    """A piece of the region of the number `wanted`: its place in what a part stores,
+    and in the region."""
 
     wanted: int
     stored: Region
     to: Region
-
-
-def pieces(
-    wanted: Sequence[Region], records: Mapping[int, LeafRecord]
-) -> dict[int, list[PartPiece]] | None:
-    """The pieces of the `wanted` regions of a leaf, by the parts that they are read
-    from; None if the parts do not have them all. `records`: of the leaf in each part.
-    """
-    held: list[HeldRegion] = []
-    for part, record in records.items():
-        if record.part is None:
-            held = _held_regions(part, record)  # The leaf is whole in one part.
-            break
-        held += _held_regions(part, record)
-    # Of several parts that have a region, the first is read.
-    firsts: dict[Any, HeldRegion] = {}
-    for one in held:
-        firsts.setdefault(tuple((s.start, s.stop) for s in one.region), one)
-    held = list(firsts.values())
-    out: dict[int, list[PartPiece]] = {}
-    for number, region in enumerate(wanted):
-        try:
-            found = _sharding.pieces([one.region for one in held], region)
-        except ValueError:
-            return None
-        for place, inside, to in found:
-            part, _, row = held[place]
-            # A scalar has no rows.
-            rows = tuple(slice(s.start + row, s.stop + row) for s in inside[:1])
-            piece = PartPiece(number, (*rows, *inside[1:]), to)
-            out.setdefault(part, []).append(piece)
-    return out
 
 
 @dataclasses.dataclass(eq=False)
@@ -169,7 +125,7 @@ class _PartedLeaf:
         shapes = self.read.shapes
         for (wanted, _, to), array in zip(self.pieces[part], result.arrays):
             shape = shapes[wanted]
-            if array.shape == shape:
+            if array.shape == shape:  # The piece is the region.
                 self.arrays[wanted] = array
                 self.owned &= result.owned
                 continue
@@ -199,48 +155,48 @@ class Parts:
         self.bad: list[int] = []
 
     @contextlib.contextmanager
-    def _reading(self, number: int) -> Iterator[None]:
+    def _reading(self, part: int) -> Iterator[None]:
         """**Raises:** `DamagedError` for an error of the part that is read inside."""
         try:
             yield
         except (OSError, ReplacedError, DamagedError) as e:
-            self.bad.append(number)
+            self.bad.append(part)
             raise DamagedError(str(e)) from e
 
-    def open(self, number: int, file: pathlib.Path) -> Checkpoint:
-        if number not in self._opened:
-            with self._reading(number):
+    def open(self, part: int, file: pathlib.Path) -> Checkpoint:
+        if part not in self._opened:
+            with self._reading(part):
                 try:
-                    self._opened[number] = _checkpoint.open(file)
-                except ValueError as e:
+                    self._opened[part] = _checkpoint.open(file)
+                except ValueError as e:  # It is no checkpoint.
                     raise DamagedError(str(e)) from e
-        return self._opened[number]
+        return self._opened[part]
 
-    def own(self, number: int) -> bytes:
+    def own(self, part: int) -> bytes:
         """The own state in a part that was opened, as it is stored."""
-        with self._reading(number):
-            return _own.bytes_of(self._opened[number], 0)
+        with self._reading(part):
+            return _own.bytes_of(self._opened[part], 0)
 
-    def _source(self, number: int) -> Source:
-        return _checkpoint.source_of(self._opened[number])
+    def _source(self, part: int) -> Source:
+        return _checkpoint.source_of(self._opened[part])
 
-    def _match(self, number: int) -> Match:
+    def _match(self, part: int) -> Match:
         """The leaves of `like` in the whole tree, by the names in one part: each part
         has the names of all leaves."""
-        if number not in self._matches:
-            source = self._source(number)
+        if part not in self._matches:
+            source = self._source(part)
             leaves = _whole(source.index.leaves)
             index = dataclasses.replace(source.index, leaves=leaves)
             whole = Checkpoint(dataclasses.replace(source, index=index))
             found = _checkpoint.match_leaves(whole, self._like, self._options)
-            self._matches[number] = found
-        return self._matches[number]
+            self._matches[part] = found
+        return self._matches[part]
 
-    def report(self, number: int, file: pathlib.Path, count: int) -> PartReport:
+    def report(self, part: int, file: pathlib.Path, count: int) -> PartReport:
         """The report of a part on this disk, for `count` processes."""
         try:
             nbytes = file.stat().st_size
-            leaves = _checkpoint.source_of(self.open(number, file)).index.leaves
+            leaves = _checkpoint.source_of(self.open(part, file)).index.leaves
         except (OSError, DamagedError):
             return PartReport()
         # If `like` does not fit, this part has no readers; the load itself raises that
@@ -254,18 +210,18 @@ class Parts:
         whole = [name for i, name in enumerate(leaves.names) if i not in leaves.parts]
         return PartReport(nbytes, _digest(regions), _digest(whole), sorted(readers))
 
-    def _read_part(self, number: int, reads: Sequence[StoredRead]) -> Results:
-        source, options = self._source(number), self._options
-        with self._reading(number):
+    def _read_part(self, part: int, reads: Sequence[StoredRead]) -> Results:
+        source, options = self._source(part), self._options
+        with self._reading(part):
             yield from _read.read_arrays(
                 source, reads, options.verify, options.max_bytes
             )
 
-    def load(self, numbers: Sequence[int]) -> PyTree:
+    def load(self, parts: Sequence[int]) -> PyTree:
         """The tree, of parts that were opened."""
-        matched, options = self._match(numbers[0]), self._options
+        matched, options = self._match(parts[0]), self._options
         wanted = [*matched.reads.values()]
-        sources = {number: self._source(number) for number in numbers}
+        sources = {part: self._source(part) for part in parts}
         budget = _read.BUDGET if options.max_bytes is None else options.max_bytes
         leaves = [_parted(i, one, sources) for i, one in enumerate(wanted)]
         builder = LeafBuilder(wanted, budget)
@@ -275,24 +231,24 @@ class Parts:
         batches = batched(leaves, lambda leaf: leaf.read.nbytes, most)
         with _progress.bar("load", nbytes, len(leaves), options.progress) as advance:
             for batch in batches:
-                with contextlib.closing(self._completed(batch, numbers)) as completed:
+                with contextlib.closing(self._completed(batch, parts)) as completed:
                     for leaf in completed:
                         builder.add(leaf.read, leaf.result())
                         advance(leaf.read.nbytes, 1)
         return matched.tree(builder.finish("the near step"))
 
     def _completed(
-        self, leaves: Sequence[_PartedLeaf], numbers: Sequence[int]
+        self, leaves: Sequence[_PartedLeaf], parts: Sequence[int]
     ) -> Generator[_PartedLeaf, None, None]:
         """Reads some leaves, part by part. Gives each leaf once all of it has come."""
         yield from [leaf for leaf in leaves if leaf.is_whole]  # Without elements.
         leaf_of = {i: leaf for leaf in leaves for i in leaf.read.leaves}
-        for number in numbers:
-            reads = [leaf.to_come[number] for leaf in leaves if number in leaf.to_come]
-            with contextlib.closing(self._read_part(number, reads)) as results:
+        for part in parts:
+            reads = [leaf.to_come[part] for leaf in leaves if part in leaf.to_come]
+            with contextlib.closing(self._read_part(part, reads)) as results:
                 for read, result in results:
                     leaf = leaf_of[read.leaves[0]]
-                    leaf.take(number, result)
+                    leaf.take(part, result)
                     if leaf.is_whole:
                         yield leaf
 
@@ -315,6 +271,32 @@ def _whole(leaves: Leaves) -> Leaves:
     )
 
 
+def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedLeaf:
+    """The leaf of number `i`, of which nothing has come.
+
+    **Raises:** `Apart` for a leaf of which this process needs more than is there."""
+    shape = wanted.record.template.shape
+    here = _from_host.regions(wanted.target)
+    regions = [_padded(region, shape) for region in ([()] if here is None else here)]
+    found = {part: _record(source, wanted) for part, source in sources.items()}
+    records = {part: record for part, record in found.items() if record is not None}
+    by_part = _pieces(regions, records)
+    if by_part is None:
+        raise Apart(
+            f"parts {', '.join(map(str, sources))} do not have all of the leaf "
+            f"`{wanted.record.name}` that the devices of this process need"
+        )
+    read = _read_of(i, wanted.record, regions)
+    to_come = {
+        part: _read_of(i, records[part], [piece.stored for piece in pieces])
+        for part, pieces in by_part.items()
+    }
+    dtype = _template.dtype_of(wanted.record.template.stored)
+    # Regions without elements have no pieces.
+    arrays = [np.zeros(s, dtype) if 0 in s else None for s in read.shapes]
+    return _PartedLeaf(read, to_come, by_part, arrays)
+
+
 def _record(source: Source, wanted: LeafRead) -> LeafRecord | None:
     """The part of a leaf that a part has, if it is of the same array."""
     leaves = source.index.leaves
@@ -325,30 +307,55 @@ def _record(source: Source, wanted: LeafRead) -> LeafRecord | None:
     return found if found.whole.shape == wanted.record.template.shape else None
 
 
-def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedLeaf:
-    """The leaf of number `i`, of which nothing has come.
+def _pieces(
+    wanted: Sequence[Region], records: Mapping[int, LeafRecord]
+) -> dict[int, list[PartPiece]] | None:
+    """The pieces of the `wanted` regions of a leaf, by the parts that they are read
+    from; None if the parts do not have them all. `records`: of the leaf in each part.
+    """
+    # If the leaf is whole in a part, that is enough.
+    whole = [part for part, record in records.items() if record.part is None]
+    # Of several parts that have a region, the first is read.
+    firsts: dict[Any, HeldRegion] = {}
+    for part in whole[:1] or records:
+        for held in _held_regions(part, records[part]):
+            ends = tuple((s.start, s.stop) for s in held.region)
+            firsts.setdefault(ends, held)
+    sources = list(firsts.values())
+    out: dict[int, list[PartPiece]] = {}
+    for number, region in enumerate(wanted):
+        try:
+            found = _sharding.pieces([source.region for source in sources], region)
+        except ValueError:
+            return None
+        for place, inside, to in found:
+            part, _, row = sources[place]
+            # A scalar has no rows.
+            rows = tuple(slice(s.start + row, s.stop + row) for s in inside[:1])
+            piece = PartPiece(number, (*rows, *inside[1:]), to)
+            out.setdefault(part, []).append(piece)
+    return out
 
-    **Raises:** `Apart` for a leaf of which this process needs more than is there."""
-    shape = wanted.record.template.shape
-    regions = _from_host.regions(wanted.target)
-    wanted_regions = [_padded(r, shape) for r in ([()] if regions is None else regions)]
-    found = ((number, _record(source, wanted)) for number, source in sources.items())
-    records = {number: record for number, record in found if record is not None}
-    by_part = pieces(wanted_regions, records)
-    if by_part is None:
-        raise Apart(
-            f"parts {', '.join(map(str, sources))} do not have all of the leaf "
-            f"`{wanted.record.name}` that the devices of this process need"
-        )
-    read = _read_of(i, wanted.record, wanted_regions)
-    to_come = {
-        number: _read_of(i, records[number], [piece.stored for piece in some])
-        for number, some in by_part.items()
-    }
-    dtype = _template.dtype_of(wanted.record.template.stored)
-    # Regions without elements have no pieces.
-    arrays = [np.zeros(s, dtype) if 0 in s else None for s in read.shapes]
-    return _PartedLeaf(read, to_come, by_part, arrays)
+
+class HeldRegion(NamedTuple):
+    """A region that a part has. In what the part stores, it begins at this row."""
+
+    part: int
+    region: Region
+    row: int
+
+
+def _held_regions(part: int, record: LeafRecord) -> list[HeldRegion]:
+    """The regions of a leaf that a part has. A leaf that was saved whole is one."""
+    shape = record.template.shape
+    if not isinstance(record.part, LocalShards):
+        return [HeldRegion(part, _padded((), shape), 0)]
+    starts = record.part.starts
+    # Shards of one size are stored one below the other.
+    rows = shape[0] // len(starts)
+    size = rows, *shape[1:]
+    regions = [tuple(slice(s, s + n) for s, n in zip(start, size)) for start in starts]
+    return [HeldRegion(part, region, i * rows) for i, region in enumerate(regions)]
 
 
 def _read_of(i: int, record: LeafRecord, regions: Sequence[Region]) -> StoredRead:
