@@ -92,8 +92,25 @@ class Near(NearSteps):
         if saving is None:
             return
         with _noted(saving.step):
-            saving.handle.result()
+            try:
+                saving.handle.result()
+            except Exception:
+                raise
+            except BaseException:
+                self._saving = saving  # After Ctrl-C it goes on.
+                raise
             self._send(saving)
+
+    def end_after(self, error: BaseException) -> None:
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            try:
+                saving.handle.result()
+            except Exception as e:
+                if e is not error:
+                    error.add_note(
+                        f"Step {saving.step} is not saved to near disks: {e}"
+                    )
 
     def latest(self) -> int | None:
         self.wait()

@@ -4,13 +4,15 @@ import collections
 import json
 import re
 import shutil
+import signal
+import threading
 import warnings
 from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from support import near, near_kills, near_worlds
+from support import inside, near, near_kills, near_worlds
 from support.helpers import tree_at
 from support.processes import good, run_team_program
 
@@ -260,6 +262,32 @@ def test_a_near_disk_that_cannot_be_written_to(tmp_path):
     with pytest.raises(NotADirectoryError, match="Choose another path") as e:
         manager.save(1, tree_at(1))
     assert "Step 1 is not saved to near disks." in e.value.__notes__[0]
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_part_that_fails_after_an_error_is_told_with_it(
+    tmp_path, monkeypatch, is_interrupted
+):
+    """And not at the exit of the process, as an error that nobody has asked for."""
+    has_returned, has_raised = threading.Event(), threading.Event()
+
+    def write(plan, *args):
+        if "disk" not in str(plan.root):
+            has_raised.set()  # The end of the `with` saves to the root.
+        assert has_returned.wait(60)
+        if is_interrupted and not has_raised.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        assert has_raised.wait(60)
+        raise OSError("no room")
+
+    inside.replace(monkeypatch, "write a save", write)
+    how = {"near": tmp_path / "disk", "near_every": 2, "every": 10}
+    kind = KeyboardInterrupt if is_interrupted else ZeroDivisionError
+    with pytest.raises(kind) as e, ec.CheckpointManager(tmp_path / "run", **how) as m:
+        m.save(2, tree_at(2))
+        has_returned.set()
+        m.wait() if is_interrupted else 1 / 0
+    assert e.value.__notes__[-1] == "Step 2 is not saved to near disks: no room"
 
 
 def test_a_copy_for_which_there_is_no_memory(tmp_path):

@@ -288,6 +288,7 @@ class CheckpointManager:
                         self._saves.end()
                 else:
                     self._saves.end_after(error)
+                    self._near.end_after(error)
         finally:
             # Again, as Ctrl-C may come before the first step of `surely`.
             self._signals.forget()

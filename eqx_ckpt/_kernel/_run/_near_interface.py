@@ -112,6 +112,10 @@ class NearSteps:
     def wait(self) -> None:
         """Waits until the near save that goes on is whole."""
 
+    def end_after(self, error: BaseException) -> None:
+        """Waits, after an error, until this process has written its part. What goes
+        wrong with that is added to the error as a note."""
+
     def latest(self) -> int | None:
         """The newest complete step, of those at the root too: the same in all
         processes, as they may go on by it."""
