@@ -129,7 +129,7 @@ def _leaf_of(
 
 
 def _without(lazy: LazyArray, *fields: str) -> LazyArray:
-    """The same without these fields of its target."""
+    """A lazy array without these fields of its target."""
     target = _lazy.body_of(lazy).target
     rest = {x: None for x in fields if getattr(target, x) is not None}
     return _lazy.retargeted(lazy, target._replace(**rest)) if rest else lazy

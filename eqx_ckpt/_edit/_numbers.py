@@ -127,7 +127,7 @@ def sums(x: np.ndarray) -> Sums:
 
 
 def sums_of_each(x: np.ndarray) -> list[Sums]:
-    """The same of several arrays of one shape."""
+    """The `sums` of each of several arrays of one shape."""
     many, count, _ = x.shape
     if count == 0:
         return [NO_SUMS] * many

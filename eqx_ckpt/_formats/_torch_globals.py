@@ -110,7 +110,7 @@ def _tensor_v2(args: tuple) -> Tensor | Unreadable:
 
 
 def _tensor_v3(args: tuple) -> Tensor | Unreadable:
-    """The same with a dtype before the metadata, of a storage of bytes."""
+    """As of `_tensor_v2`, but with a dtype before the metadata, and of bytes."""
     if not 7 <= len(args) <= 8 or type(args[0]) is not Storage:
         raise _bad("a tensor")
     dtype = args[6].name if type(args[6]) is Global else None

@@ -232,7 +232,7 @@ class ComputedLeaf(LeafBody):
 
     @property
     def identity(self) -> Any:
-        # The same of one computation.
+        # Equal for one computation.
         key = self.formula.key
         own = ("formula", id(self.formula)) if key is None else key
         return own, self.view, self.target

@@ -273,7 +273,7 @@ def tied(matching: Matching, placed: list[Placed]) -> dict[int, int]:
 
 
 def _origin(placed: Placed | None) -> Any:
-    """The same for two leaves that are made of the same bytes in the same way."""
+    """Equal for two leaves that are made of the same bytes in the same way."""
     if placed is None:
         return None
     made = placed.made

@@ -13,7 +13,7 @@ def flat(x: Nested) -> list[Any]:
 
 
 def filled(x: Nested, values: Iterator[Any]) -> Nested:
-    """The same lists, with other things in them."""
+    """The lists of `x`, with other things in them."""
     if isinstance(x, list):
         return [filled(part, values) for part in x]
     return next(values)

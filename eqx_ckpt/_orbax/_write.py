@@ -188,9 +188,9 @@ class _Addition(NamedTuple):
         root.sync_directories([""])
 
     def put_in_store(self, root: Backend, stamps: dict[str, str]) -> None:
-        """The same in a store, where no lock keeps others away: each file is written
-        only if the index is as it was found, or as it is to be, and nobody has written
-        that file since. Adds the `stamps` of what it has written."""
+        """Does what `put` does, in a store, where no lock keeps others away: each file
+        is written only if the index is as it was found, or as it is to be, and nobody
+        has written that file since. Adds the `stamps` of what it has written."""
 
         def put(key: str) -> None:
             written = None

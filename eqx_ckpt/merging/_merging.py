@@ -432,7 +432,7 @@ def _numbers(
 
 
 def _one(name: str, x: object, check: Callable[[str, object], float] = _number) -> Any:
-    """The same of an option that is one number of a leaf, whatever the tree."""
+    """`_numbers` of an option that is one number of a leaf, whatever the tree."""
     for value in x.values() if isinstance(x, Mapping) else [x]:
         if isinstance(value, tuple):
             raise ValueError(f"`{name}` is one number for all trees, not {value!r}.")
@@ -440,6 +440,6 @@ def _one(name: str, x: object, check: Callable[[str, object], float] = _number) 
 
 
 def _each(name: str, x: Any) -> Any:
-    """The same, of which any sequence has one for each tree."""
+    """`_numbers` of an option of which any sequence has one for each tree."""
     is_one = isinstance(x, (numbers.Real, Mapping, str))
     return _numbers(name, x if is_one else tuple(x))

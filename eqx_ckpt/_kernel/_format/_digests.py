@@ -19,7 +19,7 @@ SIZE = 16
 
 # The digest of one block.
 block_digest: Callable[[Any], bytes] = xxhash.xxh3_128_digest
-# The same of a block that comes in pieces.
+# That of a block which comes in pieces.
 Stream = xxhash.xxh3_128
 
 

@@ -45,7 +45,8 @@ LEAST = 256 * 2**10
 def choose_sharded(
     shape: Sequence[int], shard: Sequence[int], itemsize: int, target: int
 ) -> tuple[int, ...]:
-    """The same for an array that is cut into equal shards: no chunk is in two of them.
+    """Does what `choose` does, for an array that is cut into equal shards: no chunk is
+    in two of them.
 
     Where the chunks stay large enough, every axis is also cut into as many parts as
     there are shards. So as many devices that share the array in another way, by its

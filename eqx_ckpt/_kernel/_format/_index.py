@@ -170,7 +170,8 @@ def versions() -> dict[str, str]:
 
 
 def encode(index: Index) -> bytes:
-    """The bytes of `eqx_ckpt.json`."""
+    """The bytes of `eqx_ckpt.json`. A save publishes what `_publish.encoded` makes of
+    the sections: it needs them for `check`."""
     return sealed(b",".join(encode_sections(index)))
 
 

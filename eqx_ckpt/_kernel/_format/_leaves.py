@@ -164,7 +164,7 @@ class Leaves:
         labels: Mapping[int, Label],
         nodes: Mapping[str, list[str]],
     ) -> "Leaves":
-        """The same leaves under other names. A record has the name that is stored."""
+        """These leaves under other names. A record has the name that is stored."""
         origin = Origin(self.names, nodes)
         return dataclasses.replace(
             self, names=names, given_labels=labels, origin=origin

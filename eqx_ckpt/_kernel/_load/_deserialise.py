@@ -135,6 +135,7 @@ def load(
     place = path.path if isinstance(path, Checkpoint) else path
     processes = processes_of("load", [place], like, options)
     with processes.share_errors():
+        # Only a `like` of all that is saved says what the leaves of a `.eqx` file are.
         ckpt = _checkpoint.open(path, like=like if options.source is None else None)
         source = ckpt._source
         matched = _checkpoint.match_leaves(ckpt, like, options)

@@ -137,8 +137,8 @@ def _needed(wanted: Sequence[LeafRead]) -> Iterator[StoredRead]:
 def _share_chunks(
     source: Source, reads: list[StoredRead], verify: bool
 ) -> list[StoredRead]:
-    """The same reads, but those that share chunks are joined: a chunk that is verified
-    or decoded is read whole. Those that are joined have at most `BUDGET` bytes."""
+    """These reads, but those that share chunks joined: a chunk that is verified or
+    decoded is read whole. Those that are joined have at most `BUDGET` bytes."""
     groups: dict[Any, list[StoredRead]] = collections.defaultdict(list)
     for one in reads:
         dtype = one.conversion and one.conversion.dtype

@@ -315,7 +315,7 @@ def stored_leaf(lazy: LazyArray) -> StoredLeaf | None:
 
 
 def known_leaf(lazy: LazyArray) -> StoredLeaf:
-    """The same of a lazy array that is known not to be computed."""
+    """The `stored_leaf` of a lazy array that is known not to be computed."""
     body = lazy._body
     assert isinstance(body, StoredLeaf)
     return body

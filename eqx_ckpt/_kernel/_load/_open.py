@@ -2,8 +2,8 @@
 
 `open_path` is what `open` calls: it takes open files, and paths that stand for another,
 such as that of a run for its newest step. `open_source` takes a root, and finds only
-what is at it. Both call `_find`, which looks for a checkpoint of ours, and then for one
-of another format.
+what is at it. Both look for a checkpoint of ours, and then for one of another format:
+`_find` does, and of a store `open_path` itself, which lists a run meanwhile.
 """
 
 import contextlib

@@ -346,7 +346,7 @@ def _places(runs: list[tuple[int, int]], numbers: np.ndarray) -> np.ndarray:
 
 
 def _joined(found: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
-    """The same units in runs of which none touches another, the first one first."""
+    """The units that were found, in runs of which none touches another, in order."""
     if len(found) == 1:
         return found[0]
     out: list[tuple[int, int]] = []

@@ -107,10 +107,11 @@ class NearSteps:
         self._saves = saves
 
     def save_if_due(self, state: PendingState) -> None:
-        """Saves a state if it is due."""
+        """Here: nothing. With `near`, saves a near step of a state if one is due."""
 
     def wait(self) -> None:
-        """Waits until the near save that goes on is whole."""
+        """Here: nothing. With `near`, waits until the near step that is being saved is
+        whole."""
 
     def end_after(self, error: BaseException) -> None:
         """Waits, after an error, until this process has written its part. What goes

@@ -153,7 +153,7 @@ class LazySource(_host_copy.Payload):
 
     @property
     def account(self) -> str:
-        """The same in all processes that save the same."""
+        """Equal in all processes that save the same leaf."""
         saves = [(x.root.url, x.index.save) for x in _lazy.sources_of([self.lazy])]
         return _index.digest(repr((self.lazy.name, saves, self.template)).encode())
 

@@ -197,7 +197,7 @@ def _bits(x: jax.Array) -> jax.Array:
 
 
 def collect(value: Shards) -> Shards:
-    """The same parts as NumPy has them: waits for copies that are on their way."""
+    """The parts of a leaf as NumPy has them: waits for copies that are on their way."""
     return value._replace(parts=list(map(as_numpy, value.parts)))
 
 
@@ -306,7 +306,8 @@ PREFETCH = 4
 def to_host_by_regions(
     leaf: object, template: Template, regions: Iterable[tuple[slice, ...]]
 ) -> Iterator[np.ndarray]:
-    """The same of some regions in turn, copying no more than a few at a time."""
+    """What `to_host` gives, of some regions in turn: no more than a few are copied at a
+    time."""
     if isinstance(leaf, Payload):
         yield from map(np.ascontiguousarray, leaf.read(regions))
         return

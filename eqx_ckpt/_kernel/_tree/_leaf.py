@@ -204,7 +204,7 @@ def _kinds_of(
 
 
 def _unified(values: Sequence[Any]) -> list[Any]:
-    """The same values, those that are equal as one object: of shardings there may be
+    """These values, those that are equal as one object: of shardings there may be
     many, and nearly all are equal to the one before."""
     equal: dict[Any, Any] = {}
     first: dict[int, Any] = {}
