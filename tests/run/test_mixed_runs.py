@@ -11,6 +11,7 @@ import pytest
 from support import inside
 from support.command import main
 from support.helpers import files_of, fill_run, tree_at
+from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
 
@@ -37,6 +38,13 @@ def orbax_saves(root, steps, items=False, **names):
 @pytest.fixture
 def root(tmp_path):
     return tmp_path / "run"
+
+
+def test_processes_of_which_one_cannot_open_a_step_with_a_prefix(root):
+    orbax_saves(root, [10], step_prefix="run")
+    program = "team_that_restores_of_orbax"
+    out = good(run_team_program(2, program, root, devices=1))
+    assert out == ["True\n" * 4] * 2
 
 
 def test_a_run_that_orbax_began(root):

@@ -1,5 +1,6 @@
 """`restore`: the newest step of a run that is complete and undamaged."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -84,6 +85,8 @@ def _line(steps: Steps, step: int, request: LoadRequest) -> Processes:
     """The processes of the load that follows: what goes wrong before it is told on the
     line (see `_processes`) of that. The others may wait there by now, and have it as
     the error of that call."""
+    with contextlib.suppress(Exception):  # The call itself says what is wrong.
+        steps.path(step)
     path, options = steps.known_path(step), LoadOptions(**request.options)
     return _deserialise.processes_of("load", [path], request.like, options)
 
