@@ -312,12 +312,14 @@ class _OpenedOne(NamedTuple):
 
 
 def _open_custom(x: object) -> _OpenedOne:
+    """A node of any other class. Static values of a dataclass are its other fields, and
+    those of another class what it gives JAX beside the children."""
     cls = type(x)
     if cls is eqx.nn.State:
         return _open_state(x)
     pairs, aux = _registry.flatten_one_level_with_keys(x)
-    children = [child for _, child in pairs]
-    keys = _child_keys([key for key, _ in pairs])
+    given, children = [key for key, _ in pairs], [child for _, child in pairs]
+    keys = _child_keys(given)
     if cls is jtu.Partial:
         kind = Kind("partial", parts=keys.parts, data=DATA["partial"])
         return _OpenedOne(kind, keys.letters, children, [aux])
@@ -327,16 +329,11 @@ def _open_custom(x: object) -> _OpenedOne:
     held = attributes(x)
     labels = _labels(x, held, children) if keys.are_bare and children else ()
     # The attribute that each child is.
-    of = labels or [k.name if type(k) is jtu.GetAttrKey else None for k, _ in pairs]
+    of = labels or [k.name if type(k) is jtu.GetAttrKey else None for k in given]
     if _are_fields(x, of, children):
         how, data = "custom" if labels else "dataclass", _other_fields(x, of)
     else:
-        # Children without a name are known by what they are.
-        nameless = {id(child) for name, child in zip(of, children) if name is None}
-        static = {
-            n: y for n, y in held.items() if n not in of and id(y) not in nameless
-        }
-        how, data = "custom", _custom_data(aux, [key for key, _ in pairs], static)
+        how, data = "custom", _custom_data(aux, given, _others(held, of, children))
     names = tuple(map(_names.quote, data))
     kind = Kind(how, _named.class_name(cls), keys.parts, names, labels)
     return _OpenedOne(kind, keys.letters, children, list(data.values()))
@@ -364,6 +361,15 @@ def _other_fields(x: Any, of: Sequence[str | None]) -> dict[str, Any]:
     """The fields of a dataclass that are no children."""
     names = (field.name for field in dataclasses.fields(x))
     return {name: getattr(x, name, MISSING) for name in names if name not in of}
+
+
+def _others(
+    held: dict[str, Any], of: Sequence[str | None], children: Sequence[Any]
+) -> dict[str, Any]:
+    """The attributes of a node that are no children. Children without a name are known
+    by what they are."""
+    nameless = {id(child) for name, child in zip(of, children) if name is None}
+    return {n: y for n, y in held.items() if n not in of and id(y) not in nameless}
 
 
 def _custom_data(

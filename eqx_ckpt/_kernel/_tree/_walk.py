@@ -149,7 +149,7 @@ class Walk:
 
     def _open_layers(self, tree: PyTree, is_leaf: IsLeaf) -> list[Any]:
         """Opens all nodes. **Returns:** the leaves, layer by layer."""
-        openers, statics = self._openers, Statics(self.values)
+        statics = Statics(self.values)
         nodes, found = [tree], []
         # How many nodes and leaves there are.
         size = 0
@@ -158,39 +158,47 @@ class Walk:
             if is_leaf is not None:
                 goods = map(is_leaf, nodes)
                 types = [_Chosen if good else cls for good, cls in zip(goods, types)]
-            groups: list[Group] = []
-            leaves: list[int] = []
-            below: list[Any] = []
-            for cls, places in _opening.by_signature(types).items():
-                if cls not in openers:
-                    openers[cls] = _opening.opener_of(cls, nodes[places[0]])
-                opener = openers[cls]
-                if opener is None:
-                    leaves += places
-                    continue
-                for one in opener(cls, _pick(places, nodes)):
-                    columns = [statics.column(x, one.kind.how, cls) for x in one.data]
-                    group = Group(
-                        cls=cls,
-                        kind=one.kind,
-                        letters=one.letters,
-                        places=_pick(one.numbers, places),
-                        start=len(below),
-                        by_node=one.by_node,
-                        numbers=[x for x, _ in columns],
-                        kept=[x for _, x in columns],
-                    )
-                    groups.append(group)
-                    below += one.children
-            leaves.sort()
-            self.layers.append(Layer(len(types), groups, leaves))
-            found += _pick(leaves, nodes)
+            layer, below = self._open_layer(nodes, types, statics)
+            self.layers.append(layer)
+            found += _pick(layer.leaves, nodes)
             before, size = size, size + len(nodes)
             is_deep = len(self.layers) in (_SUSPECT_DEPTH, 8 * _SUSPECT_DEPTH)
             if is_deep or before <= _SUSPECT_SIZE < size:
                 check_cycles(tree)
             nodes = below
         return found
+
+    def _open_layer(
+        self, nodes: Sequence[Any], types: Sequence[type], statics: Statics
+    ) -> tuple[Layer, list[Any]]:
+        """The layer of these nodes and leaves, and what is in the next one: the
+        children of one group after those of another."""
+        openers = self._openers
+        groups: list[Group] = []
+        leaves: list[int] = []
+        below: list[Any] = []
+        for cls, places in _opening.by_signature(types).items():
+            if cls not in openers:
+                openers[cls] = _opening.opener_of(cls, nodes[places[0]])
+            opener = openers[cls]
+            if opener is None:
+                leaves += places
+                continue
+            for one in opener(cls, _pick(places, nodes)):
+                columns = [statics.column(x, one.kind.how, cls) for x in one.data]
+                group = Group(
+                    cls=cls,
+                    kind=one.kind,
+                    letters=one.letters,
+                    places=_pick(one.numbers, places),
+                    start=len(below),
+                    by_node=one.by_node,
+                    numbers=[numbers for numbers, _ in columns],
+                    kept=[kept for _, kept in columns],
+                )
+                groups.append(group)
+                below += one.children
+        return Layer(len(types), groups, sorted(leaves)), below
 
     def _find_order(self) -> list[int]:
         """The numbers of the leaves, in the order of the layers, in JAX's order."""
