@@ -45,7 +45,7 @@ class Alike(NamedTuple):
     unclear: list[Unclear]
 
 
-class _LeafPair(NamedTuple):
+class _AlikePair(NamedTuple):
     """Leaves that stand for each other, by name, and the adapters by any of which they
     fit; "" is none."""
 
@@ -143,7 +143,7 @@ class _LayerMatching:
 
     def _leaf_pairs(
         self, layers: LayerPair, usable: frozenset[str]
-    ) -> Iterator[_LeafPair]:
+    ) -> Iterator[_AlikePair]:
         """Leaves of two layers that stand for each other. A weight has all ways that
         are `usable` for all of its group, if there are any; other leaves have one."""
         saved, wanted = (side.kinds for side in self._sides)
@@ -157,7 +157,7 @@ class _LayerMatching:
             else:
                 ways = ways[:1]
             if ways:
-                yield _LeafPair(old, new, ways)
+                yield _AlikePair(old, new, ways)
 
 
 def _layers_left(groups: list[LayerGroup], done: set[str]) -> list[NamedLayer]:
