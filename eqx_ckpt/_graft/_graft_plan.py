@@ -133,7 +133,7 @@ def _compare_statics(matching: Matching, static: Static) -> list[StaticDifferenc
     names = [name for name, _ in here.nodes_with_fields()]
     pairs = [*dict.fromkeys(_node_pairs(matching, names))]
     counts = collections.Counter(name for name, _ in pairs)
-    changed = _Changed()
+    changed = _DifferingValues()
     for name, source in pairs:
         # Of a part that is new, not all that holds it is the same.
         new = any(n in matching.fresh for n in matching.model.below.get(name, []))
@@ -148,7 +148,7 @@ def _compare_statics(matching: Matching, static: Static) -> list[StaticDifferenc
     return out
 
 
-class _Changed:
+class _DifferingValues:
     """Values that differ. Of a node that several saved ones make, it says which."""
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ def _compare_scalars(
     few = [x for x in scalars if _is_one_number(_lazy.body_of(x.saved).template)]
     values = dict(zip(few, read([lazy for _, lazy in few])))
     first: dict[int, Any] = {}
-    out, changed = [], _Changed()
+    out, changed = [], _DifferingValues()
     for x in scalars:
         number, lazy = x
         kept = _register.to_leaf(model.flat.leaves[number])
