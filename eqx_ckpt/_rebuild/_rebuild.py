@@ -35,7 +35,8 @@ def rebuild(
 
     A checkpoint records the type of every node, static fields, and the names of
     functions. So you need the code of the classes, but not the hyperparameters. You get
-    what a load into the tree that was saved would give. No `__init__` is called.
+    what a load into the tree that was saved would give, but arrays of NumPy in the byte
+    order of this machine. No `__init__` is called.
 
     **Arguments:**
 
