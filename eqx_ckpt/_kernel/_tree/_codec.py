@@ -47,7 +47,7 @@ BUILTINS = {
 # Types whose `repr` says all of a value.
 _BY_REPR: tuple[Any, ...] = (
     *(complex, bytearray, decimal.Decimal, fractions.Fraction, pathlib.PurePath),
-    *(re.Pattern, uuid.UUID, datetime.date, datetime.time, datetime.timedelta),
+    *(uuid.UUID, datetime.date, datetime.time, datetime.timedelta),
     *(datetime.tzinfo, operator.attrgetter, operator.itemgetter, jtu.PyTreeDef),
     *(operator.methodcaller, types.GenericAlias, types.UnionType),
     *(type(typing.List[int]), type(typing.Union[int, str])),  # noqa: UP006, UP007
@@ -116,6 +116,9 @@ def _encode(x: Any, below: Recurse) -> Any:
         return {"enum": [*_named.class_name(cls), x.name, below(x.value)]}
     if isinstance(x, np.generic) and not isinstance(x, (str, bytes)):
         return _scalar(x)
+    if isinstance(x, re.Pattern):  # Its `repr` cuts it.
+        flags = re.RegexFlag(x.flags)
+        return {"repr": [cls.__name__, f"re.compile({x.pattern!r}, {flags!r})"]}
     if isinstance(x, _BY_REPR):
         text = repr(x)
         return (
@@ -126,12 +129,12 @@ def _encode(x: Any, below: Recurse) -> Any:
     if isinstance(x, type):
         return _class(x)
     if isinstance(x, np.dtype):
-        return {"repr": ["dtype", str(x)]} if x.names else {"dtype": x.name}
+        return {"dtype": x.name} if _is_number(x) else {"repr": ["dtype", str(x)]}
     for base, bare in BARE.items():
         if isinstance(x, base):  # Of a subclass, the number or the text that it is.
             return {"sub": [*_named.class_name(cls), below(bare(x))]}
     if isinstance(x, (bytes, np.ndarray, jax.Array)):
-        return _array(x)
+        return _array(x, below)
     if isinstance(x, tuple) and hasattr(cls, "_fields"):
         values = [*_named.class_name(cls), list(map(below, x))]
         return {"namedtuple": [*values, list(cls._fields)]}
@@ -240,13 +243,17 @@ def _dataclass(x: Any, below: Recurse) -> Any:
     return {kind: [*_named.class_name(type(x)), pairs, *more]}
 
 
+def _is_number(x: np.dtype) -> bool:
+    """Whether the name of a dtype says all of it, also the order of bytes."""
+    try:
+        return _template.dtype_of(x.name) == x
+    except ValueError:
+        return False
+
+
 def _scalar(x: np.generic) -> Any:
     name = x.dtype.name
-    try:
-        good = _template.dtype_of(name) == x.dtype and x.dtype.kind not in "OSUMmV"
-    except ValueError:
-        good = False
-    if good and type(x) is x.dtype.type:
+    if _is_number(x.dtype) and type(x) is x.dtype.type:
         return {"scalar": [name, x.tobytes().hex()]}
     return {"repr": [name, f"{name} {x}"]}
 
@@ -255,9 +262,9 @@ def _scalar(x: np.generic) -> Any:
 _MAX_BYTES = 2**10
 
 
-def _array(x: Any) -> Any:
-    """An array by its digest; one of JAX, whose values a device may have computed, by
-    its shape and dtype."""
+def _array(x: Any, below: Recurse) -> Any:
+    """An array by its digest; one of objects by them; one of JAX, whose values a device
+    may have computed, by its shape and dtype."""
     if isinstance(x, jax.Array):
         return {"array": [str(x.dtype), list(x.shape), ""]}
     if isinstance(x, bytes):
@@ -265,9 +272,10 @@ def _array(x: Any) -> Any:
             return {"bytes": x.hex()}
         x = np.frombuffer(x, np.uint8)
     if x.dtype.hasobject:
-        return _unknown(x)
+        return _fields(x, [("shape", x.shape), ("items", x.tolist())], below)
     digest = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(x).tobytes())
-    return {"array": [x.dtype.name, list(x.shape), digest]}
+    dtype = x.dtype.name if _is_number(x.dtype) else str(x.dtype)
+    return {"array": [dtype, list(x.shape), digest]}
 
 
 def _dict(x: Any, below: Recurse) -> Any:
