@@ -186,36 +186,31 @@ def match_entries(
     2. unless both have names, a marker that ends the name of the other.
 
     Where several lead to one position, the one that does so by the first of these ways
-    has it; where two do so by the same, neither. If one of the two has no labels at
-    all, only the order is left. A State has none if it comes without its model, and its
-    markers are objects.
+    has it; where two do so by the same, neither. Entries without labels go by their
+    positions, among those that have none either. If one of the two States has no labels
+    at all, only the order is left. A State has none if it comes without its model, and
+    its markers are objects.
 
     **Raises:** `RuntimeError` if that could have changed unseen.
     """
-    known = {at: label for at, label in saved.items() if any(label)}
-    if not known or not any(map(any, wanted.values())):
-        _check_positions(state, set(wanted), looks, bool(known))
+    labelled = {at: label for at, label in saved.items() if any(label)}
+    if not labelled or not any(map(any, wanted.values())):
+        _check_positions(state, set(wanted), looks, bool(labelled))
         return {position: position for position in wanted}
-    rest = {at: looks.get(at, set()) for at in saved.keys() - known.keys()}
-    alone = {position for position, label in wanted.items() if not any(label)}
-    if alone and rest:
-        _check_positions(state, alone, rest, False)
-    find = _finder(known)
-    out = {
-        position: _Led(position if position in rest else None, 0)
-        if position in alone
-        else find(label)
-        for position, label in wanted.items()
-    }
-    count = collections.Counter(out.values())
-    first: dict[int | None, int] = {}
-    for place, way in out.values():
-        first[place] = min(way, first.get(place, way))
+    others = {at: looks.get(at, set()) for at in saved.keys() - labelled.keys()}
+    unlabelled = {position for position, label in wanted.items() if not any(label)}
+    if unlabelled and others:
+        _check_positions(state, unlabelled, others, False)
+    finder = _Finder(labelled)
+    led = {position: finder.find(label) for position, label in wanted.items()}
+    led |= {at: _Led(at if at in others else None, 0) for at in unlabelled}
+    count = collections.Counter(led.values())
+    first_way: dict[int | None, int] = {}
+    for place, way in led.values():
+        first_way[place] = min(way, first_way.get(place, way))
     return {
-        position: found.place
-        if count[found] == 1 and found.way == first[found.place]
-        else None
-        for position, found in out.items()
+        position: x.place if count[x] == 1 and x.way == first_way[x.place] else None
+        for position, x in led.items()
     }
 
 
@@ -230,48 +225,45 @@ class _Led(NamedTuple):
 _MAX_PAIRS = 2**20
 
 
-def _finder(known: Mapping[int, Label]) -> Callable[[Label], _Led]:
-    """A function that finds the one position that a label leads to."""
-    by_name = _grouped(
-        (name, at) for at, label in known.items() for name in label.names
-    )
-    by_path = _grouped(
-        (_state_labels.path_of(label), at) for at, label in known.items()
-    )
-    # The paths whose ends are compared, each with the position of its label.
-    ends = [(at, *path) for at, label in known.items() for path in _paths(label)]
+class _Finder:
+    """Finds the one position that a label leads to, among those of known labels."""
 
-    def of_same_name(label: Label) -> set[int]:
-        return {at for name in label.names for at in by_name.get(name, ())}
+    def __init__(self, known: Mapping[int, Label]):
+        self._known = known
+        labels = known.items()
+        self._by_name = _grouped((name, at) for at, x in labels for name in x.names)
+        self._by_path = _grouped((_state_labels.path_of(x), at) for at, x in labels)
+        # The paths whose ends are compared, each with the position of its label.
+        self._ends = [(at, *path) for at, x in labels for path in _paths(x)]
+        self._ways = [self._of_same_name, self._of_same_marker]
+        if len(self._ends) * len(known) <= _MAX_PAIRS:
+            self._ways.append(self._of_nearest_end)
 
-    def of_same_marker(label: Label) -> set[int]:
-        return by_path.get(_state_labels.path_of(label), set())
+    def find(self, label: Label) -> _Led:
+        for way, find in enumerate(self._ways):
+            if found := find(label):
+                return _Led(min(found) if len(found) == 1 else None, way)
+        return _Led(None, len(self._ways))
 
-    def of_nearest_end(label: Label) -> set[int]:
+    def _of_same_name(self, label: Label) -> set[int]:
+        return {at for name in label.names for at in self._by_name.get(name, ())}
+
+    def _of_same_marker(self, label: Label) -> set[int]:
+        return self._by_path.get(_state_labels.path_of(label), set())
+
+    def _of_nearest_end(self, label: Label) -> set[int]:
         near: dict[int, int] = {}
         for is_name, words in _paths(label):
-            for at, is_other_name, others in ends:
+            for at, is_other_name, others in self._ends:
                 # Two labels that have names, and none in common, are of two layers,
                 # even if the one's name ends as the other's.
-                if label.names and known[at].names:
+                if label.names and self._known[at].names:
                     continue
                 short, long = sorted((words, others), key=len)
                 if is_name != is_other_name and long[-len(short) :] == short:
                     extra = len(long) - len(short)
                     near[at] = min(near.get(at, extra), extra)
         return {at for at, extra in near.items() if extra == min(near.values())}
-
-    ways = [of_same_name, of_same_marker]
-    if len(ends) * len(known) <= _MAX_PAIRS:
-        ways.append(of_nearest_end)
-
-    def find_entry(label: Label) -> _Led:
-        for way, find in enumerate(ways):
-            if found := find(label):
-                return _Led(min(found) if len(found) == 1 else None, way)
-        return _Led(None, len(ways))
-
-    return find_entry
 
 
 def _grouped(pairs: Iterable[tuple[Any, int]]) -> dict[Any, set[int]]:
