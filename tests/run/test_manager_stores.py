@@ -341,6 +341,19 @@ def test_a_run_that_is_killed(far):
     _holds(manager, 4)
 
 
+def test_the_mark_of_a_step_that_is_gone(root):
+    """`delete` of the checkpoint alone leaves it."""
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1, 2])
+    ec.delete(manager.path(1))
+    mark = f"{root}/1/commit_success.txt"
+    assert ec.clean(root, remove=False) == [mark] == ec.clean(root, idle=True)
+    _put(root, "1/commit_success.txt", b"by eqx_ckpt, or not")
+    assert ec.clean(root, idle=True) == []
+    assert _tops(root) == {"1", "2"}
+    _holds(manager, 2)
+
+
 def test_requests(far):
     """They do not grow with the steps, but for one look at each."""
     proxy, root = far

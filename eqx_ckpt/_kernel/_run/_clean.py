@@ -142,7 +142,9 @@ def _clean_mark(step: Backend, tops: Mapping[str, bool], remove: bool) -> set[st
     mark = _published.DONE
     if set(tops) - {"default"} != {mark} or step.below("default").list_top():
         return set()
-    found = step.read(mark, stop=len(_published.OURS) + 1)
+    found = None
+    with contextlib.suppress(ValueError):  # One that is longer is not ours.
+        found = step.read(mark, limit=len(_published.OURS))
     if found is None or found.data != _published.OURS:
         return set()
     if remove:
