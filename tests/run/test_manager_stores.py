@@ -354,6 +354,29 @@ def test_the_mark_of_a_step_that_is_gone(root):
     _holds(manager, 2)
 
 
+@pytest.mark.parametrize(
+    "path, number", [("/eqx_ckpt.pins/1", 0), ("/1/default/eqx_ckpt.json", 1)]
+)
+def test_a_pin_outlives_one_wrong_answer(far, path, number):
+    """A store says once that the pin, or the step, is not there."""
+    proxy, root = far
+    with ec.CheckpointManager(root, keep=1) as manager:
+        fill_run(manager, [1])
+        manager.wait()
+        manager.pin(1)
+        looks = itertools.count()
+        proxy.fault = lambda _, at: (
+            "404" if at.endswith(path) and next(looks) == number else None
+        )
+        if "pins" in path:
+            fill_run(manager, [2])
+        else:
+            manager.pin(1)
+    assert next(looks) > number
+    assert 1 in manager.steps() and "eqx_ckpt.pins/1" in _keys(root)
+    _holds(manager, 1)
+
+
 def test_requests(far):
     """They do not grow with the steps, but for one look at each."""
     proxy, root = far

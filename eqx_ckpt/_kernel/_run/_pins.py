@@ -56,15 +56,16 @@ def is_pinned(root: Backend) -> bool:
 
 
 def has_pin(run: Backend, step: int) -> bool:
-    return _numbered.has(run, PINS, step)
+    # Twice, as of `look_twice`; and in a store together, as each is a round trip.
+    look = lambda: _numbered.has(run, PINS, step)
+    return any(found() for found in _store.ahead(run, [look, look]))
 
 
 @contextlib.contextmanager
 def locked(steps: Steps, step: int) -> Iterator[Signature]:
     """Holds the lock of a step. **Raises:** `FileNotFoundError` if there is no such
     step."""
-    find = lambda: steps.signature(step)
-    found = _store.look_twice(steps.root, find, bool)
+    found = _signature(steps, step)
     if found is None:
         raise missing_error(steps, step)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -79,12 +80,16 @@ def is_staying(steps: Steps, step: int) -> bool:
     puts its mark back if there is a pin: so a step of ours without a mark may be on its
     way."""
     end = time.monotonic() + _DELETION_SECONDS
-    while (found := steps.signature(step)) is not None:
+    while (found := _signature(steps, step)) is not None:
         is_marked = steps.is_local or steps.root.has(f"{step}/{_published.DONE}")
         if not found.is_ours or is_marked or time.monotonic() > end:
             return True
         time.sleep(0.05)
     return False
+
+
+def _signature(steps: Steps, step: int) -> Signature | None:
+    return _store.look_twice(steps.root, lambda: steps.signature(step), bool)
 
 
 def missing_error(steps: Steps, step: int) -> FileNotFoundError:
