@@ -325,6 +325,10 @@ def test_files_of_the_history_that_are_torn(tmp_path):
     assert {*place.iterdir()} == {whole, paths[3]}
 
 
+def test_a_disk_where_only_root_may_look_at_all():
+    run_program("look_at_a_disk")
+
+
 def test_the_mark_of_a_step_that_is_gone(tmp_path):
     """It tells Orbax that a step is whole."""
     for step, said in ((1, b"by eqx_ckpt"), (2, b"by eqx_ckpt"), (3, b"")):

@@ -38,6 +38,8 @@ is_beside = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL).fullmatch
 is_of_system = re.compile(
     r"\.DS_Store|\._.*|\.nfs.*|\.ipynb_checkpoints", re.DOTALL
 ).fullmatch
+# Where the check of a file system puts what it finds: only root may look into it.
+LOST = "lost+found"
 # Of the directory of a leaf.
 _MAX_NAME = 200
 

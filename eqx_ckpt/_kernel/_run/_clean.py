@@ -157,7 +157,8 @@ def _clean_inside(here: Backend, tops: Mapping[str, bool], remove: bool) -> set[
     found = set()
     if isinstance(here, LocalDirectory):
         found = _clean_beside(_leftovers.beside_all(here), remove)
-    for place in [here.below(name) for name in tops if tops[name]]:
+    inside = [name for name in tops if tops[name] and name != _files.LOST]
+    for place in map(here.below, inside):
         stale = _clean_saves(place, remove)
         found |= stale
         if stale and remove:

@@ -290,6 +290,7 @@ def _walk(place: LocalDirectory) -> Iterator[Steps]:
         yield run
         return
     names = place.list_top() or {}
+    names.pop(_files.LOST, None)
     # Checkpoints, also those that are being written, have no runs in them.
     if _files.INDEX in names or _files.is_beside(place.name):
         return
