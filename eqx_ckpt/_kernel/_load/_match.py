@@ -358,43 +358,48 @@ class Matcher:
             f"The {self.what}{below} does not fit `like` ({problems.count()} of "
             f"{len(saved.names)} leaves saved); nothing was loaded."
         )
-        missing = problems.names("missing")
-        there = _nearest.NameIndex(saved.names if missing else ())
-        entries = {name for name, x in zip(self.names, self.stored) if x is None}
-
-        def hint(kind: str, name: str, text: str) -> str:
-            if kind != "missing":
-                some = it.islice(_folding.unfold(name), len(self.origins))
-                origins = [self.origins[x] for x in some if x in self.origins]
-                names = ", ".join(f"`{x}`" for x in _folding.fold(origins))
-                return f"  (stored as {names})" if names else ""
-            if name in entries:
-                return ""
-            names = [*_folding.unfold(name)]
-            near = dict.fromkeys(x for n in names for x in there.nearest(n, 1, 0.6))
-            if len(near) < len(names):  # Such as of layers of which there are fewer.
-                return ""
-            found = _folding.fold(near)
-            text = f"  (the nearest name there is {_folding.some(found)}"
-            leaf_index = saved.leaf_indices.get(found[0])
-            if leaf_index is None:
-                return f"{text})"
-            stored = saved.record(leaf_index).name
-            return text + (f", stored as `{stored}`)" if stored != found[0] else ")")
-
         static = _compare.how_to_pass(problems.names("static"))
         titles = {
             kind: title.replace("{}", self.thing).replace("{static}", static)
             for kind, title in _titles.items()
         }
-        lines += _folding.sections(problems.rows, titles, hint)
-        elsewhere = self._source_hint(missing)
+        lines += _folding.sections(problems.rows, titles, self._hint)
+        elsewhere = self._source_hint(problems.names("missing"))
         if not elsewhere and problems.names("unexpected"):
             elsewhere = _UNEXPECTED
         if not elsewhere and len(self.axes) == 1 and any(self.axes):
             ((count,),) = self.axes
             elsewhere = _STACKED.format(count)
         return _text.message([*lines, elsewhere] if elsewhere else lines)
+
+    def _hint(self, kind: str, name: str, text: str) -> str:
+        """What is to be said of a problem, beside its text."""
+        if kind == "missing":
+            return self._hint_of_missing(name)
+        some = it.islice(_folding.unfold(name), len(self.origins))
+        origins = [self.origins[x] for x in some if x in self.origins]
+        names = ", ".join(f"`{x}`" for x in _folding.fold(origins))
+        return f"  (stored as {names})" if names else ""
+
+    def _hint_of_missing(self, name: str) -> str:
+        if (name, None) in zip(self.names, self.stored):  # A State lacks its entry.
+            return ""
+        names = [*_folding.unfold(name)]
+        there = self._names_there
+        near = dict.fromkeys(x for n in names for x in there.nearest(n, 1, 0.6))
+        if len(near) < len(names):  # Such as of layers of which there are fewer.
+            return ""
+        found = _folding.fold(near)
+        text = f"the nearest name there is {_folding.some(found)}"
+        leaf_index = self.saved.leaf_indices.get(found[0])
+        if leaf_index is not None:
+            stored = self.saved.record(leaf_index).name
+            text += f", stored as `{stored}`" if stored != found[0] else ""
+        return f"  ({text})"
+
+    @ft.cached_property
+    def _names_there(self) -> _nearest.NameIndex:
+        return _nearest.NameIndex(self.saved.names)
 
     def _source_hint(self, missing: list[str]) -> str:
         """Advice to give the prefix under which all that is missing is stored."""
