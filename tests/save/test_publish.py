@@ -507,3 +507,32 @@ def test_a_directory_that_another_has_put_in_place(tmp_path, monkeypatch):
     synced.clear()
     ec.tree_serialise_leaves(above / "b", {"x": 1})
     assert str(above) in synced and str(tmp_path) not in synced
+
+
+@pytest.mark.parametrize("gone", [[], ["zarr.json"]])
+def test_leaves_are_told_from_leftovers_by_what_is_in_them(tmp_path, gone):
+    # What is left of a checkpoint, whose leaf `w.eqx_ckpt-...` has chunks in `c`.
+    ec.tree_serialise_leaves(
+        tmp_path / "p",
+        {"w": {f"eqx_ckpt-{'0' * 16}": np.ones(3)}, "s": {f"eqx_ckpt-{'1' * 16}": 1.0}},
+        layout="zarr",
+    )
+    for file in ("eqx_ckpt.json", "eqx_ckpt.digests", "zarr.json"):
+        (tmp_path / "p" / file).unlink()
+    leaves = [*(tmp_path / "p").iterdir()]
+    for leaf in leaves:
+        for name in gone:
+            (leaf / name).unlink()
+    # What is left of a save with a leaf `c`, before and after it had its other files.
+    ec.tree_serialise_leaves(tmp_path / "c", {"c": np.ones(3)}, layout="zarr")
+    for file in ("eqx_ckpt.json", "eqx_ckpt.digests", *gone):
+        (tmp_path / "c" / file).unlink()
+    (tmp_path / "c").rename(tmp_path / "p" / f"w.eqx_ckpt-{'2' * 16}")
+    (tmp_path / "p" / f"s.eqx_ckpt-{'3' * 16}" / "c").mkdir(parents=True)
+    kept = [*map(files_of, leaves)]
+    for name in "ws":
+        ec.tree_serialise_leaves(tmp_path / "p" / name, {"a": 1})
+    assert sorted(os.listdir(tmp_path / "p")) == sorted(
+        ["s", "w", *(leaf.name for leaf in leaves)]
+    )
+    assert [*map(files_of, leaves)] == kept

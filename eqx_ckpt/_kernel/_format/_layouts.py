@@ -12,8 +12,8 @@ Layout = Literal["ocdbt", "zarr"]
 class LayoutFacts(NamedTuple):
     """Facts about a layout: the `chunk_bytes` of its chunks, unless a save asks for
     others. `entry` gives, for the name of a leaf, that of its file or directory at the
-    root of a checkpoint. `members` are the names in that directory. Without `entry` the
-    layout is packed: see `PACKED`."""
+    root of a checkpoint. `members` are the names in that directory, and nothing in
+    one of these has such a name. Without `entry` the layout is packed: see `PACKED`."""
 
     chunk_bytes: int
     entry: Callable[[str], str] | None = None

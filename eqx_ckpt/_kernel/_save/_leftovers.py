@@ -3,10 +3,9 @@ directories of saves: those that nobody locks, as their writers were killed."""
 
 import contextlib
 import os
-import re
 from collections.abc import Callable
 
-from .._format import _files, _index
+from .._format import _files, _index, _layouts
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._storage._root import LONGEST_NAME
@@ -39,29 +38,32 @@ def beside(root: Backend) -> list[LocalDirectory]:
 
 def beside_all(directory: LocalDirectory, prefix: str = "") -> list[LocalDirectory]:
     """The directories of saves to any path in a directory; or to one path, if `prefix`
-    is how their names begin. In a checkpoint with `layout="zarr"` there are none:
-    what has such a name there is a leaf or a node."""
+    is how their names begin. In a checkpoint whose leaves have directories there are
+    none: what has such a name there is a leaf or a node."""
     with contextlib.suppress(OSError):
         # Of a save to a path among 10,000, this takes most of the time.
         names = [name for name in directory.names() if name.startswith(prefix)]
         found = [directory.below(name) for name in names if _files.is_beside(name)]
         if found and directory.below(_files.DIGESTS).entry() == "nothing":
-            return [p for p in found if not p.is_link() and not _is_array(p)]
+            return [p for p in found if not p.is_link() and not _is_of_leaf(p)]
     return []
 
 
-# The first is that of the directory itself; a group lists those of its members.
-_node_type = re.compile(rb'"node_type"\s*:\s*"([a-z]*)"')
+# The names that directories of leaves have in them, and no checkpoint at its root, but
+# for leaves of such names.
+_CHUNKS = _layouts.MEMBERS - _files.SIDE
 
 
-def _is_array(directory: Backend) -> bool:
+def _is_of_leaf(directory: Backend) -> bool:
     """Whether a directory is that of a leaf, in what is left of a checkpoint."""
     try:
-        found = directory.read("zarr.json", stop=4096)
+        names = (directory.list_top() or {}).items()
+        chunks = [(n, is_dir) for n, is_dir in names if n in _CHUNKS]
+        below = lambda name: directory.below(name).list_top() or {}
+        inside = {x for n, is_dir in chunks for x in (below(n) if is_dir else [""])}
     except (OSError, ValueError):
         return True  # Nobody knows.
-    match = _node_type.search(found.data) if found else None
-    return match is not None and match[1] == b"array"
+    return bool(inside) and inside.isdisjoint(_layouts.MEMBERS)
 
 
 def delete_abandoned(
