@@ -28,6 +28,10 @@ class MissingError(DamagedError):
     """Bytes that should be there are not: a file, or the end of it."""
 
 
+class BeyondError(MissingError):
+    """The file is there, and what was asked for begins where it ends, or later."""
+
+
 class ReplacedError(RuntimeError):
     """A checkpoint that was replaced or deleted after it was opened: open it again.
 

@@ -12,11 +12,11 @@ import re
 import time
 import urllib.parse
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from .._kernel._errors import MissingError
+from .._kernel._errors import BeyondError, MissingError
 from .._kernel._storage import _store
-from .._kernel._storage._objects import ABSENT
+from .._kernel._storage._objects import ABSENT, DriverlessStore
 from . import _remote, _requests
 from ._buckets import BucketBackend, WriteConditions
 
@@ -49,7 +49,7 @@ class _BlobAddress(NamedTuple):
     path: str
 
 
-class AzureBackend(BucketBackend):
+class AzureBackend(DriverlessStore, BucketBackend):
     """Blobs in a container."""
 
     def _address(self) -> _BlobAddress:
@@ -85,15 +85,6 @@ class AzureBackend(BucketBackend):
     def _path(self) -> str:
         path = urllib.parse.unquote(self._address().path).strip("/")
         return path and path + "/"
-
-    def has_driver(self) -> bool:
-        return False
-
-    def kv(self) -> NoReturn:
-        raise ValueError(f"TensorStore has no driver for `{self}`. Use `.read`.")
-
-    def spec(self, key: str = "") -> NoReturn:
-        self.kv()
 
     def conditions(self) -> WriteConditions:
         server = self._address().account + self._bucket() + self.options
@@ -171,7 +162,7 @@ class AzureBackend(BucketBackend):
         except exceptions.GenericError as e:
             # Azurite says so of what is empty.
             if re.search(r"Wanted range starting at|416 |bytes 0--1/0", str(e)):
-                raise MissingError(f"the end of `{path}` is missing (HTTP code 416)")
+                raise BeyondError(f"the end of `{path}` is missing")
             raise
         if len(data) != end - first or first != start:
             said = f"{len(data)} bytes, and a range of {end - first}"

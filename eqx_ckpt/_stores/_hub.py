@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
-from .._kernel._errors import MissingError
+from .._kernel._errors import BeyondError, MissingError
 from .._kernel._format import _files, _index, _text
 from .._kernel._runtime import _threads
 from .._kernel._runtime._threads import Outcome
@@ -229,7 +229,8 @@ class HubBackend(HttpBackend):
         size, tag = found
         start = max(0, size + start) if start < 0 else start
         if start > size or stop is not None and stop > size:
-            raise MissingError(f"the end of `{key}` is missing (HTTP code 416)")
+            error = BeyondError if start >= size else MissingError
+            raise error(f"the end of `{key}` is missing")
         local = self._cached(key)
         if local is None and (start, stop or size) == (0, size):
             local = self._download(key)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support import servers
 
+from eqx_ckpt._kernel._errors import BeyondError, MissingError
 from eqx_ckpt._kernel._storage import _backend, _root, _store as _stores
 from eqx_ckpt._kernel._storage._backend import Backend
 from eqx_ckpt._kernel._storage._local import LocalDirectory, SavedFile
@@ -146,6 +147,18 @@ def test_a_range_that_ends_beyond_the_file(store):
     with pytest.raises(Exception) as caught:
         root.wait(root.start_read("a/file", 8, 20))
     assert _backend.is_missing(root.explain(caught.value))
+
+
+def test_a_range_that_begins_beyond_the_file(store):
+    root = store.read
+    if store.kind not in (*servers.BUCKETS, "http"):
+        return  # Only a server is asked once more, unless it says so.
+    for start, stop in ((10, 11), (100, 120), (100, None)):
+        with pytest.raises(BeyondError):
+            root.wait(root.start_read("a/file", start, stop))
+    with pytest.raises(MissingError) as caught:
+        root.wait(root.start_read("a/file", 9, 12))
+    assert not isinstance(caught.value, BeyondError)
 
 
 def test_an_empty_file(store):

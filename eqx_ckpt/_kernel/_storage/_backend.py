@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import tensorstore as ts
 
-from .._errors import DamagedError, MissingError
+from .._errors import BeyondError, DamagedError, MissingError
 from .._format import _text
 from . import _context, _local_files
 
@@ -146,9 +146,9 @@ class Backend(abc.ABC):
         `said`: what a server's own answer says.
 
         It is an `OSError` where the system or the store fails, a `MissingError` for
-        what is not there, or shorter than was asked for. What TensorStore cannot make
-        sense of stays a `ValueError`. So whoever reads tells damage from everything
-        else by types.
+        what is not there, or shorter than was asked for: a `BeyondError` if a server
+        says that it has no byte of that. What TensorStore cannot make sense of stays a
+        `ValueError`. So whoever reads tells damage from everything else by types.
         """
         if isinstance(error, (OSError, DamagedError)):
             return error
@@ -164,7 +164,7 @@ class Backend(abc.ABC):
         if status is None or status[1] in _DAMAGED:
             return error
         if status[1] in _MISSING:
-            return MissingError(text)
+            return (BeyondError if _beyond.search(text) else MissingError)(text)
         return OSError(f"`{self}` cannot be reached: {text}")
 
     @abc.abstractmethod
@@ -213,8 +213,15 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
-        """Starts to read a range of a file, or all from a byte on, or before its end: a
-        future with a `.value`."""
+        """Starts to read a range of a file. If `stop` is None it is all from `start`
+        on or, if that is negative, so many of the last bytes. The future has a `.value`
+        with all of these, or its `state` is "missing": there is no such file.
+
+        **Raises:** `MissingError` if the file ends before the last byte that is asked
+        for: in a store when it is waited for, on a disk at once. A server that has said
+        that the first one is not there either makes it a `BeyondError`, after which
+        nobody asks once more.
+        """
 
     # ---- Lists.
 
@@ -331,6 +338,8 @@ def is_missing(error: Exception) -> bool:
     return isinstance(error, (MissingError, FileNotFoundError, IsADirectoryError))
 
 
+# The answer of a server to a range that begins where its file ends, or later.
+_beyond = re.compile("(?:http_response_code='|HTTP code )416")
 # How TensorStore's errors begin and, where the system has refused a call, end.
 _status = re.compile(r"([A-Z_]+): ")
 _number = re.compile(r"(.*?) ?\[os_error_code='(\d+)'", re.DOTALL)

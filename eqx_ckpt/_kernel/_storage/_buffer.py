@@ -2,29 +2,23 @@
 
 import dataclasses
 import types
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from .._errors import MissingError
+from .._errors import BeyondError, MissingError
 from .._runtime._threads import Outcome
-from ._objects import ABSENT, ObjectStore
+from ._objects import ABSENT, DriverlessStore
 
 
 @dataclasses.dataclass(frozen=True)
-class BufferStore(ObjectStore):
+class BufferStore(DriverlessStore):
     """A store of one `file`, which can only be read."""
 
     file: str = ""
     data: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     is_remote = False
-
-    def has_driver(self) -> bool:
-        return False
-
-    def spec(self, key: str = "") -> NoReturn:
-        raise ValueError(f"TensorStore has no driver for `{self}`. Use `.read`.")
 
     def _path(self) -> str:
         return f"{self.url}/"
@@ -38,7 +32,8 @@ class BufferStore(ObjectStore):
         start = max(0, size + start) if start < 0 else start
         stop = size if stop is None else stop
         if not start <= stop <= size:
-            raise MissingError(f"the end of `{key}` is missing")
+            error = BeyondError if start >= size else MissingError
+            raise error(f"the end of `{key}` is missing")
         return self.data[start:stop]
 
     def start_read(self, key: str, start: int, stop: int | None) -> Any:

@@ -3,23 +3,20 @@
 import contextlib
 import dataclasses
 import json
-import re
 import urllib.parse
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorstore as ts
 
-from .._errors import MissingError
+from .._errors import BeyondError, MissingError
 from . import _store
 from ._backend import Backend, Value
 
 
 # The generation of a file that is not there. An empty one would match any file.
 ABSENT = b"\x02"
-# The answer of a server to a range that starts at the end of its file or later.
-_beyond = re.compile("(?:http_response_code='|HTTP code )416")
 # So many bytes arrive soon, over any connection.
 _SOON_BYTES = 2**20
 
@@ -107,10 +104,8 @@ class ObjectStore(Backend):
         """**Raises:** `MissingError` if the store does not say that it is shorter."""
         try:
             beyond = self._got(key, self.start_read(key, limit, limit + 1))
-        except MissingError as e:
-            if _beyond.search(str(e)):
-                return
-            raise
+        except BeyondError:
+            return
         if beyond.state == "value":
             raise ValueError(f"`{key}` is longer than {limit} bytes")
 
@@ -128,9 +123,9 @@ class ObjectStore(Backend):
             try:
                 reading = self.start_read(key, start, stop)
                 got = self._got(key, reading, soon)
-            except MissingError as e:
-                if _beyond.search(str(e)):
-                    return 0
+            except BeyondError:
+                return 0
+            except MissingError:
                 continue
             if got.state != "value":
                 raise FileNotFoundError(f"There is no `{key}`.")
@@ -185,7 +180,9 @@ class ObjectStore(Backend):
         return self.spec()["path"]
 
     def start_list(self, first: bytes) -> Any:
-        """Starts to list the keys of files that begin so."""
+        """Starts to list the keys of files that begin with `first`. These, and what
+        comes of it, are bytes, and relative to all of the store (`_bucket`), whatever
+        directory of it this is."""
         stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
         return self.kv().list(ts.KvStore.KeyRange(first, stop))
 
@@ -210,7 +207,8 @@ class ObjectStore(Backend):
         self, key: str, data: bytes | None, expected: bytes | None = None
     ) -> ts.Future:
         """Starts to write a file, or to delete it (None). With `expected` this is done
-        if the file has that generation; the answer has no generation if it was not."""
+        if the file has that generation (`ABSENT`: if there is none); the answer has an
+        empty generation if it was not."""
         return self.kv().write(key, data, if_equal=expected)
 
     def replace(
@@ -272,3 +270,13 @@ class ObjectStore(Backend):
             return False
         self.delete_files(name for name in names if name != first)
         return True
+
+
+class DriverlessStore(ObjectStore):
+    """A store of a kind that TensorStore has no driver for."""
+
+    def has_driver(self) -> bool:
+        return False
+
+    def spec(self, key: str = "") -> NoReturn:
+        raise ValueError(f"TensorStore has no driver for `{self}`. Use `.read`.")
