@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt as ec
+from eqx_ckpt._kernel._run._policy import Policy
 
 
 class Net(eqx.Module):
@@ -195,16 +196,8 @@ _ELSEWHERE = {
     "overwrite": "below",
 }
 _OF_RUNS = (
-    *("best", "copies", "every", "every_seconds", "force", "keep", "keep_every"),
-    *(
-        "keep_best",
-        "keep_if",
-        "keep_nearest",
-        "keep_seconds",
-        "near",
-        "near_every",
-        "signals",
-    ),
+    *(name for name in Policy._fields if name != "reuse"),
+    *("copies", "force", "near", "near_every", "signals"),
 )
 _ELSEWHERE |= dict.fromkeys(_OF_RUNS, "test_manager")
 _POSITIONAL = {"self", "path", "pytree", "tree", "step", "root", "source", "target"}

@@ -32,9 +32,9 @@ class Policy(NamedTuple):
                 "`keep_best` says how many of the best steps to keep: give `best` too, "
                 'as in `best=("loss", "min")`.'
             )
-        others = "keep_every", "keep_nearest", "keep_seconds", "keep_best", "keep_if"
-        for name in others if self.keep is None else ():
-            if getattr(self, name) is not None:
+        for name, default in self._field_defaults.items():
+            is_given = getattr(self, name) != default
+            if self.keep is None and name.startswith("keep_") and is_given:
                 raise ValueError(
                     f"`{name}` is for steps that `keep` would let go, and without it "
                     f"all stay: give `keep` too, or leave `{name}` out."
@@ -120,10 +120,11 @@ class Policy(NamedTuple):
         times: Mapping[int, int | None],
         own: int,
     ) -> set[int]:
-        """The steps that stay beside the `successors` once a new one is saved. `times`
-        has the seconds at which steps were saved, if the policy `needs_times`; a step
-        without a time stays. An earlier attempt has left a step that is not in
-        `counting`. It stays until this attempt has `keep` steps; it has `own` now."""
+        """The steps of those `known` that stay beside the `successors` once a new one
+        is saved. `times` has the seconds at which steps were saved, if the policy
+        `needs_times`; a step without a time stays. An earlier attempt has left a step
+        that is not in `counting`. It stays until this attempt has `keep` steps; it has
+        `own` now. A rule that compares steps does so in each of the two alone."""
         assert self.keep is not None
         if not self.has_metric(counting):
             return {*known}
