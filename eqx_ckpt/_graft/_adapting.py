@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._functions._computed import Formula
+from .._kernel._format._leaves import Leaves
 from .._kernel._format._template import Template
 from .._kernel._load import _lazy
 from .._kernel._load._lazy import LazyArray
@@ -35,6 +36,18 @@ class Placed(NamedTuple):
     job: Job
     # Which of the arrays that its adapters have made together.
     position: int
+
+    def how(self, saved: Leaves) -> str:
+        """How it was made of what was saved, for the report; "" if it was loaded."""
+        if self.status == "loaded":
+            return ""
+        sources, target = self.job.sources, self.target
+        template = saved.record(saved.leaf_indices[sources[0]]).template
+        if self.status == "cast":
+            return f"{template.dtype} to {target.dtype}"
+        count = f"{len(sources)} of " if len(sources) > 1 else ""
+        what = f"{count}{_folding.show(template)} to {_target.show_target(target)}"
+        return f"{self.job.how or 'a view'}, of {what}"
 
 
 # ---- One leaf, or those that an adapter makes together.

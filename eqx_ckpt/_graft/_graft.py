@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._functions._computed import Formula
-from .._kernel._format._leaves import Leaves
 from .._kernel._load import (
     _checkpoint,
     _deserialise,
@@ -27,14 +26,7 @@ from .._kernel._load._load_options import LoadOptions, TogetherKeywords
 from .._kernel._load._reader import LeafRead
 from .._kernel._runtime import _arguments, _gc
 from .._kernel._storage import _store
-from .._kernel._tree import (
-    _folding,
-    _from_host,
-    _host_copy,
-    _leaf,
-    _leaked_tracers,
-    _target,
-)
+from .._kernel._tree import _from_host, _host_copy, _leaf, _leaked_tracers
 from .._kernel._tree._compare import Static
 from ..adapters import _deferred
 from . import _graft_plan, _init, _layouts
@@ -233,10 +225,9 @@ def _rows(matching: Matching, placed: list[Placed]) -> list[ReportRow]:
     sizes = [template.nbytes for template in saved.templates]
     rows: dict[int, ReportRow] = {}
     for x in placed:
-        how = "" if x.status == "loaded" else _how(x, saved)
         nbytes = _nbytes(model.flat.leaves[x.number])
         rows[x.number] = ReportRow(
-            x.status, model.names[x.number], x.job.sources, how, nbytes
+            x.status, model.names[x.number], x.job.sources, x.how(saved), nbytes
         )
     for number, node in matching.fresh.items():
         if model.is_array(number):
@@ -247,18 +238,6 @@ def _rows(matching: Matching, placed: list[Placed]) -> list[ReportRow]:
         for p, node in sorted(matching.dropped.items())
     ]
     return [*(rows[n] for n in sorted(rows)), *dropped]
-
-
-def _how(placed: Placed, saved: Leaves) -> str:
-    sources = placed.job.sources
-    template = saved.record(saved.leaf_indices[sources[0]]).template
-    if placed.status == "cast":
-        wanted = placed.target.dtype
-        return f"{template.dtype} to {wanted}"
-    shown = _folding.show(template)
-    count = f"{len(sources)} of " if len(sources) > 1 else ""
-    how = placed.job.how or "a view"
-    return f"{how}, of {count}{shown} to {_target.show_target(placed.target)}"
 
 
 def _nbytes(leaf: Any) -> int:
