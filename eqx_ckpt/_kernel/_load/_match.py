@@ -405,16 +405,10 @@ class Matcher:
         """Advice to give the prefix under which all that is missing is stored."""
         if self.above or not missing:
             return ""
-        end = "." + missing[0]
-        for name in self.saved.names:
-            if name.endswith(end):
-                node = name[: -len(end)]
-                if all(
-                    f"{node}.{other}" in self.saved.leaf_indices for other in missing
-                ):
-                    return (
-                        f'All of it is stored under `{node}`: pass `source="{node}"`.'
-                    )
+        end, known = "." + missing[0], self.saved.leaf_indices
+        for node in (x.removesuffix(end) for x in known if x.endswith(end)):
+            if all(f"{node}.{other}" in known for other in missing):
+                return f'All of it is stored under `{node}`: pass `source="{node}"`.'
         return ""
 
 
