@@ -14,9 +14,9 @@ import tensorstore as ts
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOCK = 2**17  # What a block makes at most.
 _RAW, _RLE, _PACKED = 0, 1, 2
-# Bits: of the byte that describes a frame, that a checksum ends it; of the head of a
-# block, that no other follows.
-_CHECKSUM, _LAST_BLOCK = 4, 1
+# Bits of the byte that describes a frame: its window is all of it; a checksum ends it;
+# it is of another version, or needs a dictionary. Of the head of a block: it is last.
+_SINGLE, _CHECKSUM, _NOT_READ, _LAST_BLOCK = 32, 4, 8 | 3, 1
 # TensorStore refuses a file of a zip that is more than so many times its packed size.
 _MAX_RATIO = 1000
 
@@ -67,12 +67,14 @@ class _Frame(NamedTuple):
 def _walk(data: bytes, most: int) -> _Frame:
     """The bounds of a frame, by the heads of its blocks. **Raises:** `ValueError` as
     `decode`."""
-    if len(data) < 6 or not data.startswith(_MAGIC) or data[4] & 0b1011:
+    if len(data) < 6 or not data.startswith(_MAGIC) or data[4] & _NOT_READ:
         raise ValueError("a frame of zstd is damaged, or needs a dictionary")
-    is_single, has_checksum = bool(data[4] & 32), bool(data[4] & _CHECKSUM)
+    is_single, has_checksum = bool(data[4] & _SINGLE), bool(data[4] & _CHECKSUM)
     at = 5 if is_single else 6
+    # The bytes that say how many the frame makes. There are none if it does not say so.
     width = (is_single, 2, 4, 8)[data[4] >> 6]
     size = int.from_bytes(data[at : at + width], "little") + 256 * (width == 2)
+    # How far back a decoder has to look, which no block goes beyond.
     window = size if is_single else (8 + (data[5] & 7)) << 7 + (data[5] >> 3)
     block = min(window, _BLOCK)
     at += width
