@@ -24,30 +24,47 @@ def resolve(path: Any, follow: bool = False) -> Backend:
     """The root that a path or TensorStore URL means."""
     _context.check_fork()
     text = _text_of(path)
-    scheme, is_url, rest = text.partition(":/")
-    kinds = {"memory": _in_memory, **_rooms.kinds_of_stores()} if is_url else {}
     if text.startswith("file://"):
-        text = urllib.parse.unquote(text.removeprefix("file://"))
-        text = text.removeprefix("localhost")
-        if not text.startswith("/"):
-            raise ValueError(
-                f"{path!r} is not a URL of a file: `file:///` and its path."
-            )
+        text = _path_of_url(text)
     elif _url.match(text):
-        make = kinds.get(scheme) or kinds.get("*")
-        if make is None:
-            raise ValueError(f"Without `eqx_ckpt._stores` {text!r} is no path.")
-        return make(path)
-    elif is_url and scheme.lower() in {"file", "gs", "https", "s3", *kinds}:
-        # `pathlib` takes two slashes for one.
+        return _store_of_url(path, text)
+    else:
+        _check_no_url(text)
+    local = _absolute(text)
+    _check_local(local)
+    return LocalDirectory(str(local), str(local), follow)
+
+
+def _path_of_url(url: str) -> str:
+    text = urllib.parse.unquote(url.removeprefix("file://")).removeprefix("localhost")
+    if not text.startswith("/"):
+        raise ValueError(f"{url!r} is not a URL of a file: `file:///` and its path.")
+    return text
+
+
+def _store_of_url(path: Any, url: str) -> Backend:
+    kinds = _kinds_of_stores()
+    make = kinds.get(url.partition(":/")[0]) or kinds.get("*")
+    if make is None:
+        raise ValueError(f"Without `eqx_ckpt._stores` {url!r} is no path.")
+    return make(path)
+
+
+def _kinds_of_stores() -> dict[str, Callable[[Any], Backend]]:
+    """What makes the store of a path, by the scheme of its URL; "*" is any other."""
+    return {"memory": _in_memory, **_rooms.kinds_of_stores()}
+
+
+def _check_no_url(text: str) -> None:
+    """**Raises:** `ValueError` for a URL that went through `pathlib`, which takes two
+    slashes for one, or whose scheme has capitals."""
+    scheme, is_url, rest = text.partition(":/")
+    if is_url and scheme.lower() in {"file", "gs", "https", "s3", *_kinds_of_stores()}:
         slashes = "/" if rest.startswith("/") else "///" if scheme == "file" else "//"
         url = f"{scheme.lower()}:{slashes}{rest}"
         raise ValueError(
             f"{text!r} is not a URL: give one as a string, such as `{url}`."
         )
-    local = _absolute(text)
-    _check_local(local)
-    return LocalDirectory(str(local), str(local), follow)
 
 
 def _text_of(path: Any) -> str:
