@@ -160,6 +160,13 @@ def test_decode_is_the_inverse_of_encode(columns):
     assert _index.encode(_index.decode(data)) == data
 
 
+def test_a_false_value_that_is_not_the_default_is_written(saved, monkeypatch):
+    index = _index.decode(saved)
+    assert index.own == [] and b'"own"' not in _index.encode(index)
+    monkeypatch.setitem(_index._DEFAULTS, "own", None)
+    assert b'"own":[]' in _index.encode(index)
+
+
 @given(columns())
 def test_the_places_of_digests(columns):
     index = make(columns)

@@ -7,7 +7,6 @@ import dataclasses
 import functools as ft
 import importlib.metadata
 import json
-import operator
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -141,6 +140,15 @@ class Index:
                     )
 
 
+# What each field is where it is not given; an index lacks those of `OPTIONAL` then.
+_DEFAULTS = {
+    field.name: factory()
+    if callable(factory := field.default_factory)
+    else field.default
+    for field in dataclasses.fields(Index)
+}
+
+
 digest: Callable[[Any], str] = xxhash.xxh3_128_hexdigest
 _tail = b',"digest":"'
 
@@ -194,7 +202,8 @@ def encode_sections(index: Index) -> IndexSections:
         "own": index.own,
         "base": index.base,
     }
-    tail |= filter(operator.itemgetter(1), optional.items())
+    is_given = lambda name: getattr(index, name) != _DEFAULTS[name]
+    tail |= {name: optional[name] for name in filter(is_given, optional)}
     tail["others"] = index.others  # The last, so that all before them has a `seal`.
     columns = index.columns or encode_columns(leaves, files, placement)
     return IndexSections(b"{" + _fields_of(head), columns, _fields_of(tail))
