@@ -108,9 +108,14 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
                 addition.put(root, index.save)
             else:
                 stamps: dict[str, str] = {}
-                undo.callback(drop_unlisted, root, stamps)
+                undo.callback(_drop_if_possible, root, stamps)
                 addition.put_in_store(root, stamps)
         undo.pop_all()
+
+
+def _drop_if_possible(root: Backend, stamps: dict[str, str]) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        drop_unlisted(root, stamps)
 
 
 def _check_writable(source: Source) -> None:

@@ -21,6 +21,7 @@ import pytest
 from support import inside, servers
 from support.helpers import long
 from support.processes import expected, good, run_team_program
+from support.stores import StoredFiles
 
 import eqx_ckpt as ec
 
@@ -90,6 +91,30 @@ def test_all_of_it(remote, layout):
     with pytest.raises(RuntimeError, match="replaced or deleted"):
         ckpt["x0"].read()
     assert ec.verify(path) == []
+
+
+@_either
+def test_a_deletion_that_cannot_be_finished(remote):
+    """It says so, and leaves no files for Orbax without the data that they are of."""
+    proxy, path = remote
+    ec.tree_serialise_leaves(path, _tree(), orbax=True)
+    has_begun = threading.Event()
+
+    def fault(method, at):
+        if method in ("DELETE", "POST"):
+            has_begun.set()
+        is_look = method == "GET" and "eqx_ckpt.json" in at
+        return 403 if is_look and has_begun.is_set() else None
+
+    proxy.fault = fault
+    with pytest.raises(PermissionError):
+        ec.delete(path)
+    proxy.fault = lambda *_: None
+    assert not ec.exists(path)
+    ec.tree_serialise_leaves(path, _tree(2))
+    assert _value_at(path) == 2 and ec.verify(path) == []
+    ec.delete(path)
+    assert len(StoredFiles(path)) == 0
 
 
 def test_what_is_beside_a_checkpoint_stays(remote):

@@ -201,12 +201,11 @@ def drop_unlisted(root: Backend, stamps: dict[str, str]) -> None:
     that has another stamp by now, or that the index lists: others have written it."""
     if not stamps:
         return
-    with contextlib.suppress(OSError, ValueError):
-        index = root.read(_files.INDEX, limit=MAX_INDEX)
-        listed = _index.others_in(index.data) if index else ()
-        for key in reversed(stamps):
-            if key not in listed:
-                root.delete_as(key, stamps[key])
+    index = root.read(_files.INDEX, limit=MAX_INDEX)
+    listed = _index.others_in(index.data) if index else ()
+    for key in reversed(stamps):
+        if key not in listed:
+            root.delete_as(key, stamps[key])
 
 
 @contextlib.contextmanager
