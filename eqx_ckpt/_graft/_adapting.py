@@ -19,7 +19,7 @@ from .._kernel._tree._target import Target
 from .._rename._rename import Rename
 from ..adapters import _deferred, Adapter
 from . import _nested
-from ._matching import Job, Matching
+from ._matching import Job
 from ._nested import Nested
 from ._pairs import PairStep
 from ._sides import Model
@@ -256,32 +256,17 @@ def _hint(saved: tuple[int, ...], wanted: tuple[int, ...], what: str) -> str:
 # ---- Leaves that are one object in the model.
 
 
-def tied(matching: Matching, placed: list[Placed]) -> dict[int, int]:
-    """From each other leaf that is one object with an earlier one to the first."""
-    model = matching.model
-    objects: dict[int, list[int]] = {}
-    for number, leaf in enumerate(model.flat.leaves):
-        if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-            objects.setdefault(id(leaf), []).append(number)
-    by_number = {x.number: x for x in placed}
+def tied(model: Model, placed: Sequence[Placed]) -> dict[int, int]:
+    """From each leaf that is one object with an earlier one, and made of the same, to
+    that one."""
+    first: dict[Any, int] = {}
     again: dict[int, int] = {}
-    for numbers in objects.values():
-        origins: dict[Any, list[int]] = {}
-        for n in numbers:
-            origins.setdefault(_origin(by_number.get(n)), []).append(n)
-        # What is abstract is no array yet, and says nothing of ties.
-        if len(origins) == 1 or not _leaf.is_shared(model.flat.leaves[numbers[0]]):
-            for first, *others in origins.values():
-                if first in by_number:
-                    again.update(dict.fromkeys(others, first))
-            continue
-        for n in numbers:
-            x = by_number.get(n)
-            text = "fresh" if x is None else f"from {', '.join(x.job.sources)}"
-            others = ", ".join(model.names[m] for m in numbers if m != n)
-            matching.problems.add(
-                "tied", model.names[n], f"{text}; one array with {others}"
-            )
+    for x in placed:
+        leaf = model.flat.leaves[x.number]
+        if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+            origin = first.setdefault((id(leaf), _origin(x)), x.number)
+            if origin != x.number:
+                again[x.number] = origin
     return again
 
 

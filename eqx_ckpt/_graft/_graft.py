@@ -67,10 +67,8 @@ def graft(
     **Arguments:**
 
     - `model`: the tree to graft into, real or a skeleton. It says how each leaf comes
-        back, as the `like` of [`tree_deserialise_leaves`][] does. An array that is at
-        several places of it has to be made of one: else a head that is tied to its
-        embedding could be `fresh`. A load makes two of it if two were saved, as
-        averages of weights begin as the weights.
+        back, as the `like` of [`tree_deserialise_leaves`][] does. One array at two
+        places becomes two if it is made of two.
     - `ckpt`: as in [`open`][], or an open [`Checkpoint`][].
     - `pairs`: a list of `(where in the model, where in the checkpoint)`: two functions
         from the tree to a node, such as

@@ -71,9 +71,8 @@ def plan(
     for job in matching.jobs:
         if job.own:
             placed += _adapting.place(job, model, cast, problems)
-    tied = _adapting.tied(matching, placed)
     _raise_problems(matching)
-    return GraftPlan(matching, placed, tied, differences)
+    return GraftPlan(matching, placed, _adapting.tied(model, placed), differences)
 
 
 def _match(
@@ -282,7 +281,6 @@ _titles = {
     "scalar": "Python scalars that were saved with another value",
     "several": "Python scalars of which a pair makes one of several that differ "
     '(`scalars="keep"` takes those of the model)',
-    "tied": "one array in the model, and would be two (`eqx.nn.Shared` ties for good)",
     "static": "static fields that have changed ({static}; a pair of the arrays "
     "themselves, `lambda m: m.linear.weight`, lets all pass)",
     "abstract": "`fresh`, and without a value: make them with `init=` or "
