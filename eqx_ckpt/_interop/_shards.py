@@ -1,7 +1,7 @@
 """Several `.safetensors` files with an index, as on Hugging Face: `export_safetensors`
 with `shard_bytes`. All files are written beside their names; then the index is deleted,
-they get their names, and the new index is written. So a reader finds all of one export,
-or that there is none; and what fails before that leaves the one that was there."""
+and they get their names, the new index last. So a reader finds all of one export, or
+that there is none; and what fails before that leaves the one that was there."""
 
 import contextlib
 import itertools as it
@@ -26,7 +26,6 @@ from .._kernel._storage import _local_files
 from .._kernel._storage._backend import Backend
 from .._kernel._storage._local import LocalDirectory
 from .._kernel._tree import _host_copy, _sharding
-from .._zips import _publish_file
 
 
 INDEX = "model.safetensors.index.json"
@@ -104,7 +103,7 @@ class ShardedExport(NamedTuple):
         is_new, names = root.entry() == "nothing", [*self.files]
         is_local = isinstance(root, LocalDirectory)
         # In a store, where a new name is a copy, only those that are there.
-        apart = names if is_local else [*filter(root.has, names)]
+        apart = [*names, INDEX] if is_local else [*filter(root.has, names)]
         part = lambda name: f"{name}.{number}.part" if name in apart else name
         is_whole = False
         try:
@@ -113,6 +112,8 @@ class ShardedExport(NamedTuple):
                 counts = {name: len(some) for name, some in self.files.items()}
                 parts = [TensorFile(part(x), self.heads[x], counts[x]) for x in names]
                 write(Destination(root, "", self.durable), parts)
+                if is_local:
+                    root.write(part(INDEX), [self._encoded_index()], self.durable)
             is_whole = True
             self._publish(root, part)
         finally:
@@ -156,11 +157,12 @@ class ShardedExport(NamedTuple):
                         _local_files.fsync(file.fileno())
             run.gather()
             if run.leads:
+                root.write(part(INDEX), [self._encoded_index()], self.durable)
                 self._publish(root, part)
             run.broadcast()
         finally:
             if run.leads:
-                _drop(root, map(part, self.files))
+                _drop(root, map(part, [*self.files, INDEX]))
 
     def _publish(self, root: Backend, part: Callable[[str], str]) -> None:
         """Puts files that are whole in the place of those that were there. Where there
@@ -174,17 +176,29 @@ class ShardedExport(NamedTuple):
             old = _named(root)
             if root.has(INDEX):
                 root.delete(INDEX)
-            for name in self.files:
-                if isinstance(root, LocalDirectory):
-                    root.rename_over(part(name), name)
-                elif part(name) != name:
-                    root.copy(part(name), name, self.durable)
+            try:
+                self._put(root, part)
+            except OSError as e:
+                if not root.has(INDEX):
+                    e.add_note(f"There is no whole export at `{root}` now. Try again.")
+                raise
             for name in sorted(old - self.files.keys()):
                 if root.has(name):
                     root.delete(name)
-            data = self._encoded_index()
-            write = lambda file: file.write(data)
-            _publish_file.publish(root.below(INDEX), write, True, self.durable)
+            if self.durable:
+                root.sync_directories([""])
+                root.sync_above()
+
+    def _put(self, root: Backend, part: Callable[[str], str]) -> None:
+        """Gives all files their names, the index last."""
+        if isinstance(root, LocalDirectory):
+            for name in [*self.files, INDEX]:
+                root.rename_over(part(name), name)
+            return
+        for name in self.files:
+            if part(name) != name:
+                root.copy(part(name), name, self.durable)
+        root.write(INDEX, [self._encoded_index()])
 
     def _encoded_index(self) -> bytes:
         total = sum(x.template.nbytes for some in self.files.values() for x in some)

@@ -1,5 +1,6 @@
 """`export_safetensors` with `shard_bytes`: several files with an index."""
 
+import errno
 import json
 import os
 import threading
@@ -139,6 +140,31 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path, shard_bytes):
     other = {"w": jnp.ones(3000)}
     ec.export_safetensors(store, other, shard_bytes=9000)
     assert ec.open(f"{store}/{INDEX}")["w"].read().tolist() == [1] * 3000
+
+
+@pytest.mark.parametrize("change", ["write", "swap"])
+def test_a_full_disk(tmp_path, monkeypatch, change):
+    """There is no room for the index; or not even for a name."""
+    path, about = tmp_path / "out", {"metadata": {"format": "pt"}}
+    ec.export_safetensors(path, TREE, shard_bytes=9000, **about)
+
+    def fill(now, key):
+        if now == change and key.startswith(INDEX):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    other = {"layers": [{"w": jnp.ones((10, 100)) * i} for i in range(5)]}
+    with monkeypatch.context() as patch, pytest.raises(OSError) as caught:
+        inside.watch_store(patch, path, before=fill)
+        ec.export_safetensors(path, other, shard_bytes=9000)
+    said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    if change == "write":
+        assert "the path is as it was before" in said
+        _check(path)
+    else:
+        assert "There is no whole export" in said and not (path / INDEX).exists()
+    ec.export_safetensors(path, other, shard_bytes=9000, **about)
+    _check(path, other)
+    assert not [*path.glob("*.part")]
 
 
 def test_an_export_that_is_killed_leaves_what_was_there(tmp_path):
