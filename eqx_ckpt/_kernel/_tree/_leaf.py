@@ -174,8 +174,8 @@ def find_kinds(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
         if both is _OF_JAX and any(map(operator.methodcaller("is_deleted"), own)):
             return LeafKinds((), (-1,) * len(leaves))
         traits[cls] = list(map(both[0], own)), list(map(both[1], own))
-    for known_types, known, kinds in kept:
-        if types == known_types and traits == known:
+    for last_types, last_traits, kinds in kept:
+        if types == last_types and traits == last_traits:
             return kinds
     kinds = _kinds_of(types, traits)
     kept[:] = [(types, traits, kinds)]
@@ -188,16 +188,16 @@ def _kinds_of(
     """The kinds of leaves of these types. `traits` has those of the leaves of each."""
     kinds: dict[Any, int] = {}
     numbers: dict[type, Iterator[int]] = {}
-    for cls, (ones, twos) in traits.items():
+    for cls, (first_traits, second_traits) in traits.items():
         # There are many leaves and few kinds: so these are compared by what they are,
         # and only then by what they are equal to.
-        twos = _unified(twos)
-        ids = list(zip(map(id, ones), map(id, twos)))
+        second_traits = _unified(second_traits)
+        ids = list(zip(map(id, first_traits), map(id, second_traits)))
         known: dict[tuple[int, int], int] = {}
-        for i, place in dict(zip(ids, range(len(ids)))).items():
-            kind = cls, ones[place], twos[place]
-            is_known = ones[place] is not _UNKNOWN
-            known[i] = kinds.setdefault(kind, len(kinds)) if is_known else -1
+        for both, at in dict(zip(ids, range(len(ids)))).items():
+            kind = cls, first_traits[at], second_traits[at]
+            is_known = first_traits[at] is not _UNKNOWN
+            known[both] = kinds.setdefault(kind, len(kinds)) if is_known else -1
         numbers[cls] = map(known.__getitem__, ids)
     in_order = map(next, map(numbers.__getitem__, types))
     return LeafKinds(tuple(kinds), tuple(in_order))
@@ -225,7 +225,7 @@ def _traits(
     cls: type, leaf: object
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """The two functions of leaves of a type whose results, with the type, tell kinds
-    apart. One gives `_UNKNOWN` where that cannot be."""
+    apart. The first one gives `_UNKNOWN` where that cannot be."""
     nothing = operator.attrgetter("__class__")
     if _register.codec_of(cls) is not None:
         return lambda x: _UNKNOWN, nothing
