@@ -183,8 +183,8 @@ def _chosen(flat: Flat, where: Callable[[PyTree], Any] | None) -> list[str]:
     stored = list(map(_filters.by_default, flat.leaves))
     picked = _select.select(where, flat, stored, None)
     names = flat.names()
-    wholes = [_flatten.module_name(path, "") for path in picked.wholes]
-    return [*wholes, *(names[place] for place in picked.leaves or ())]
+    nodes = [_flatten.module_name(path, "") for path in picked.whole_paths]
+    return [*nodes, *(names[number] for number in picked.leaves or ())]
 
 
 def _rows(

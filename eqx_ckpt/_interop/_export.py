@@ -21,7 +21,7 @@ from .._kernel._load._lazy import LazyArray
 from .._kernel._runtime import _arguments, _gc, _processes, _progress
 from .._kernel._runtime._arguments import Together, Who
 from .._kernel._runtime._processes import Processes
-from .._kernel._save import _lazies, _payload, _streams
+from .._kernel._save import _describe, _lazies, _payload, _streams
 from .._kernel._save._options import Functions
 from .._kernel._save._payload import ArrayBytes, PlannedLeaf
 from .._kernel._save._tree_spec import TreeSpec
@@ -304,7 +304,7 @@ def _tensors(
         pytree = pytree.tree
     flat = _flatten.flatten(pytree, None)
     all_names = flat.names()
-    chosen = _lazies.selected(filter_spec, pytree, flat.leaves, None)
+    chosen = _describe.selected(filter_spec, pytree, flat.leaves, None)
     skipped = skipped_leaves(skip, all_names)
     numbers = [i for i, good in enumerate(chosen) if good and i not in skipped]
     if not numbers:
@@ -379,7 +379,7 @@ def _described(
     """The leaves that can be read, as they are stored. Of lazy ones that are alike only
     the first is described: the others are made like it."""
     out: list[PlannedLeaf] = []
-    known: dict[Any, _lazies.StoredValue] = {}
+    known: dict[Any, _describe.StoredValue] = {}
     for name, leaf in zip(names, leaves):
         if name not in unreadable:
             likeness = _lazies.likeness(leaf) or name
@@ -388,7 +388,7 @@ def _described(
                 value = value.like(leaf)
             else:
                 try:
-                    known[likeness] = _lazies.as_stored(leaf, None)
+                    known[likeness] = _describe.stored_value(leaf, None)
                 except (ValueError, TypeError) as e:
                     raise type(e)(f"The leaf `{name}` cannot be written: {e}") from None
                 value, template = known[likeness]

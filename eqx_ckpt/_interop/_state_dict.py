@@ -14,8 +14,8 @@ from .._kernel._load import _checkpoint, _load_options
 from .._kernel._load._load_options import LoadOptions, Renaming
 from .._kernel._load._match import Matcher
 from .._kernel._runtime import _arguments
-from .._kernel._save import _lazies
-from .._kernel._save._lazies import StoredValue
+from .._kernel._save import _describe
+from .._kernel._save._describe import StoredValue
 from .._kernel._tree import (
     _flatten,
     _from_host,
@@ -66,7 +66,7 @@ def to_state_dict(
     """
     _checkpoint.check_tree(pytree)
     flat = _flatten.flatten(pytree, is_leaf)
-    chosen = _lazies.selected(filter_spec, pytree, flat.leaves, is_leaf)
+    chosen = _describe.selected(filter_spec, pytree, flat.leaves, is_leaf)
     entries = _states.state_entries(flat)
     _states.check_order(flat, {i for i, good in enumerate(chosen) if good})
     attributes = _attributes(flat)

@@ -368,7 +368,7 @@ def made() -> dict[str, int]:
     for walk in _walks()._last:
         for key, (_, kept) in walk._made.items():
             if key[0] == "described":
-                for function, _ in kept[0][0].results:
+                for function, _ in kept[0].results:
                     if function.__name__ in names:
                         out[names[function.__name__]] += 1
     return out

@@ -111,7 +111,7 @@ class Matcher:
         for number, name in self._moved_names().items():
             self.stored[number] = name
         reads = self._pair_up(picked.leaves)
-        nodes = [_flatten.module_name(path, above) for path in picked.wholes]
+        nodes = [_flatten.module_name(path, above) for path in picked.whole_paths]
         if options.unexpected == "error" and len(reads) < len(self.saved.names):
             self._find_unexpected(nodes)
         if options.static != "ignore" and not self._is_same_tree:

@@ -201,9 +201,9 @@ def stage(planned: Plan, held: Set[int]) -> Plan:
             copies[leaf_index] if leaf_index in copies else _stage_value(leaf)
             for leaf_index, leaf in enumerate(leaves)
         ]
-    names, _, *rest = zip(*leaves)
+    columns = dict(zip(PlannedLeaf._fields, zip(*leaves))) | {"value": values}
     return planned._replace(
-        leaves=list(_payload.planned(zip(names, values, *rest, strict=True))),
+        leaves=_payload.leaves_of_columns(**columns),
         options=planned.options._replace(
             metadata=copy.deepcopy(planned.options.metadata)
         ),

@@ -16,11 +16,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from .._format import _layouts
 from .._format._leaves import LocalShards
 from .._format._template import Template
-from .._tree import _host_copy, _leaf, _sharding
+from .._load import _lazy
+from .._load._lazy import LazyArray
+from .._tree import _filters, _host_copy, _leaf, _register, _sharding
+from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._flatten import Flat
 from .._tree._leaf import LeafKinds
 from . import _assign, _chunking, _lazies, _local_shards, _payload
@@ -41,7 +45,14 @@ class DescribedLeaves(NamedTuple):
     parts: dict[int, LocalShards]
 
 
-class _Stored(NamedTuple):
+class StoredValue(NamedTuple):
+    """The value that a leaf is written from, and its template."""
+
+    value: Any
+    template: Template
+
+
+class _DescribedLeaf(NamedTuple):
     """The value that a leaf is written from, and its template without the kinds of its
     keys. `part` says which shards of the leaf it is, if not all."""
 
@@ -59,10 +70,26 @@ class _Specified(NamedTuple):
     parts: dict[int, LocalShards]
 
 
+def selected(
+    filter_spec: FilterSpec, pytree: PyTree, leaves: Sequence[Any], is_leaf: IsLeaf
+) -> list[bool]:
+    """`_filters.selected`, which is shown something of its kind for a lazy leaf."""
+    if filter_spec is not _leaf.is_storable:
+        leaves = list(map(_stand_in, leaves))
+    return _filters.selected(filter_spec, pytree, leaves, is_leaf)
+
+
+def _stand_in(leaf: object) -> Any:
+    if isinstance(leaf, LazyArray):
+        return _leaf.stand_in(_lazy.body_of(leaf).target.kind, leaf)
+    return leaf
+
+
 def plan_leaves(
     flat: Flat, numbers: Sequence[int], options: SaveOptions
 ) -> DescribedLeaves:
-    """Plans the leaves of these numbers: says what is stored of each.
+    """Plans the leaves of these numbers: says what is stored of each. A leaf has a
+    number in the tree, and an index (`leaf_index`) among those that are stored.
 
     **Raises:** naming the leaf that cannot be stored.
     """
@@ -71,22 +98,31 @@ def plan_leaves(
     last = flat.walk.kept_result("kinds", None, list) if flat.is_walk_kept else []
     leaf_kinds = _leaf.find_kinds(values, last)
     key = _key(flat, numbers, values, leaf_kinds, options)
-    # A list that all trees like it share: the first save puts its result there.
-    kept: list[Any] = [] if key is None else flat.walk.kept_result(key, None, list)
     parts: dict[int, LocalShards] = {}
-    if not kept:
+
+    def make() -> tuple[TreeSpec, dict[str, int], list[bool]]:
+        # Leaves that have a key are all there, and written from the values of the tree.
+        nonlocal values, parts
         values, spec, parts = _make_spec(flat, numbers, values, leaf_kinds, options)
-        shardings = _shardings(values, leaf_kinds)
-        kept.append((spec, shardings, _are_zero_copy(spec, values, leaf_kinds)))
-    spec, shardings, are_zero_copy = kept[0]
+        zero_copy = _are_zero_copy(spec, values, leaf_kinds)
+        return spec, _shardings(values, leaf_kinds), zero_copy
+
+    found = make() if key is None else flat.walk.kept_result(key, None, make)
+    spec, shardings, are_zero_copy = found
     owners: Sequence[_assign.Owners | None] = [None] * len(values)
     if options.count > 1:
         owners = _owners(spec, values, options.count)
     templates = map(spec.templates.__getitem__, spec.template_of)
-    origins = spec.origins
-    fields = spec.names, values, templates, spec.template_of, origins, owners
-    leaves = _payload.planned(zip(*fields, are_zero_copy, strict=True))
-    return DescribedLeaves(list(leaves), spec, dict(shardings), parts)
+    leaves = _payload.leaves_of_columns(
+        name=spec.names,
+        value=values,
+        template=templates,
+        template_number=spec.template_of,
+        alias=spec.origins,
+        owners=owners,
+        is_zero_copy=are_zero_copy,
+    )
+    return DescribedLeaves(leaves, spec, dict(shardings), parts)
 
 
 def _are_zero_copy(
@@ -160,7 +196,7 @@ def _make_spec(
     kinds, loose = _stored_kinds(given, leaf_kinds, options)
     firsts = dict(zip(reversed(kinds), reversed(range(len(kinds)))))
     stored = {
-        kind: _as_stored(names[leaf_index], given[leaf_index], options)
+        kind: _describe_leaf(names[leaf_index], given[leaf_index], options)
         for kind, leaf_index in sorted(firsts.items(), key=operator.itemgetter(1))
     }
     values, whole, parts = [*given], [*given], dict[int, LocalShards]()
@@ -218,11 +254,20 @@ def _number_templates(
     return tuple(templates), tuple(map(number.__getitem__, rows))
 
 
-def _as_stored(name: str, value: object, options: SaveOptions) -> _Stored:
+def stored_value(value: object, dtype: np.dtype | None) -> StoredValue:
+    """What a leaf is written from. `dtype` is what floating arrays are cast to."""
+    if isinstance(value, LazyArray):
+        unread = _lazies.lazy_source(value, dtype)
+        return StoredValue(unread, unread.template)
+    value = _register.to_leaf(value)
+    return StoredValue(value, _leaf.template_of(value, dtype))
+
+
+def _describe_leaf(name: str, value: object, options: SaveOptions) -> _DescribedLeaf:
     """A leaf of a name as it is stored."""
     local = None
     try:
-        value, template = _lazies.as_stored(value, options.dtype)
+        value, template = stored_value(value, options.dtype)
         if options.processes == "own":
             local = _local_shards.local_shards(value, template)
     except (ValueError, TypeError) as e:
@@ -238,7 +283,7 @@ def _as_stored(name: str, value: object, options: SaveOptions) -> _Stored:
         chunk = _chunking.chunk_shape(name, template, options, shard)
         template = template._replace(chunk=chunk)
     codec = _chunking.codec_of(name, template, options)
-    return _Stored(value, template._replace(codec=codec), part)
+    return _DescribedLeaf(value, template._replace(codec=codec), part)
 
 
 def _check_nodes(key_kinds: Sequence[str], numbers: dict[str, int], flat: Flat) -> None:

@@ -9,10 +9,9 @@ import functools as ft
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _index, _template
@@ -23,8 +22,7 @@ from .._load._lazy import LazyArray
 from .._load._leaf_body import LeafBody, StoredLeaf
 from .._load._source import Source
 from .._runtime import _threads
-from .._tree import _filters, _host_copy, _leaf, _register, _target
-from .._tree._filters import FilterSpec, IsLeaf
+from .._tree import _host_copy, _leaf, _target
 from ._payload import PlannedLeaf
 
 
@@ -37,49 +35,19 @@ _AHEAD = 16 * 2**20
 _SMALL = 1 << 16
 
 
-def selected(
-    filter_spec: FilterSpec, pytree: PyTree, leaves: Sequence[Any], is_leaf: IsLeaf
-) -> list[bool]:
-    """`_filters.selected`, which is shown something of its kind for a lazy leaf."""
-    if filter_spec is not _leaf.is_storable:
-        leaves = list(map(_stand_in, leaves))
-    return _filters.selected(filter_spec, pytree, leaves, is_leaf)
-
-
-def _stand_in(leaf: object) -> Any:
-    if isinstance(leaf, LazyArray):
-        return _leaf.stand_in(_lazy.body_of(leaf).target.kind, leaf)
-    return leaf
-
-
-class StoredValue(NamedTuple):
-    """The value that a leaf is written from, and its template."""
-
-    value: Any
-    template: Template
-
-
-def as_stored(value: object, dtype: np.dtype | None) -> StoredValue:
-    """Makes a leaf what it is written from. The template has chunks only if the leaf is
-    lazy, and lies in its source as it will be stored.
-
-    `dtype` is what floating arrays are cast to.
-    """
-    if isinstance(value, LazyArray):
-        _lazy.body_of(value).check_whole()
-        unread = _lazy_source(value, dtype)
-        return StoredValue(unread, unread.template)
-    value = _register.to_leaf(value)
-    return StoredValue(value, _leaf.template_of(value, dtype))
-
-
 def likeness(value: object) -> Any:
     """Equal for lazy leaves that are stored alike, so that the `LazySource` of one is
     made `like` that of another; None for any other value."""
     return _lazy.body_of(value).likeness if isinstance(value, LazyArray) else None
 
 
-def _lazy_source(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
+def lazy_source(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
+    """What a lazy leaf is written from. Its template has chunks only if it lies in its
+    source as it will be stored. `dtype` is what floating arrays are cast to.
+
+    **Raises:** as `check_whole`.
+    """
+    _lazy.body_of(lazy).check_whole()
     is_array = _lazy.body_of(lazy).target.kind in _template.ARRAY_KINDS
     if is_array and dtype is not None:
         if _template.is_floating(lazy.dtype) and dtype != lazy.dtype:

@@ -78,13 +78,13 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
         options = options._replace(dtype=_leaf.check_cast(options.dtype))
     if options.base is not None:
         options = options._replace(base=_options.base_facts(options.base))
-    filter_spec, is_leaf, where = options[:3]
+    is_leaf = options.is_leaf
     _checkpoint.check_tree(pytree)
     flat = _flatten.flatten(pytree, is_leaf)
     # A leaf is stored if `filter_spec` is true of it, and `where` gives a node that it
     # is in.
-    chosen = _lazies.selected(filter_spec, pytree, flat.leaves, is_leaf)
-    picked = _select.select(where, flat, chosen, is_leaf)
+    chosen = _describe.selected(options.filter_spec, pytree, flat.leaves, is_leaf)
+    picked = _select.select(options.where, flat, chosen, is_leaf)
     numbers = list(it.compress(range(len(chosen)), chosen))
     if picked.leaves is not None:
         numbers = [number for number in numbers if number in picked.leaves]
@@ -94,7 +94,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     entry = _layouts.LAYOUTS[options.layout].entry
     if entry is not None:
         _check_entries(described.spec.names, entry, root)
-    facts = _facts(flat, numbers, picked.wholes)
+    facts = _facts(flat, numbers, picked.whole_paths)
     values = map(operator.attrgetter("value"), described.leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
     functions: dict[str, PlannedFunction] = {}
@@ -106,6 +106,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     max_bytes = options.max_bytes
     if max_bytes is None:
         max_bytes = min(_MAX_BYTES, _machine.memory() // _SHARE)
+    # `described` is the fields of a `Plan` from `leaves` to `parts`.
     planned = Plan(root, options, max_bytes, *described, facts, functions, has_lazies)
     check_index(planned)
     return planned
@@ -132,8 +133,10 @@ def _check_entries(
             )
 
 
-def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeFacts:
-    """Facts about a tree. `wholes`: the key paths of the nodes that are stored."""
+def _facts(
+    flat: Flat, numbers: Sequence[int], whole_paths: Sequence[tuple]
+) -> TreeFacts:
+    """Facts about a tree. `whole_paths`: those of the nodes that are stored."""
     stored = {*numbers}
     _states.check_order(flat, stored)
     record = flat.record(list(map(stored.__contains__, range(len(flat.leaves)))))
@@ -146,10 +149,12 @@ def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeF
                 f"Nothing was saved: {e}. Save it as several checkpoints with `where`."
             ) from None
         _check_state(flat, record)
-        names = (_flatten.module_name(path, "") for path in wholes)
+        names = (_flatten.module_name(path, "") for path in whole_paths)
         return TreeFacts(record, tuple(names))
 
-    return flat.walk.kept_result(("facts", id(record), tuple(wholes)), record, make)
+    return flat.walk.kept_result(
+        ("facts", id(record), tuple(whole_paths)), record, make
+    )
 
 
 def _check_state(flat: Flat, record: TreeRecord) -> None:
@@ -171,7 +176,7 @@ def check_index(plan: Plan) -> None:
     names, chunks = sum(map(len, spec.names)), spec.chunk_count
     metadata = len(json.dumps(plan.options.metadata))
     if plan.functions:
-        metadata += len(json.dumps(_index.encode_functions(_stored(plan.functions))))
+        metadata += len(json.dumps(_index.encode_functions(_function_entries(plan))))
     if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
         return  # It is far from that.
     writer = WRITERS[plan.options.layout]
@@ -191,8 +196,8 @@ def check_index(plan: Plan) -> None:
         ) from None
 
 
-def _stored(functions: dict[str, PlannedFunction]) -> dict[str, StoredFunction]:
-    return {name: function.stored for name, function in functions.items()}
+def _function_entries(plan: Plan) -> dict[str, StoredFunction]:
+    return {name: function.stored for name, function in plan.functions.items()}
 
 
 def side_files(plan: Plan, save: str, written: Written) -> dict[str, bytes]:
@@ -202,37 +207,6 @@ def side_files(plan: Plan, save: str, written: Written) -> dict[str, bytes]:
     if not plan.options.orbax:
         return written.side
     return written.side | _rooms.orbax_files(plan, save, written.manifest)
-
-
-def index_of(
-    plan: Plan,
-    save: str,
-    written: Written,
-    side: Mapping[str, bytes] = types.MappingProxyType({}),
-    own: Sequence[OwnState] = (),
-) -> Index:
-    """The index of a save, which has these files for other readers at its root."""
-    options, spec, facts = plan.options, plan.spec, plan.facts
-    others = dict(zip(side, map(_index.digest, side.values())))
-    # What is compressed lies elsewhere in each save.
-    make_table = _make_table if spec.is_compressed else _kept_table
-    table = make_table(spec, facts, tuple(plan.parts.items()), written.placed)
-    return Index(
-        save,
-        options.layout,
-        options.metadata,
-        table.leaves,
-        written.placed.files,
-        written.placed.placement,
-        written.digests,
-        written.others | others,
-        _index.versions(),
-        SaveFacts(int(time.time()), options.count, plan.shardings),
-        _stored(plan.functions) if plan.functions else {},
-        list(own),
-        base=cast(BaseFacts | None, options.base),
-        columns=table.columns,
-    )
 
 
 class _Table(NamedTuple):
@@ -261,3 +235,34 @@ def _make_table(
 
 
 _kept_table = _tree_spec.remembered(_make_table)
+
+
+def index_of(
+    plan: Plan,
+    save: str,
+    written: Written,
+    side: Mapping[str, bytes] = types.MappingProxyType({}),
+    own: Sequence[OwnState] = (),
+) -> Index:
+    """The index of a save, which has these files for other readers at its root."""
+    options, spec, facts = plan.options, plan.spec, plan.facts
+    others = dict(zip(side, map(_index.digest, side.values())))
+    # What is compressed lies elsewhere in each save.
+    make_table = _make_table if spec.is_compressed else _kept_table
+    table = make_table(spec, facts, tuple(plan.parts.items()), written.placed)
+    return Index(
+        save,
+        options.layout,
+        options.metadata,
+        table.leaves,
+        written.placed.files,
+        written.placed.placement,
+        written.digests,
+        written.others | others,
+        _index.versions(),
+        SaveFacts(int(time.time()), options.count, plan.shardings),
+        _function_entries(plan),
+        list(own),
+        base=cast(BaseFacts | None, options.base),
+        columns=table.columns,
+    )

@@ -46,7 +46,7 @@ def stage(leaf: object, template: Template) -> Any:
     return stage(_in_parts(leaf, template), template)
 
 
-def is_own(array: np.ndarray) -> bool:
+def is_frozen(array: np.ndarray) -> bool:
     """Whether nobody writes to the memory of an array any more: it was staged."""
     return array.flags.owndata and not array.flags.writeable
 
@@ -228,7 +228,7 @@ def to_host(leaf: object, template: Template) -> np.ndarray:
         return next(
             to_host_by_regions(leaf, template, [_sharding.whole(template.shape)])
         )
-    return _stored(_on_host(leaf, template), template)
+    return _in_stored_form(_on_host(leaf, template), template)
 
 
 def is_zero_copy(leaf: object, template: Template) -> bool:
@@ -259,7 +259,7 @@ def only_part(leaf: object, template: Template) -> np.ndarray | None:
         return None
     if not isinstance(part, np.ndarray) or part.shape != template.chunk:
         return None
-    return _stored(part, template)
+    return _in_stored_form(part, template)
 
 
 @ft.lru_cache(maxsize=1024)
@@ -274,7 +274,7 @@ def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
     if template.dtype in _leaf.NOT_ARRAYS or len({*map(type, leaves)}) != 1:
         return None
     if type(leaves[0]) in _leaf.PYTHON.values():
-        stored = _stored(np.asarray(leaves), template)
+        stored = _in_stored_form(np.asarray(leaves), template)
         return stored.view(np.uint8).reshape(len(leaves), -1)
     if isinstance(leaves[0], jax.Array):
         shardings = {leaf.sharding for leaf in leaves}
@@ -285,7 +285,7 @@ def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
     dtypes = {*map(operator.attrgetter("dtype"), leaves)}
     if len(dtypes) > 1:
         return None  # They may have no dtype in common.
-    stored = _stored(_together(leaves, dtypes.pop()), template)
+    stored = _in_stored_form(_together(leaves, dtypes.pop()), template)
     return stored.view(np.uint8).reshape(len(leaves), -1)
 
 
@@ -316,7 +316,7 @@ def to_host_by_regions(
     if not isinstance(leaf, Shards):
         array = _on_host(leaf, template)
         for region in regions:
-            yield _stored(array[region], template)
+            yield _in_stored_form(array[region], template)
         return
     dtype = leaf.parts[0].dtype
     ahead = 0 if isinstance(leaf.parts[0], np.ndarray) else PREFETCH
@@ -328,9 +328,9 @@ def to_host_by_regions(
         ]
         waiting.append((region, begun))
         if len(waiting) > ahead:
-            yield _stored(_join(*waiting.popleft(), dtype), template)
+            yield _in_stored_form(_join(*waiting.popleft(), dtype), template)
     while waiting:
-        yield _stored(_join(*waiting.popleft(), dtype), template)
+        yield _in_stored_form(_join(*waiting.popleft(), dtype), template)
 
 
 def _begin(part: Any, region: tuple[slice, ...]) -> Any:
@@ -384,7 +384,7 @@ def _on_host(leaf: Any, template: Template) -> np.ndarray:
     return as_numpy(leaf)
 
 
-def _stored(array: np.ndarray, template: Template) -> np.ndarray:
+def _in_stored_form(array: np.ndarray, template: Template) -> np.ndarray:
     name = template.stored if template.dtype in _leaf.NOT_ARRAYS else template.dtype
     dtype = _template.dtype_of(name)
     if array.dtype != dtype:

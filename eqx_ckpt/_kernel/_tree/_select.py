@@ -18,12 +18,12 @@ from ._flatten import Flat
 class _Tag:
     """Stands for a stored leaf while a `where` runs, and is of no other use."""
 
-    __slots__ = ("_path", "_place", "_rank", "_tagged")
+    __slots__ = ("_path", "_number", "_stored_number", "_tagged")
 
-    def __init__(self, path: tuple, place: int, rank: int, tagged: "Tagged"):
+    def __init__(self, path: tuple, number: int, stored_number: int, tagged: "Tagged"):
         self._path = path
-        self._place = place
-        self._rank = rank  # Among the stored leaves.
+        self._number = number
+        self._stored_number = stored_number  # Among the stored leaves.
         self._tagged = tagged
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -72,12 +72,12 @@ _iterables = (
 
 class Selection(NamedTuple):
     """The leaves and nodes that a `where` picks. `leaves` has the numbers of leaves
-    (None: all of them). `wholes` has the key paths of nodes that are picked as a whole,
-    and of leaves that are not stored, which may stand at other places too. `nested` has
-    the key paths of nodes in the containers that `where` gives them in."""
+    (None: all of them). `whole_paths` has the key paths of nodes that are picked as a
+    whole, and of leaves that are not stored, which may stand at other places too.
+    `nested` has the key paths of nodes in the containers that `where` gives them in."""
 
     leaves: set[int] | None
-    wholes: list[tuple]
+    whole_paths: list[tuple]
     nested: Any
 
 
@@ -113,9 +113,9 @@ class Tagged:
         self._stored: list[tuple] = []
         tagged = []
         rows = zip(flat.paths, flat.leaves, storable)
-        for place, (path, leaf, good) in enumerate(rows):
+        for number, (path, leaf, good) in enumerate(rows):
             if good:
-                leaf = _Tag(path, place, len(self._stored), self)
+                leaf = _Tag(path, number, len(self._stored), self)
                 self._stored.append(path)
             else:
                 self._others.setdefault(id(leaf), []).append(path)
@@ -146,9 +146,9 @@ class Tagged:
         except (AttributeError, LookupError) as e:
             e.add_note(f"`{called}` fails on the tree.{fields_said(e)}")
             raise
-        places, wholes = set(), []
-        nested = self._collect(picked, places, wholes)
-        if not places:
+        numbers, paths = set(), []
+        nested = self._collect(picked, numbers, paths)
+        if not numbers:
             raise ValueError(
                 f"`{called}` selects no leaf that is stored. "
                 + (
@@ -158,14 +158,14 @@ class Tagged:
                     "use `filter_spec` to filter."
                 )
             )
-        return Selection(places, wholes, nested)
+        return Selection(numbers, paths, nested)
 
-    def _collect(self, node: object, places: set[int], wholes: list[tuple]) -> Any:
+    def _collect(self, node: object, numbers: set[int], paths: list[tuple]) -> Any:
         """Adds the picked nodes. Returns the key path of a node; a list of these for
         the children of a container; or nothing."""
         if isinstance(node, _Tag):
-            places.add(node._place)
-            wholes.append(node._path)
+            numbers.add(node._number)
+            paths.append(node._path)
             return node._path
         own = self._is_leaf
         below, _ = jtu.tree_flatten_with_path(
@@ -175,11 +175,11 @@ class Tagged:
             ),
         )
         roots = set()
-        ranks = []
+        stored = []
         for path, leaf in below:
             if isinstance(leaf, _Tag):
-                places.add(leaf._place)
-                ranks.append(leaf._rank)
+                numbers.add(leaf._number)
+                stored.append(leaf._stored_number)
                 cut = len(leaf._path) - len(path)
                 roots.add(leaf._path[:cut] if leaf._path[cut:] == path else None)
             elif id(leaf) not in self._others:
@@ -192,10 +192,10 @@ class Tagged:
         # A node of the tree has all of its leaves below one key path; other containers,
         # as a slice of a list, are looked into.
         root = roots.pop() if len(roots) == 1 else None
-        if root is not None and self._is_all_below(root, ranks):
-            wholes.append(root)
+        if root is not None and self._is_all_below(root, stored):
+            paths.append(root)
             return root
-        if ranks:
+        if stored:
             method = getattr(node, "__func__", None)
             if isinstance(node, eqx.Module) and method is not None:
                 # Its only child is what it is a method of, all of which it would pick.
@@ -204,20 +204,20 @@ class Tagged:
                     "calling it."
                 )
             children = jtu.tree_leaves(node, is_leaf=lambda x: x is not node)
-            some = [self._collect(child, places, wholes) for child in children]
+            some = [self._collect(child, numbers, paths) for child in children]
             return [x for x in some if x is not None]
         for _, leaf in below:
-            wholes.extend(self._others[id(leaf)])
+            paths.extend(self._others[id(leaf)])
         return None
 
-    def _is_all_below(self, root: tuple, ranks: list[int]) -> bool:
-        """Whether these leaves, all of them below `root`, are all that are."""
+    def _is_all_below(self, root: tuple, stored: list[int]) -> bool:
+        """Whether these leaves, by their stored numbers, are all below `root`."""
         # Those below one node follow each other.
-        first, last = min(ranks), max(ranks)
+        first, last = min(stored), max(stored)
         around = (
             self._stored[max(first - 1, 0) : first] + self._stored[last + 1 : last + 2]
         )
-        return len(ranks) == last - first + 1 and not any(
+        return len(stored) == last - first + 1 and not any(
             path[: len(root)] == root for path in around
         )
 
