@@ -199,7 +199,7 @@ def test_command_line(tmp_path, capsys):
     assert "no directory" in capsys.readouterr().err
 
 
-def test_near_steps_that_their_run_needs_no_more(tmp_path, capsys):
+def test_near_steps_that_their_run_needs_no_more(tmp_path, capsys, caplog):
     disk = tmp_path / "disk"
     roots = [tmp_path / name for name in ("over", "behind", "gone")]
     for root, every in zip(roots, (4, 100, 100)):
@@ -218,7 +218,10 @@ def test_near_steps_that_their_run_needs_no_more(tmp_path, capsys):
         assert f"near step 4, attempt 1 at `{root}`: {why}" in told
     # A run may go on, and nobody has said that it does not.
     assert ec.clean(disk) == [] and files_of(disk) == before
-    assert ec.clean(disk, idle=True) == [over]
+    with caplog.at_level("INFO", "eqx_ckpt"):
+        assert ec.clean(disk, idle=True) == [over]
+    text = f"Deleted a near step that its run needs no more: `{over}`"
+    assert text in [record.getMessage() for record in caplog.records]
     left = {name for name in before if not str(disk / name).startswith(over)}
     assert files_of(disk).keys() == left and len(left) == 2
     assert not pathlib.Path(over).parent.exists()

@@ -1,4 +1,8 @@
-"""`clean`: finds and deletes what killed saves have left."""
+"""`clean`: finds and deletes what killed saves have left.
+
+Each of the functions here cleans one kind of it: it returns the paths of what it has
+found, and with `remove`, it has deleted that.
+"""
 
 import contextlib
 import functools as ft
@@ -63,14 +67,6 @@ def clean(
         ```
     """
     root = _root.resolve(directory)
-    found = _cleaned(root, remove, idle)
-    if remove:
-        for path in found:
-            _log.say(_log.INFO, f"Deleted what a killed save has left: `{path}`")
-    return found
-
-
-def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
     if not isinstance(root, LocalDirectory):
         root.check_writable()
         if remove and not idle:
@@ -84,6 +80,18 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
     tops = here.list_top() if here.entry() in (None, "directory") else None
     if tops is None:
         raise FileNotFoundError(f"There is no directory at `{root}`.")
+    what = dict.fromkeys(_clean_all(here, tops, remove), "what a killed save has left")
+    if isinstance(here, LocalDirectory) and (idle or not remove):
+        superseded = _clean_superseded(here, remove)
+        what |= dict.fromkeys(superseded, "a near step that its run needs no more")
+    found = sorted(what)
+    for path in found if remove else []:
+        _log.say(_log.INFO, f"Deleted {what[path]}: `{path}`")
+    return found
+
+
+def _clean_all(here: Backend, tops: Mapping[str, bool], remove: bool) -> set[str]:
+    """Cleans all that killed saves have left in a directory that has these names."""
     found = _clean_beside(_leftovers.beside(here), remove)
     found |= _clean_saves(here, remove)
     found |= _clean_inside(here, tops, remove)
@@ -96,64 +104,11 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
         # Others may be deleting it.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found |= _clean_step(step, is_run, remove)
-    if isinstance(here, LocalDirectory) and (idle or not remove):
-        found |= _clean_superseded(here, remove)
-    return sorted(found)
-
-
-def _clean_step(step: Backend, is_run: bool, remove: bool) -> set[str]:
-    inside = None if step.is_link() else step.list_top()
-    if inside is None:
-        return set()
-    found = _clean_inside(step, inside, remove) | _clean_mark(step, inside, remove)
-    if (found or is_run) and remove:
-        # A save was killed before it wrote anything.
-        for key in ("default/d", "default", ""):
-            step.drop_directory(key)
     return found
-
-
-def _clean_superseded(here: LocalDirectory, remove: bool) -> set[str]:
-    """Cleans near steps that newer ones have taken the place of."""
-    found = _rooms.superseded(here)
-    for path in found if remove else []:
-        key = os.path.relpath(path, here.url)
-        here.delete(key)
-        here.below(os.path.dirname(key)).drop_directory()
-    return {*found}
-
-
-def _clean_history(place: LocalDirectory, remove: bool) -> set[str]:
-    """Cleans the files of a history that are torn: their writers held its lock."""
-    found = set()
-    with contextlib.suppress(OSError), place.lock() as held:
-        names = place.list_top() if held else None
-        for name in filter(_history.parse_name, names or ()):
-            value = place.read(name)
-            if value is not None and _rows.is_torn(value.data):
-                found.add(f"{place.path}/{name}")
-                if remove:
-                    place.delete_files([name])
-    return found
-
-
-def _clean_mark(step: Backend, tops: Mapping[str, bool], remove: bool) -> set[str]:
-    """Cleans the mark of a step of ours that is gone."""
-    mark = _published.DONE
-    if set(tops) - {"default"} != {mark} or step.below("default").list_top():
-        return set()
-    found = None
-    with contextlib.suppress(ValueError):  # One that is longer is not ours.
-        found = step.read(mark, limit=len(_published.OURS))
-    if found is None or found.data != _published.OURS:
-        return set()
-    if remove:
-        step.delete(mark)
-    return {f"{step.url}/{mark}"}
 
 
 def _clean_inside(here: Backend, tops: Mapping[str, bool], remove: bool) -> set[str]:
-    """Cleans the directories in one that has these names. Returns what was found."""
+    """Cleans the directories in one that has these names, and what lies beside them."""
     found = set()
     if isinstance(here, LocalDirectory):
         found = _clean_beside(_leftovers.beside_all(here), remove)
@@ -169,11 +124,12 @@ def _clean_inside(here: Backend, tops: Mapping[str, bool], remove: bool) -> set[
 
 
 def _clean_beside(works: Iterable[LocalDirectory], remove: bool) -> set[str]:
+    """Cleans directories in which saves were written, beside their paths."""
     return {work.path for work in works if _leftovers.delete_abandoned(work, remove)}
 
 
 def _clean_saves(place: Backend, remove: bool) -> set[str]:
-    """The saves at a path that are not the checkpoint there; with `remove`, deleted."""
+    """Cleans the saves at a path that are not the checkpoint there."""
     is_local = isinstance(place, LocalDirectory)
     # What lies beside a path has the lock of its writer, and was looked at.
     if is_local and _files.is_beside(place.name) or not _may_hold_saves(place):
@@ -213,3 +169,55 @@ def _must_stay(root: Backend, save: str) -> bool:
     current = published is not None and published.content.save == save
     inside = root.below("d").below(save).list_top() or {}
     return current or not all(map(_files.DATA.fullmatch, inside))
+
+
+def _clean_history(place: LocalDirectory, remove: bool) -> set[str]:
+    """Cleans the files of a history that are torn: their writers held its lock."""
+    found = set()
+    with contextlib.suppress(OSError), place.lock() as held:
+        names = place.list_top() if held else None
+        for name in filter(_history.parse_name, names or ()):
+            value = place.read(name)
+            if value is not None and _rows.is_torn(value.data):
+                found.add(f"{place.path}/{name}")
+                if remove:
+                    place.delete_files([name])
+    return found
+
+
+def _clean_step(step: Backend, is_run: bool, remove: bool) -> set[str]:
+    """Cleans the directory of a step."""
+    inside = None if step.is_link() else step.list_top()
+    if inside is None:
+        return set()
+    found = _clean_inside(step, inside, remove) | _clean_mark(step, inside, remove)
+    if (found or is_run) and remove:
+        # A save was killed before it wrote anything.
+        for key in ("default/d", "default", ""):
+            step.drop_directory(key)
+    return found
+
+
+def _clean_mark(step: Backend, tops: Mapping[str, bool], remove: bool) -> set[str]:
+    """Cleans the mark of a step of ours that is gone."""
+    mark = _published.DONE
+    if set(tops) - {"default"} != {mark} or step.below("default").list_top():
+        return set()
+    found = None
+    with contextlib.suppress(ValueError):  # One that is longer is not ours.
+        found = step.read(mark, limit=len(_published.OURS))
+    if found is None or found.data != _published.OURS:
+        return set()
+    if remove:
+        step.delete(mark)
+    return {f"{step.url}/{mark}"}
+
+
+def _clean_superseded(here: LocalDirectory, remove: bool) -> set[str]:
+    """Cleans near steps that newer ones have taken the place of."""
+    found = _rooms.superseded(here)
+    for path in found if remove else []:
+        key = os.path.relpath(path, here.url)
+        here.delete(key)
+        here.below(os.path.dirname(key)).drop_directory()
+    return {*found}
