@@ -1,4 +1,9 @@
-"""The record of a tree, made of its walk and of which leaves are stored."""
+"""The record of a tree, made of its walk and of which leaves are stored.
+
+A record has a row for each kind of leaf and node, after the rows of its children. What
+is alike has one row. So rows are made from below: first those of the leaves, and then
+those of the nodes, a layer after the other. The tree itself is the last row.
+"""
 
 import functools as ft
 import itertools as it
@@ -19,11 +24,11 @@ from ._walk import Group, Walk
 
 # Stands for the value of an array that is not stored.
 _ARRAY = {"unknown": ["", "array"]}
+_PLAIN = tuple(_leaf.PLAIN.values())
 
 
 class _LeftOut(NamedTuple):
-    """The encoded value of a leaf that is not stored, as JSON and as what that is
-    of."""
+    """The encoded value of a leaf that is not stored, and its JSON."""
 
     text: str
     encoded: Any
@@ -33,18 +38,19 @@ def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRec
     """The record of a tree of which the `chosen` leaves are stored. That of a walk that
     is kept is made once for all trees like it."""
     own_types, left_out = _own_types(leaves, chosen), _left_out(walk, leaves, chosen)
-    make = lambda: _Recorder(walk, leaves, own_types, left_out).record
+    make = lambda: _Recorder(walk).record(leaves, own_types, left_out)
     if not walk.is_kept:
         return make()
-    # A skeleton has the record of what it is one of.
-    others = tuple((own.text, type(leaves[i])) for i, own in left_out.items())
+    # What is stored is not in the key: a skeleton has the record of its tree. The types
+    # of the others say which were left out on purpose.
+    others = tuple((out.text, type(leaves[i])) for i, out in left_out.items())
     key = "record", bytes(chosen), tuple(own_types.items()), others
     return walk.kept_result(key, None, make)
 
 
 def _own_types(leaves: Sequence[Any], chosen: Sequence[bool]) -> dict[int, type]:
-    """The types of those of the `chosen` leaves that do not come back by themselves, by
-    their numbers."""
+    """The types of those `chosen` leaves that the record has to name, by the numbers of
+    the leaves."""
     types = list(map(type, leaves))
     own = {cls for cls in {*types} if not _comes_back(cls) or _register.codec_of(cls)}
     numbers = it.compress(range(len(types)), chosen) if own else ()
@@ -59,40 +65,43 @@ def _left_out(
     out = {}
     for number in it.compress(range(len(leaves)), map(operator.not_, chosen)):
         x = leaves[number]
-        own = id(x), walk.owner(number) if callable(x) else None
-        if own not in known:
+        owner = walk.owner(number) if callable(x) else None
+        if (id(x), owner) not in known:
             is_array = isinstance(x, (jax.Array, np.ndarray))
-            made = _ARRAY if is_array else _codec.encode(x, own[1])
-            known[own] = _LeftOut(json.dumps(made), made)
-        out[number] = known[own]
+            made = _ARRAY if is_array else _codec.encode(x, owner)
+            known[id(x), owner] = _LeftOut(json.dumps(made), made)
+        out[number] = known[id(x), owner]
     return out
 
 
 class _Recorder:
-    """Makes the `record` of a walk: first the rows of its leaves, and then those of its
-    nodes from below. What is alike has one row."""
+    """The kinds, values and rows of a record that is being made, each with its number:
+    what is alike has one."""
 
-    def __init__(
-        self,
-        walk: Walk,
-        leaves: Sequence[Any],
-        own_types: dict[int, type],
-        left_out: dict[int, _LeftOut],
-    ):
-        self._values = Values(walk.values)
+    def __init__(self, walk: Walk):
+        self._walk, self._values = walk, Values(walk.values)
         self._kinds: dict[Kind, int] = {}
         self._rows: dict[Row, int] = {}
         # How many leaves are stored at and below each row.
         self._counts: list[int] = []
-        self._row(Kind("leaf"))
+        self._row(Kind("leaf"))  # `LEAF`
+
+    def record(
+        self,
+        leaves: Sequence[Any],
+        own_types: dict[int, type],
+        left_out: dict[int, _LeftOut],
+    ) -> TreeRecord:
         of_leaves = self._rows_of_leaves(leaves, own_types, left_out)
-        in_layers = dict(zip(walk.order, of_leaves))
-        own = [in_layers[number] for number in range(len(of_leaves))]
-        top = walk.fold(own, self._rows_of_group)
+        # From JAX's order into that of the layers.
+        in_layers = [LEAF] * len(of_leaves)
+        for number, row in zip(self._walk.order, of_leaves):
+            in_layers[number] = row
+        top = self._walk.fold(in_layers, self._rows_of_group)
         rows = list(self._rows)
-        if top != len(rows) - 1:  # The tree is the last row.
+        if top != len(rows) - 1:
             rows.append(rows[top])
-        self.record = TreeRecord(list(self._kinds), self._values.encoded, rows)
+        return TreeRecord(list(self._kinds), self._values.encoded, rows)
 
     def _row(
         self, kind: Kind, children: Sequence[int] = (), values: Sequence[int] = ()
@@ -100,7 +109,7 @@ class _Recorder:
         number = self._kinds.setdefault(kind, len(self._kinds))
         made = Row(number, tuple(children), tuple(values))
         row = self._rows.setdefault(made, len(self._rows))
-        if row == len(self._counts):
+        if row == len(self._counts):  # It is new.
             below = sum(map(self._counts.__getitem__, children))
             self._counts.append(below + (kind.how == "leaf"))
         return row
@@ -137,12 +146,12 @@ class _Recorder:
         out = [LEAF] * len(leaves)
         for number, cls in own_types.items():
             out[number] = self._row(Kind("leaf", _named.class_name(cls)))
-        for number, made in left_out.items():
+        for number, (text, encoded) in left_out.items():
             x = leaves[number]
             # One that a save stores by default was left out on purpose.
             is_left = not callable(x) and _filters.by_default(x)
             kind = Kind("left" if is_left else "value", data=("",))
-            out[number] = self._row(kind, values=[self._values.add(*made)])
+            out[number] = self._row(kind, values=[self._values.add(text, encoded)])
         return out
 
 
@@ -154,11 +163,9 @@ def _are_parts_good(kind: Kind) -> bool:
     )
 
 
-_PLAIN = tuple(_leaf.PLAIN.values())
-
-
 @ft.cache
 def _comes_back(cls: type) -> bool:
-    """Whether what is stored says by itself that a leaf was of this type."""
-    is_own = issubclass(cls, _PLAIN) and not issubclass(cls, np.generic)
-    return cls in _PLAIN or not is_own
+    """Whether a load gives a leaf of this type back without being told: all but
+    the caller's subclasses of plain values."""
+    is_plain = cls in _PLAIN or issubclass(cls, np.generic)
+    return is_plain or not issubclass(cls, _PLAIN)
