@@ -6,7 +6,7 @@ import itertools as it
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 from jaxtyping import PyTree
@@ -180,9 +180,21 @@ def export_safetensors(
     head = _header(tensors, metadata)
     with _writer(tensors, max_bytes, progress) as write:
         files = [TensorFile("", head, len(tensors))]
-        into = lambda file: Destination(_publish_file.FileSink(file), "", False)
+        into = lambda file: Destination(FileSink(file), "", False)
         pack = lambda file: write(into(file), files)
         _publish_file.publish(root, pack, overwrite, durable)
+
+
+class FileSink:
+    """The `Sink` of one file, which gets all bytes."""
+
+    has_slow_writes = True  # It may be a pipe, or a file of any library.
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+
+    def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
+        self._file.writelines(buffers)
 
 
 def _run_of(root: Backend, processes: Who) -> Processes:

@@ -1,10 +1,13 @@
-"""Publication of one file, atomically: it is written beside its path and renamed, or it
-is put into an object store as a whole.
+"""Publication of one file, atomically.
+
+On a disk it is written in a directory beside its path, as a save is that is swapped,
+and renamed. An object store has no renames: there it is put in place as a whole, out of
+memory.
 """
 
 import contextlib
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from .._kernel._save import _path_state
@@ -26,8 +29,9 @@ def publish(
     sync: bool,
     nbytes: int = 0,
 ) -> None:
-    """Lets a file of about `nbytes` be written, and puts it at its path: in the place
-    of whatever file is there, or, without `overwrite`, if there is none.
+    """Lets a file be written, and puts it at its path: in the place of whatever file is
+    there, or, without `overwrite`, if there is none. Errors name about how many
+    `nbytes` it has.
 
     **Raises:** `FileExistsError`.
     """
@@ -35,16 +39,6 @@ def publish(
         _publish_locally(root, write, overwrite, sync, nbytes)
     else:
         _send(root, write, overwrite)
-
-
-def _send(root: Backend, write: Callable[[BinaryIO], None], overwrite: bool) -> None:
-    directory, key = root.split()
-    buffer = io.BytesIO()
-    write(buffer)
-    if overwrite:
-        directory.write(key, [buffer.getbuffer()])
-    elif not directory.replace(key, buffer.getvalue(), None):
-        raise _came_meanwhile(root)
 
 
 def _publish_locally(
@@ -56,6 +50,7 @@ def _publish_locally(
 ) -> None:
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
         txn = FileTransaction(root.real(), undo, overwrite)
+        # Also after the commit, which leaves an empty directory.
         held.callback(discard, txn.work)
         with errors_before_commit(root, nbytes):
             txn.begin(held)
@@ -71,21 +66,9 @@ def _publish_locally(
             raise _came_meanwhile(root) from None
 
 
-class FileSink:
-    """The `Sink` of a save of one file: a file object, which gets its bytes."""
-
-    has_slow_writes = True  # It may be a pipe, or a file of any library.
-
-    def __init__(self, file: BinaryIO | io.BytesIO):
-        self._file = file
-
-    def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
-        self._file.writelines(buffers)
-
-
 class FileTransaction(BesideTransaction):
-    """One file that is written in a directory beside its path. It holds everything, so
-    there is no index to publish, and nothing beside it."""
+    """One file that is written in a directory beside its path. It holds everything:
+    `publish` gets no index, and no files for other readers."""
 
     last_file = "file"
 
@@ -94,7 +77,7 @@ class FileTransaction(BesideTransaction):
     ):
         super().__init__(root, _path_state.NOTHING, undo)
         self.overwrite = overwrite
-        # Of the file that was written, by which it is known at its path.
+        # Of the file that was written: `fate` knows it by that at its path.
         self._stamp: Any = None
 
     def publish(self, index: bytes = b"", side: Any = None, sync: bool = True) -> None:
@@ -110,6 +93,16 @@ class FileTransaction(BesideTransaction):
         directory, key = self.root.split()
         is_there = directory.stamp(key) == self._stamp
         return Fate.SAVED if is_there else Fate.NOT_SAVED
+
+
+def _send(root: Backend, write: Callable[[BinaryIO], None], overwrite: bool) -> None:
+    directory, key = root.split()
+    buffer = io.BytesIO()
+    write(buffer)
+    if overwrite:
+        directory.write(key, [buffer.getbuffer()])
+    elif not directory.replace(key, buffer.getvalue(), None):  # If there is none.
+        raise _came_meanwhile(root)
 
 
 def _came_meanwhile(root: Backend) -> FileExistsError:
