@@ -1,14 +1,13 @@
 """The steps of a run: where they are, which are complete, and which count.
 
-A *listing* has the steps that have a directory, or a link in its place. Those of them
-are *complete* whose save is committed. The *lineage* says which of these count: after a
-run went back, the steps that an earlier attempt has left do not.
-
 A step is a checkpoint at `<root>/<step>/default`, where Orbax's CheckpointManager has
-one too. In an object store it is the same, by other means: there are no links, locks
-and renames, and each look at a step is a request.
+one too. A *listing* has the steps that have a directory, or a link in its place. Those
+of them are *complete* whose save is committed. The *lineage* says which of these count:
+after a run went back, the steps that an earlier attempt has left do not.
 
-No link below the directory of the run is followed: a step that is one is not complete.
+In an object store each look at a step is a request. So what a list says there, and what
+this process has saved, is not asked again. No link below the directory of the run is
+followed: a step that is one is not complete.
 
 `_step_state` says why a step is not complete, `_step_facts` what is known of one.
 `_pins`, `_marks` and `_removal` change steps.
@@ -153,16 +152,15 @@ class Steps:
         caller that finds no complete step looks again, until three looks in a row have
         the same steps, or two have none.
         """
-        before: list[set[int]] = []
+        before, repeats = None, 0
         for _ in range(LOOKS):
             listing, first = first or self.listing(), None
             there = set(listing.steps)
-            # So many looks before this one had the same.
-            count = 2 if there else 1
-            if before[-count:] == [there] * count:
+            repeats = repeats + 1 if there == before else 0
+            if repeats == (2 if there else 1):
                 return
             yield listing
-            before.append(there)
+            before = there
 
     def is_new(self, step: int) -> bool:
         """Whether a step was neither listed nor saved here, where it takes requests to
@@ -184,14 +182,13 @@ class Steps:
     def complete(self, listing: Listing | None = None) -> list[int]:
         """The complete steps, in order."""
         for listed in self.listings() if listing is None else [listing]:
-            # From the oldest on: an older one goes when a newer one is complete.
             steps = sorted(listed.steps)
             unsure = [step for step in steps if listed.steps[step] is None]
+            # The oldest first: an older one goes only once a newer one is complete.
             found = _store.each(self.root, self.signature, unsure)
             signatures = dict(zip(unsure, found))
-            found = [step for step in steps if signatures.get(step, True)]
-            if found:
-                return found
+            if complete := [step for step in steps if signatures.get(step, True)]:
+                return complete
         return []
 
     # ---- Which of them count.
@@ -239,13 +236,11 @@ class Steps:
 
     def _attempt(self, number: int) -> Attempt | None:
         stamp = self.root.stamp(f"{_attempts.PLACE}/{number}") if self.is_local else ""
-        key = number, stamp
-        if key not in self._attempts:
-            found = _attempts.read_attempt(self.root, number)
-            if found is None:
-                return None
-            self._attempts[key] = found
-        return self._attempts[key]
+        known = self._attempts.get((number, stamp))
+        found = known or _attempts.read_attempt(self.root, number)
+        if found is not None:
+            self._attempts[number, stamp] = found
+        return found
 
     def _is_save(self, step: int, save: str, listing: Listing) -> bool:
         """Whether a step is still this save, or one that cannot be read any more."""
@@ -257,10 +252,9 @@ class Steps:
         if listing.steps[step]:
             return listing.steps[step]
         found = self.signature(step)
-        if found is None or not found.is_ours:
-            return None if found is None else ""
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return self.journal.row(step, found.stamp).save
+            if found is not None:
+                return self.journal.row(step, found.stamp).save if found.is_ours else ""
         return None
 
     def left(self) -> set[int]:
