@@ -2,10 +2,10 @@
 
 Ctrl-C raises `KeyboardInterrupt` between any two steps of Python. If it came between
 the call that opens a file and the step that notes its number, nobody could close the
-file. So a file is opened and noted in one step, by a function in C that goes through an
-iterator of both. It is closed so too. A file that is left open all the same is closed
-when nobody has its `Descriptor` any more. (`opener` is for Python's `open`, whose file
-notes the number itself.)
+file. So a file is opened and noted in one step: a function in C goes through an
+iterator, whose next item is what opens it. A file is closed and its number forgotten so
+too. One that is left open all the same is closed when nobody has its `Descriptor` any
+more. (`opener` is for Python's `open`, whose file notes the number itself.)
 """
 
 import collections
@@ -20,8 +20,6 @@ _LEAST = 3
 _DUPLICATE = fcntl.F_DUPFD_CLOEXEC
 # The flags that open a directory.
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-# Goes through an iterator in one step.
-_exhaust = ft.partial(collections.deque, maxlen=0)
 
 
 def opener(path: str, flags: int) -> int:
@@ -33,8 +31,14 @@ def opener(path: str, flags: int) -> int:
     return number
 
 
+def _close(numbers: list[int], count: int) -> None:
+    """Closes the last files of a list. The step that closes one forgets its number:
+    soon another file may have it."""
+    collections.deque(map(os.close, map(numbers.pop, [-1] * count)), maxlen=0)
+
+
 class _Closed:
-    """A file that is closed. It has no `__del__`: Ctrl-C in one would be lost."""
+    """A descriptor that is closed. It has no `__del__`: Ctrl-C in one would be lost."""
 
     # The number of the file, while it is open.
     _numbers: list[int] = []
@@ -48,7 +52,8 @@ class _Closed:
 
 class Descriptor(_Closed):
     """An open file, which is closed at the end of a block, or when nobody has it any
-    more. `with` gives its number."""
+    more. `with` gives its number. The path is relative to the directory `above`, if
+    that is given."""
 
     def __init__(
         self,
@@ -69,10 +74,10 @@ class Descriptor(_Closed):
                 setattr(self, "__class__", _Closed)
             raise
         if self._numbers[0] < _LEAST:
-            # The new number comes before the low one, which is the last, and is closed.
+            # The new number comes first. Then the low one, now the last, is closed.
             low = self._numbers[0]
             self._numbers[:0] = map(fcntl.fcntl, (low,), (_DUPLICATE,), (_LEAST,))
-            _exhaust(map(os.close, map(self._numbers.pop, (-1,))))
+            _close(self._numbers, 1)
 
     def fileno(self) -> int:
         return self._numbers[0]
@@ -80,14 +85,11 @@ class Descriptor(_Closed):
     __enter__ = fileno
 
     def __exit__(self, *error: object) -> None:
-        numbers = self._numbers
         try:
-            # A number is forgotten in the step that closes it: soon another file may
-            # have it.
-            _exhaust(map(os.close, map(numbers.pop, [-1] * len(numbers))))
+            _close(self._numbers, len(self._numbers))
         finally:
-            # Ctrl-C may come before that step. Then this one closes the file.
-            _exhaust(map(os.close, map(numbers.pop, [-1] * len(numbers))))
+            # Ctrl-C may have come before the step that closes it.
+            _close(self._numbers, len(self._numbers))
             setattr(self, "__class__", _Closed)
 
     close = __exit__
