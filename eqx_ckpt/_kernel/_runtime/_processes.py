@@ -4,6 +4,8 @@ They talk through the key-value store of JAX's distributed runtime, which all of
 are connected to (see `_messages`). Every call that they make together is a conversation
 of its own. It has rounds: process 0 gathers a *word* of each process, and broadcasts an
 *answer*. So whatever goes wrong in one process is known to all at the end of the round.
+Most of this module is about the first round, in which calls have to find each other:
+processes may be interrupted, and make different calls.
 
 **How calls meet.** Calls that may meet are of one *line*: they have the same kind
 (save, load, ...), path and tag. In each line every process counts its calls: 0, 1, 2.
@@ -21,8 +23,9 @@ Its count would differ from then on. These rules bring it back:
 4. Process 0 raises an error of another process only if its call is like its own.
    Otherwise it ends the number for nobody, and goes on to the next one.
 
-So a process that is behind passes all ends without a wait. Process 0 finds a process
-that is ahead, and passes the numbers that it has left. They always come to one number:
+So a process that is behind passes all ends without a wait. One that is ahead has left
+the numbers that process 0 then uses: process 0 sees that, and passes them too. They
+always come to one number:
 
 - Calls of different lines are never paired.
 - An answer is given to calls of all processes, each of which takes it once.
@@ -77,11 +80,11 @@ _BEHIND = (
     "this call is behind that of other processes, which have made it already, and had "
     "an error, as somebody has left out a call."
 )
-# Seconds between looks at what all do together: few at first; then at most so many for
-# a collective, and for any other thing.
+# Seconds between looks of `until`: first; and at most, for collectives and for others.
 _FIRST_WAIT, _MAX_WAIT, _MAX_SLOW_WAIT = 0.0002, 0.002, 0.05
-# Seconds between looks for processes that have failed meanwhile.
+# Seconds between looks of `until` for processes that have failed meanwhile.
 _LISTEN = 0.5
+# At the end of what it then says of a collective.
 _STUCK = (
     " The devices of the others may wait for it for ever: end the program, and start "
     "it again."
@@ -154,21 +157,26 @@ class ManyProcesses(Processes):
     that of the sign.
 
     All make the same sequence of `gather` and `broadcast`, inside `share_errors`.
+    `_hear` and `_tell_leader` are for all but process 0; `_tell_all`, and what is from
+    `_meet` on to `_behind`, for process 0.
     """
 
     def __init__(self, what: str, mark: str, is_tagged: bool, channel: Channel):
         self.index, self.count, self.what = channel.index, channel.count, what
         self.mark, self.is_tagged, self.channel = mark, is_tagged, channel
-        # Of the round: what this process has said, unless it is process 0; whether it
-        # has nothing more to say; and when the round began.
+        # When this round began.
+        self._since = 0.0
+        # What this process has said in it, unless it is process 0.
         self._said: bytes | None = None
-        self._is_over, self._since = False, 0.0
-        # Of the first round: the sign of this call. In process 0, those of the others
-        # by their numbers, whether this call is vague, and what went wrong in other
-        # calls that it has met, by the processes.
+        # Whether it has nothing more to say in it.
+        self._is_over = False
+        # The sign of this call, from its first word on.
         self._sign = CallSign("")
+        # In process 0, of the first round: whether this call is vague.
+        self._is_vague = False
+        # The signs of calls that it has met, and what went wrong in others, by process.
         self._heard: dict[int, CallSign] = {}
-        self._is_vague, self._ignored = False, dict[int, str]()
+        self._ignored: dict[int, str] = {}
 
     @contextlib.contextmanager
     def share_errors(self) -> Iterator[None]:
@@ -208,6 +216,7 @@ class ManyProcesses(Processes):
         self._sign = sign
         if self.leads:
             return self._meet(word)
+        # An account is in the sign.
         self._said = signed(WORD, sign, word if sign.account is None else b"")
         self.channel.take_number()
         self.channel.say(f"words/{self.index}", self._said)
@@ -219,7 +228,7 @@ class ManyProcesses(Processes):
             # If this is interrupted from here on, the answer may have been heard.
             self._is_over = True
             channel.answer(word)
-            if channel.round == 0:
+            if channel.round == 0:  # Nobody is behind that any more.
                 for key in channel.line.ended:
                     channel.forget(key)
                 channel.line.ended = []
@@ -279,34 +288,35 @@ class ManyProcesses(Processes):
         """Says that this process has failed, or that it waits no longer."""
         if self._is_over:
             return
-        is_first = self.channel.number is None
-        if is_first:
+        has_spoken = self.channel.number is not None
+        if not has_spoken:
             self.channel.take_number()
             self._sign = CallSign(self.mark)
         text = _error_text(self.index, error)
         if not self.leads:
-            self._tell_leader(text, is_first)
+            self._tell_leader(text, has_spoken)
             return
-        if is_first:
+        if not has_spoken:
             self.channel.line.last = self._sign
         silent = error.silent if isinstance(error, PeerError) else []
         self._tell_all(text, silent)
 
     def _tell_all(self, text: str, silent: Sequence[int]) -> None:
-        """The same in process 0, where these have been silent."""
+        """Says so to all: these have been `silent`."""
         if self.channel.round > 0:
             self.channel.say("answer", ERROR + text.encode())
         else:
             end = CallEnd(text, self._signs(), silent, self._is_vague)
             self.channel.close(end)
 
-    def _tell_leader(self, text: str, is_first: bool) -> None:
-        """The same in any other process, which tells process 0."""
+    def _tell_leader(self, text: str, has_spoken: bool) -> None:
+        """Says so to process 0: that it is gone, if it has said its word; else the
+        error, in place of that."""
         if self._said is not None:
             self.channel.leave(self._said)
             return
         word = text.encode()
-        said = signed(ERROR, self._sign, word) if is_first else ERROR + word
+        said = ERROR + word if has_spoken else signed(ERROR, self._sign, word)
         self.channel.say(f"words/{self.index}", said)
 
     # ---- In process 0: the calls of all others that meet with its own.
@@ -449,7 +459,7 @@ class ManyProcesses(Processes):
     def _check_alive(self, missing: Iterable[int]) -> None:
         """**Raises:** if one of these has given no sign of life for `timeout`."""
         now, timeout, seen = self.channel.now(), self.channel.timeout, self.channel.seen
-        # In this round or before it.
+        # When its last sign of life was seen, if that was after this round began.
         last = lambda index: max(seen.get(index, (b"", 0.0))[1], self._since)
         silent = [index for index in missing if now - last(index) > timeout]
         if silent:
