@@ -35,19 +35,9 @@ def publish(
 
     **Raises:** `FileExistsError`.
     """
-    if isinstance(root, LocalDirectory):
-        _publish_locally(root, write, overwrite, sync, nbytes)
-    else:
+    if not isinstance(root, LocalDirectory):
         _send(root, write, overwrite)
-
-
-def _publish_locally(
-    root: LocalDirectory,
-    write: Callable[[BinaryIO], None],
-    overwrite: bool,
-    sync: bool,
-    nbytes: int,
-) -> None:
+        return
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
         txn = FileTransaction(root.real(), undo, overwrite)
         # Also after the commit, which leaves an empty directory.
