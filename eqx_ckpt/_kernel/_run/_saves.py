@@ -262,14 +262,14 @@ class Saves:
             with writers.share_errors():
                 self.wait()
                 options = options._replace(own=_own.encode(state.own))
-                staged = _async.stage_save(path, state.tree, options, writers)
+                start = _async.stage_save(path, state.tree, options, writers)
                 if options.overwrite and writers.leads:
                     _step_facts.add_to_history(self.steps, [step])
                     undo.callback(_marks.mark_complete, self.steps, step)
                     _marks.unmark(self.steps, step)
                 if writers.leads:
                     self.attempt_start.begin_if_due(step, self.damaged)
-            handle = _async.start_staged(*staged)
+            handle = start()
             undo.pop_all()
         return handle
 
@@ -328,8 +328,11 @@ class Saves:
         # Of many processes, the others would not hear of it.
         if _processes.count() > 1:
             return
-        looks = kept.looks()
-        if kept.is_gone or not _are_equal(looks, self._checked):
+        looks, is_checked = kept.looks(), False
+        # Static fields of the caller's may raise whatever they like.
+        with contextlib.suppress(Exception):
+            is_checked = bool(looks == self._checked)
+        if kept.is_gone or not is_checked:
             options = self.options._replace(functions="drop")
             _plan.plan(self.steps.at(state.step), state.tree, options)
             _own.encode(state.own)
@@ -461,11 +464,3 @@ class Saves:
         # A near step is no step of the root.
         if is_near or path is not None:
             self.last_whole = None if is_near else path
-
-
-def _are_equal(a: object, b: object) -> bool:
-    # Static fields of the caller's may raise whatever they like.
-    try:
-        return bool(a == b)
-    except Exception:
-        return False

@@ -6,7 +6,7 @@ import functools as ft
 import os
 import sys
 from collections.abc import Callable, Set
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
@@ -102,18 +102,8 @@ def async_tree_serialise_leaves(
     given = SaveOptions(filter_spec, is_leaf, **options)
     processes = _serialise.processes_of(path, pytree, given)
     with processes.share_errors():
-        staged = stage_save(path, pytree, given, processes)
-    return start_staged(*staged)
-
-
-class StagedSave(NamedTuple):
-    """A save that is not started yet, of a tree that may be changed: `write` writes
-    this process's part of what `processes` do together."""
-
-    handle: SaveHandle
-    plan: Plan
-    write: Callable[[], Committed | None]
-    processes: Processes
+        start = stage_save(path, pytree, given, processes)
+    return start()
 
 
 @_gc.paused()
@@ -122,9 +112,12 @@ def stage_save(
     tree: PyTree,
     options: SaveOptions,
     processes: Processes,
-) -> StagedSave:
-    """Stages a save that `processes` make together, inside `share_errors` of theirs.
-    **Raises:** what is wrong with the tree or the path."""
+) -> Callable[[], SaveHandle]:
+    """Stages a save that `processes` make together, inside their `share_errors`. From
+    then on the tree may be changed. Returns a function that starts the save, outside.
+
+    **Raises:** what is wrong with the tree or the path.
+    """
     with _log.timed("stage"):
         root = _root.resolve(path)
         _background.raise_unreported()
@@ -144,7 +137,7 @@ def stage_save(
     handle = SaveHandle(root, planned.spec.nbytes, copied)
     handle._arrays = arrays
     write = lambda: _serialise.write(planned, processes, reused, handle._count)
-    return StagedSave(handle, planned, write, processes)
+    return ft.partial(start_staged, handle, planned, write, processes)
 
 
 def start_staged(
