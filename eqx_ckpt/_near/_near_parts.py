@@ -30,7 +30,7 @@ from .._kernel._load._fetch import LeafBuilder
 from .._kernel._load._load_options import LoadOptions
 from .._kernel._load._match import Match
 from .._kernel._load._partial import Apart
-from .._kernel._load._reader import LeafRead, ReadResult, Results, StoredRead
+from .._kernel._load._reader import LeafRead, ReadResult, StoredRead
 from .._kernel._load._source import Source
 from .._kernel._run import _own
 from .._kernel._run._near_interface import LoadRequest
@@ -210,13 +210,6 @@ class Parts:
         whole = [name for i, name in enumerate(leaves.names) if i not in leaves.parts]
         return PartReport(nbytes, _digest(regions), _digest(whole), sorted(readers))
 
-    def _read_part(self, part: int, reads: Sequence[StoredRead]) -> Results:
-        source, options = self._source(part), self._options
-        with self._reading(part):
-            yield from _read.read_arrays(
-                source, reads, options.verify, options.max_bytes
-            )
-
     def load(self, parts: Sequence[int]) -> PyTree:
         """The tree, of parts that were opened."""
         matched, options = self._match(parts[0]), self._options
@@ -243,9 +236,11 @@ class Parts:
         """Reads some leaves, part by part. Gives each leaf once all of it has come."""
         yield from [leaf for leaf in leaves if leaf.is_whole]  # Without elements.
         leaf_of = {i: leaf for leaf in leaves for i in leaf.read.leaves}
+        verify, max_bytes = self._options.verify, self._options.max_bytes
         for part in parts:
             reads = [leaf.to_come[part] for leaf in leaves if part in leaf.to_come]
-            with contextlib.closing(self._read_part(part, reads)) as results:
+            found = _read.read_arrays(self._source(part), reads, verify, max_bytes)
+            with self._reading(part), contextlib.closing(found) as results:
                 for read, result in results:
                     leaf = leaf_of[read.leaves[0]]
                     leaf.take(part, result)

@@ -116,9 +116,6 @@ class Near(NearSteps):
         self.wait()
         return super().latest()
 
-    def _report(self) -> bytes:
-        return self._disk.report()
-
     def _latest(self, reports: list[bytes]) -> bytes:
         steps = self._saves.steps
         chosen = _near_search.choose(steps.root, reports)
