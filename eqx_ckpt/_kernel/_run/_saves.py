@@ -67,6 +67,9 @@ class Saves:
         self._pid = os.getpid()
         # Threads give their states one after the other.
         self._turn = _threads.Lock()
+
+        # ---- What is saved.
+
         # When the last save began, in seconds of `time.monotonic`.
         self.last_begin = time.monotonic()
         # The save that goes on, if one does. There are more only where the handler of a
@@ -81,6 +84,9 @@ class Saves:
         self.damaged: set[int] = set()
         # Whether a step has the metric of `best`, or it was told that none has it.
         self._has_metric = False
+
+        # ---- What was given, and is not saved.
+
         # What was last given to `save`, until it is saved.
         self.kept: KeptState | None = None
         # The leaves of the last kept state: the next ones are copied into their memory.
@@ -170,7 +176,7 @@ class Saves:
         try:
             word = processes.decide(lambda _: self._prepare(state))
         except Exception as e:
-            # What went wrong with the save before is told now, and not once more.
+            # If the save before has failed, that is told now, and not once more.
             try:
                 self.wait()
             except Exception as before:

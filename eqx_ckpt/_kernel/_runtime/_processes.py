@@ -228,7 +228,7 @@ class ManyProcesses(Processes):
             # If this is interrupted from here on, the answer may have been heard.
             self._is_over = True
             channel.answer(word)
-            if channel.round == 0:  # Nobody is behind that any more.
+            if channel.round == 0:  # See rule 2.
                 for key in channel.line.ended:
                     channel.forget(key)
                 channel.line.ended = []
