@@ -44,6 +44,13 @@ class Heard(NamedTuple):
     gone: Words
 
 
+class LifeSign(NamedTuple):
+    """The last sign of life of a process, and when it was seen."""
+
+    word: bytes
+    when: float
+
+
 class PeerError(Exception):
     """An error that all processes of a call are told; with those that did not come."""
 
@@ -162,8 +169,8 @@ class Channel:
     book: CallBook = _book
     number: int | None = None
     round: int = 0
-    # Of processes at work: the last sign of life, and when it was seen.
-    seen: dict[int, tuple[bytes, float]] = dataclasses.field(default_factory=dict)
+    # Of processes at work.
+    seen: dict[int, LifeSign] = dataclasses.field(default_factory=dict)
     _over: _threads.Event | None = None
     _is_shown: bool = False
     # Seconds awake, and when that was looked at last.
@@ -225,7 +232,7 @@ class Channel:
     def hear(self) -> bytes:
         """The answer of process 0. **Raises:** if that is silent for too long."""
         key = f"{self.at}/{self.round}/answer"
-        seen: dict[int, tuple[bytes, float]] = {}
+        seen: dict[int, LifeSign] = {}
         start = self.now()
         slept = min(self.timeout / 3, _SLICE)
         while True:
@@ -237,7 +244,7 @@ class Channel:
                     raise PeerError(f"JAX's runtime does not answer: {e}") from e
                 self._say_where()
                 self.look(seen)
-                last = seen[0][1] if 0 in seen else start
+                last = seen[0].when if 0 in seen else start
                 if self.now() - last > self.timeout:
                     raise PeerError(
                         f"process 0 of {self.count} has been silent for "
@@ -266,7 +273,7 @@ class Channel:
             time.sleep(wait)
             wait = min(2 * wait, _LOOK[1])
 
-    def look(self, seen: dict[int, tuple[bytes, float]]) -> Heard:
+    def look(self, seen: dict[int, LifeSign]) -> Heard:
         """What was said in this round by now. Signs of life go into `seen`."""
         found: dict[str, Words] = {"words": {}, "gone": {}, "alive": {}}
         for key, value in self.client.key_value_dir_get_bytes(f"{self.at}/"):
@@ -274,8 +281,8 @@ class Channel:
             if kind in found and (kind != "words" or name == str(self.round)):
                 found[kind][int(index)] = value
         for index, value in found["alive"].items():
-            if index not in seen or seen[index][0] != value:
-                seen[index] = value, self.now()
+            if index not in seen or seen[index].word != value:
+                seen[index] = LifeSign(value, self.now())
         return Heard(found["words"], found["gone"])
 
     def begin_beats(self) -> None:

@@ -459,8 +459,8 @@ class ManyProcesses(Processes):
     def _check_alive(self, missing: Iterable[int]) -> None:
         """**Raises:** if one of these has given no sign of life for `timeout`."""
         now, timeout, seen = self.channel.now(), self.channel.timeout, self.channel.seen
-        # When its last sign of life was seen, if that was after this round began.
-        last = lambda index: max(seen.get(index, (b"", 0.0))[1], self._since)
+        # When each was last seen, or this round began, if that is later.
+        last = lambda index: max(seen[index].when if index in seen else 0, self._since)
         silent = [index for index in missing if now - last(index) > timeout]
         if silent:
             raise PeerError(
