@@ -190,7 +190,7 @@ class ForeignSource(Source):
     def is_in(self, directory: Backend) -> bool:
         return save_of(directory, self.index.files, self.head) == self.index.save
 
-    def _without_spec(self) -> str:
+    def _without_spec(self, record: LeafRecord) -> str:
         return f"it is of another format, {self.index.layout}"
 
     def is_stored(self, record: LeafRecord) -> bool:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from .._kernel._format import _files, _index, _ocdbt
+from .._kernel._format import _files, _index, _layouts, _ocdbt
 from .._kernel._load import _checkpoint, _published
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._source import Source
@@ -26,7 +26,7 @@ def files_of_save(plan: Plan, save: str, manifest: bytes) -> dict[str, bytes]:
     """The files for Orbax of a save that is being written. `manifest` is that of its
     database, with `layout="ocdbt"`."""
     spec, layout = plan.spec, plan.options.layout
-    if layout == "ocdbt" and not spec.has_database:
+    if layout in _layouts.PACKED and not spec.has_database:
         return {}
     texts = []
     if "str" in {template.kind for template in spec.templates}:
@@ -126,7 +126,9 @@ def _check_writable(source: Source) -> None:
         why = f"it is a checkpoint {kind}, and not in a directory of ours"
     elif index.leaves.parts:
         why, cure = "it has parts of arrays", "Load it, and save it whole"
-    elif index.layout == "ocdbt" and _manifest_key(source) not in index.others:
+    elif why := _layouts.unopened_by_others(index.layout, index.leaves.templates):
+        why = f"Orbax reads by TensorStore, and {why}"
+    elif source.database is not None and _manifest_key(source) not in index.others:
         why, cure = "it has very many chunks", f"{cure}, if `chunks` are larger"
     else:
         return
@@ -154,7 +156,7 @@ def _files_of(ckpt: Checkpoint) -> dict[str, bytes]:
         if spec.templates[template_of[leaf_index]].kind == "str"
     ]
     files = _metadata.files(spec, tuple(texts), record, ("",), index.layout)
-    if index.layout == "zarr":
+    if source.database is None:
         return files
     key = _manifest_key(source)
     value = source.directory.read(key)

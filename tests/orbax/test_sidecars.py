@@ -13,7 +13,7 @@ import optax
 import pytest
 import tensorstore as ts
 from support import inside, orbax_reader
-from support.helpers import call_main, run_program
+from support.helpers import call_main, files_of, run_program
 from support.stores import StoredFiles
 
 import eqx_ckpt as ec
@@ -417,6 +417,8 @@ def test_what_has_no_spec(tmp_path):
     tree = {"w": np.ones(3)}
     ec.export_safetensors(tmp_path / "a.safetensors", tree)
     ec.tree_serialise_leaves("memory://spec", tree)
+    with pytest.raises(ValueError, match="no URL for `w` of .*: its store is in the m"):
+        ec.open("memory://spec")["w"].url
     for what, why in [
         (tmp_path / "a.safetensors", "it is of another format, safetensors"),
         ("memory://spec", "its store is in the memory of eqx_ckpt"),
@@ -426,6 +428,35 @@ def test_what_has_no_spec(tmp_path):
             ec.open(what).spec("w")
     with pytest.raises(KeyError, match="no leaf 'x'"):
         ec.open("memory://spec").spec("x")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("why", ["no codec 'blosc-lz4'", "does not know `layout="])
+def test_what_only_we_read(tmp_path, monkeypatch, layout, why):
+    path, tree = tmp_path / "a", {"w": jnp.zeros(2**12)}
+    options = {"layout": layout, "compression": "lz4"}
+    inside.limit(monkeypatch, min_compressed_bytes=0)
+    ec.tree_serialise_leaves(path, tree, **options)
+    if "codec" in why:
+        inside.limit(monkeypatch, codecs_of_tensorstore=(None,))
+    else:
+        inside.close_layout_to_others(monkeypatch, layout)
+    before, leaf = files_of(tmp_path), ec.open(path)["w"]
+    with pytest.raises(ValueError, match=f"no spec for `w` of .*: it .*{why}"):
+        ec.open(path).spec("w")
+    with pytest.raises(ValueError, match=f"no URL for `w` of .*: it .*{why}"):
+        leaf.url
+    if "codec" in why:
+        with pytest.raises(ValueError, match=f"cannot decode `w` of .*: it .*{why}"):
+            leaf.store
+    else:
+        assert leaf.store.read().result().shape == (2**12,)
+    with pytest.raises(ValueError, match=f"left without files for Orbax: .*{why}"):
+        ec.write_orbax(path)
+    with pytest.raises(ValueError, match=f"Nothing was saved: `orbax` .*{why}"):
+        ec.tree_serialise_leaves(path, tree, orbax=True, **options)
+    assert files_of(tmp_path) == before
+    assert eqx.tree_equal(ec.tree_deserialise_leaves(path, tree), tree)
 
 
 def test_urls_stay_with_the_save_that_was_opened(tmp_path):

@@ -23,6 +23,7 @@ from eqx_ckpt._kernel._limits import limits
 
 # Constants that are no limits, or from which rooms derive others as they are imported.
 CONSTANTS = {
+    "codecs_of_tensorstore": "_kernel._format._template._ZARR_CODECS",
     "index_bytes": "_kernel._format._json.MAX_INDEX",
     "arrays_made_one_by_one": "_kernel._tree._host_copy._MANY",
     "prng_kinds_of_orbax": "_orbax._metadata._key_impls",
@@ -173,6 +174,12 @@ def watch(patch: pytest.MonkeyPatch, call: str, see: Callable[..., Any]) -> None
         return watched
 
     wrap(patch, call, make)
+
+
+def close_layout_to_others(patch: pytest.MonkeyPatch, layout: str) -> None:
+    """As if only we read a layout."""
+    layouts = _found("_kernel._format._layouts.LAYOUTS")
+    patch.setitem(layouts, layout, layouts[layout]._replace(is_zarr=False))
 
 
 def sync_as_a_whole(patch: pytest.MonkeyPatch) -> None:

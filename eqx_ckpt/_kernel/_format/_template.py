@@ -25,7 +25,9 @@ MAX_BYTES = 2**60
 MAX_CHUNKS = 2**16  # Of one array.
 # What a codec makes of one byte at most.
 _MAX_RATIO = 2**15
-_CODECS = (None, *_blosc.CODECS)
+# What TensorStore's zarr3 driver decodes; and all that chunks are encoded with.
+_ZARR_CODECS = (None, *_blosc.CODECS)
+_CODECS = _ZARR_CODECS
 # What TensorStore's zarr3 driver holds. Other dtypes are stored as bytes.
 STORED = frozenset(
     "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float4_e2m1fn "
@@ -164,6 +166,12 @@ def check_template(template: Template) -> tuple[int, int]:
     if not fits:
         raise ValueError(f"{kind} of {dtype!r} cannot be stored as {stored!r}")
     return count, full
+
+
+def lacks_codec(template: Template) -> str:
+    """Says that TensorStore cannot decode an array; "" if it can."""
+    is_known = template.codec in _ZARR_CODECS
+    return "" if is_known else f"it has no codec {template.codec!r}"
 
 
 N = TypeVar("N", int, np.ndarray)

@@ -103,7 +103,7 @@ class LazyArray(_target.Unread):
         """The URL of the stored array, without the view's indexing.
 
         **Raises:** `ValueError` for an array that [`lazy`][] computes, or that was cast
-        twice, and for a format that TensorStore has no URLs for.
+        twice, for one in a zip, and where [`Checkpoint.spec`][] has none.
         """
         return self._body.url()
 

@@ -179,12 +179,7 @@ class StoredLeaf(LeafBody):
         return store
 
     def url(self) -> str:
-        source = self.source
-        if not source.is_ours or not source.directory.has_driver():
-            raise ValueError(
-                f"TensorStore has no URL for an array in `{source.root}`. Use `.store`."
-            )
-        return _arrays.array_url(source.root, source.database, source.key(self.record))
+        return self.source.url(self.record)
 
     def __reduce__(self) -> Any:
         _source.check_pickles(self.source)

@@ -129,6 +129,11 @@ class Source:
                 raise ValueError(
                     f"TensorStore has no driver for `{self.root}`. Use `.read`."
                 )
+            if why := _template.lacks_codec(record.template):
+                raise ValueError(
+                    f"TensorStore cannot decode `{record.name}` of `{self.root}`: "
+                    f"{why}. Use `.read`."
+                )
             self.check_current()
             try:
                 self.check(record, range(record.template.chunk_count))
@@ -145,23 +150,32 @@ class Source:
 
         **Raises:** `ValueError` where TensorStore cannot, or has no files for it.
         """
-        _wording.check_readable(record)
-        if why := self._without_spec():
-            raise ValueError(
-                f"TensorStore has no spec for `{record.name}` of `{self.root}`: {why}. "
-                "Use `.store`, or `.read`."
-            )
+        self._check_open_to_others(record, "spec", self._without_spec(record))
         # A chunk that is missing must not read as zeros.
         how = {"fill_missing_data_reads": False}
         return {"driver": "zarr3", "kvstore": self._kvstore(record), **how}
 
-    def _without_spec(self) -> str:
-        """Why TensorStore has no spec for any leaf; "" if it has."""
+    def url(self, record: LeafRecord) -> str:
+        """TensorStore's URL of a leaf. **Raises:** as `spec`."""
+        inside = "" if self.is_ours else "it is in one file with others"
+        self._check_open_to_others(record, "URL", self._without_spec(record) or inside)
+        return _arrays.array_url(self.root, self.database, self.key(record))
+
+    def _check_open_to_others(self, record: LeafRecord, what: str, why: str) -> None:
+        _wording.check_readable(record)
+        if why:
+            raise ValueError(
+                f"TensorStore has no {what} for `{record.name}` of `{self.root}`: "
+                f"{why}. Use `.store`, or `.read`."
+            )
+
+    def _without_spec(self, record: LeafRecord) -> str:
+        """Why TensorStore cannot open a leaf by itself; "" if it can."""
         if self.root.url.startswith("memory://"):
             return "its store is in the memory of eqx_ckpt"
         if not self.directory.has_driver():
             return f"TensorStore has no driver for `{self.root}`"
-        return ""
+        return _layouts.unopened_by_others(self.index.layout, [record.template])
 
     def _kvstore(self, record: LeafRecord) -> dict[str, Any]:
         return self.spec_of(self.key(record))
@@ -322,10 +336,10 @@ class DatabaseSource(Source):
     def is_unchanged(self) -> bool:
         return True  # Its files can only be gone.
 
-    def _without_spec(self) -> str:
+    def _without_spec(self, record: LeafRecord) -> str:
         is_in = f"{self.database}/manifest.ocdbt" in self.index.others
         why = "" if is_in else "it has too many chunks for a database"
-        return super()._without_spec() or why
+        return super()._without_spec(record) or why
 
     def _kvstore(self, record: LeafRecord) -> dict[str, Any]:
         base = self.spec_of(self.database)

@@ -91,7 +91,13 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
     described = _describe.plan_leaves(flat, numbers, options)
-    entry = _layouts.LAYOUTS[options.layout].entry
+    layout, templates = options.layout, described.spec.templates
+    if options.orbax and (why := _layouts.unopened_by_others(layout, templates)):
+        raise ValueError(
+            "Nothing was saved: `orbax` is for what TensorStore can open, by which "
+            f"Orbax reads, and {why}. Leave it out, or save to another path for Orbax."
+        )
+    entry = _layouts.LAYOUTS[layout].entry
     if entry is not None:
         _check_entries(described.spec.names, entry, root)
     facts = _facts(flat, numbers, picked.whole_paths)
