@@ -29,6 +29,8 @@ FOUND = {
     "resume": "resuming",
     "preemption": "resuming",
     "best checkpoint": "resuming",
+    "learning rate": "changing",
+    "unfreeze": "changing",
     "lora": "finetuning",
     "fine-tune": "finetuning",
     "rename": "finetuning",
