@@ -277,7 +277,7 @@ _titles = {
     "shape": "of another shape: an adapter may make it fit; a new head is `fresh`, and "
     "the old one goes into `drop`",
     "dtype": "of another dtype",
-    "adapter": "what an adapter cannot do",
+    "adapter": "what an adapter cannot do (a leaf that needs none takes its own pair)",
     "scalar": "Python scalars that were saved with another value",
     "several": "Python scalars of which a pair makes one of several that differ "
     '(`scalars="keep"` takes those of the model)',

@@ -193,6 +193,20 @@ def test_a_scanned_stack_of_modules(tmp_path):
     assert eqx.tree_equal(back, layers)
 
 
+def test_a_leaf_that_an_adapter_does_not_take_has_a_pair_of_its_own(tmp_path):
+    one = {"w": jnp.zeros(2), "count": jnp.zeros((), int)}
+    ec.tree_serialise_leaves(tmp_path / "x", {"w": jnp.ones((3, 2)), "count": 7})
+    pairs = [(lambda m: m, lambda c: c, adapt.take(1))]
+    with pytest.raises(RuntimeError) as e:
+        ec.graft(one, tmp_path / "x", pairs)
+    title, row = str(e.value).splitlines()[1:]
+    assert title.endswith(" (a leaf that needs none takes its own pair):")
+    assert row.startswith("    count  pairs[0], `take(1, axis=0)`: axis 0 of an array")
+    pairs.append((lambda m: m["count"], "count"))
+    out, _ = ec.graft(one, tmp_path / "x", pairs)
+    assert out["count"] == 7 and (out["w"] == 1).all()
+
+
 class _Attention(eqx.Module):
     weight: jax.Array
     dropout: float
