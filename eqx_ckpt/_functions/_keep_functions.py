@@ -1,7 +1,8 @@
 """Functions of checkpoints, kept in a save of lazy leaves of those checkpoints.
 
 A function is stored without its leaves. To be kept as it is, it needs for each of them
-a leaf of the same shape and dtype among those that are saved now:
+a leaf of the same shape and dtype among those that are saved now. That is the first of
+these that there is:
 
 1. The leaf of the same name. If the array that had the name is now saved under another
    one, nothing says which of the two is meant, and that is an error.
@@ -79,8 +80,8 @@ class _NewLeaves(NamedTuple):
     """The leaves that are saved now, as seen from one checkpoint.
 
     - `by_name`: all of them, in the order of the save.
-    - `unchanged`: by names of that checkpoint, the leaves that are an array of it.
-    - `derived`: by such names, the leaves that are computed of one array alone.
+    - `unchanged`: by the name of an array there, the leaves that are this array.
+    - `derived`: by such a name, the leaves that are computed of this array alone.
     """
 
     by_name: dict[str, PlannedLeaf]
@@ -89,6 +90,7 @@ class _NewLeaves(NamedTuple):
 
 
 def _sort_leaves(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
+    """The leaves of a save, sorted by what they are of one checkpoint."""
     new = _NewLeaves({leaf.name: leaf for leaf in leaves}, {}, {})
     for leaf in leaves:
         if not isinstance(leaf.value, LazySource):
