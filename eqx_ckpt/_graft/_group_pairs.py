@@ -18,12 +18,11 @@ from ._layers import LayerGroup, LayerSide, NamedLayer, NameNumber
 
 # By how much the best has to be better than the second.
 _MARGIN = 0.05
-# Subtracted from the score of a pair if its weights are transposed, and those of all
-# pairs of such names that fit in one way only are not, or the other way round.
+# Subtracted from the score of a pair if its weights would have to be transposed, though
+# no others of such names had to be, or the other way round.
 _UNUSUAL_WAY = 0.2
 # Added to it, times the share of layers beside the two that are pairs.
 _NEIGHBOURS = 0.15
-
 
 # Of each layer of a group, the numbers in its name that are folded.
 _Rows = Sequence[Sequence[NameNumber]]
@@ -89,7 +88,7 @@ class FoundPairs:
 
     def __init__(self) -> None:
         self.pairs: list[GroupPair] = []
-        # By the names that weights have: the ways in which they fit.
+        # The ways of those that fit in one way only, by the names of their weights.
         self.usual_ways: dict[tuple[str, ...], set[str]] = collections.defaultdict(set)
         # How many pairs of layers have their old layer below a node, their new layer
         # below one, and both below two.
@@ -157,7 +156,7 @@ class Bucket:
         old_counts = collections.Counter(i for i, _ in fitting)
         new_counts = collections.Counter(j for _, j in fitting)
         old_words, new_words = _distinct_words(old), _distinct_words(new)
-        are_told = any(old_words), any(new_words)
+        do_differ = any(old_words), any(new_words)
         # The pairs that are left, by the numbers of their groups in `old` and `new`.
         self._pairs: dict[tuple[int, int], _RatedPair] = {}
         for (i, j), pair in fitting.items():
@@ -167,7 +166,7 @@ class Bucket:
             distinct = WordPair(old_words[i], new_words[j])
             self._pairs[i, j] = _RatedPair(
                 pair,
-                telling=_telling_words(pair.lacked, distinct, *are_told),
+                telling=_telling_words(pair.lacked, distinct, *do_differ),
                 is_alone=is_alone,
                 is_same=_without_numbers(old[i]) == _without_numbers(new[j]),
                 shares_words=self._share_words(old[i], new[j], pair),
@@ -389,15 +388,15 @@ def _distinct_words(groups: list[LayerGroup]) -> list[set[str]]:
 
 
 def _telling_words(
-    lacked: WordPair, distinct: WordPair, is_old_told: bool, is_new_told: bool
+    lacked: WordPair, distinct: WordPair, do_old_differ: bool, do_new_differ: bool
 ) -> WordPair:
-    """The words that tell two groups apart: the other group lacks them, and they are
-    distinct. A side is `told` if any of its groups has distinct words. On one that is
-    not, all lacked words tell, if the other group has words that do."""
+    """The words that tell two groups apart: the other group lacks them, and not all
+    groups of their own side have them. Where the groups of one side do not differ in
+    words, as a single one, all lacked words tell there, if any tell on the other."""
     old, new = distinct.old & lacked.old, distinct.new & lacked.new
-    if new and not is_old_told:
+    if new and not do_old_differ:
         return WordPair(lacked.old, new)
-    if old and not is_new_told:
+    if old and not do_new_differ:
         return WordPair(old, lacked.new)
     return WordPair(old, new)
 

@@ -187,24 +187,23 @@ def _ordered(
             for rule in chosen
         }
         try:
-            order = [*graphlib.TopologicalSorter(before).static_order()]
+            order = graphlib.TopologicalSorter(before).static_order()
+            out = [rule.marking() if rule in marking else rule for rule in order]
+            return [*out, _UNMARK] if marking else out
         except graphlib.CycleError as e:
             circle = e.args[1]
             unmarked = [x for x in chosen if x in circle and x not in marking]
             if not unmarked:
                 return []
             marking.add(unmarked[0])
-            continue
-        out = [rule.marking() if rule in marking else rule for rule in order]
-        return [*out, _UNMARK] if marking else out
 
 
 # ---- The rules for one name.
 
 
 def _ways(old: str, new: str, is_general: bool) -> Iterator[NameRule]:
-    """Rules that take one name to another: from the least of it that has to change to
-    all of it."""
+    """Rules that take one name to another: those for a node that it is in, from the top
+    on, and last the one for all of the name."""
     for old_node, new_node in reversed([*_names.node_pairs(old, new)]):
         yield _rule(old_node, new_node, is_general, is_node=True)
     yield _rule(old, new, is_general)
