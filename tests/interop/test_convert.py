@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from attacks import everything, skeleton, tree as all_kinds
-from support.helpers import assert_alike, run_program
+from support.helpers import assert_alike, run_program, run_python
 
 import eqx_ckpt as ec
 
@@ -136,6 +136,10 @@ def test_an_export_of_a_path(ours, tmp_path):
         with pytest.raises(TypeError, match=r"`pytree` is .*pass it as `ec.open\(path"):
             ec.export_safetensors(tmp_path / "x.safetensors", path)
     assert not (tmp_path / "x.safetensors").exists()
+    # In a process without the type checks of the tests.
+    code = 'import eqx_ckpt as ec\nec.export_safetensors({"x": 1.0}, "x.safetensors")'
+    with pytest.raises(AssertionError, match="exchange 'x.safetensors' and the `dict`"):
+        run_python(code)
 
 
 def test_leaves_out_what_is_skipped(ours, tmp_path):

@@ -14,7 +14,6 @@ for call in (
     ec.tree_serialise_leaves,
     ec.tree_deserialise_leaves,
     ec.async_tree_serialise_leaves,
-    ec.export_safetensors,
 ):
     try:
         call({"x": 1.0}, "path")

@@ -78,7 +78,7 @@ def test_paths_that_are_none(tmp_path):
             "The path comes first, and the tree after it: "
             "exchange 'path' and the `dict`."
         ]
-        * 4,
+        * 3,
     ]
 
 
