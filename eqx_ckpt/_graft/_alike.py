@@ -118,7 +118,7 @@ class _LayerMatching:
         that later ones speak against, and of the groups that are `left`."""
         out = Alike({}, {}, [], [])
         for pair in self._pairs.pairs:
-            if self._pairs.is_elsewhere(*pair.first, is_taken=True):
+            if self._pairs.is_elsewhere(*pair.first, own=1):
                 out.unclear.append(Unclear(*map(_names_of, zip(*pair.layers))))
             else:
                 self._add_leaves(pair, out)

@@ -115,11 +115,10 @@ class FoundPairs:
         either = self._below_old[old] + self._below_new[new] - both
         return both / either if both else 0.0
 
-    def is_elsewhere(self, old: NamedLayer, new: NamedLayer, is_taken: bool) -> bool:
+    def is_elsewhere(self, old: NamedLayer, new: NamedLayer, own: int = 0) -> bool:
         """Whether layers beside the old one and layers beside the new one are in pairs,
-        and none of them with each other. `is_taken`: the two are a pair themselves,
-        which does not count."""
-        own = 1 if is_taken else 0
+        and none of them with each other. `own`: how many pairs do not count, as they
+        are of the two themselves."""
         olds = [x for x in _layers.nodes_above(old) if self._below_old[x] > own]
         news = [x for x in _layers.nodes_above(new) if self._below_new[x] > own]
         if not olds or not news:
@@ -297,7 +296,7 @@ def _is_clear(rated: _RatedPair, found: FoundPairs) -> bool:
     is_told_apart = all(rated.telling) and not rated.is_alone
     if is_told_apart and not _share_below_words(pair, rated.telling, found):
         return False
-    return not found.is_elsewhere(*pair.first, is_taken=False)
+    return not found.is_elsewhere(*pair.first)
 
 
 def _share_below_words(pair: GroupPair, words: WordPair, found: FoundPairs) -> float:
