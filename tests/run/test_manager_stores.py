@@ -377,6 +377,23 @@ def test_a_pin_outlives_one_wrong_answer(far, path, number):
     _holds(manager, 1)
 
 
+def test_a_pinned_step_is_not_replaced_for_one_wrong_answer(far):
+    proxy, root = far
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1])
+        manager.wait()
+        manager.pin(1)
+        looks = itertools.count()
+        proxy.fault = lambda _, at: (
+            "404"
+            if at.endswith("/1/default/eqx_ckpt.json") and next(looks) == 0
+            else None
+        )
+        with pytest.raises(FileExistsError, match="is pinned"):
+            manager.save(1, tree_at(2), force=True)
+    _holds(manager, 1)
+
+
 def test_requests(far):
     """They do not grow with the steps, but for one look at each."""
     proxy, root = far

@@ -212,7 +212,7 @@ class Saves:
         replaced."""
         steps = self.steps
         steps.check_free(step)
-        found = steps.signature(step)
+        found = steps.find(step)
         is_of_orbax = steps.orbax.items(step) if found is None else not found.is_ours
         if is_of_orbax:
             raise FileExistsError(
