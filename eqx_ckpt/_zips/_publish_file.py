@@ -26,7 +26,7 @@ def publish(
     root: Backend,
     write: Callable[[BinaryIO], None],
     overwrite: bool,
-    sync: bool,
+    durable: bool,
     nbytes: int = 0,
 ) -> None:
     """Lets a file be written, and puts it at its path: in the place of whatever file is
@@ -48,10 +48,10 @@ def publish(
             with open(name, "xb", opener=_descriptor.opener) as file:
                 write(file)
                 file.flush()
-                if sync:
+                if durable:
                     _local_files.fsync(file.fileno())
         try:
-            txn.publish(sync=sync)
+            txn.publish(durable=durable)
         except FileExistsError:
             raise _came_meanwhile(root) from None
 
@@ -70,13 +70,15 @@ class FileTransaction(BesideTransaction):
         # Of the file that was written: `fate` knows it by that at its path.
         self._stamp: Any = None
 
-    def publish(self, index: bytes = b"", side: Any = None, sync: bool = True) -> None:
+    def publish(
+        self, index: bytes = b"", side: Any = None, durable: bool = True
+    ) -> None:
         self.check_there()
         self._stamp = self.work.stamp(self.last_file)
         written = self.work.below(self.last_file)
         self.commit(lambda: written.rename(self.root, overwrite=self.overwrite))
         with self.errors_after_commit():
-            if sync:
+            if durable:
                 self.root.sync_above(self.made_above)
 
     def fate(self, index: bytes) -> Fate:

@@ -130,10 +130,10 @@ def stage_save(
                 _path_state.examine(root, options.overwrite)
         reused = _reuse.find_reused(planned, processes)
         arrays = _reuse.SavedArrays(planned.leaves, planned.spec)
-        held = _reuse.hold_unchanged(reused, planned.leaves, planned.spec)
-        copied = _copied(planned, held)
+        unchanged = _reuse.hold_unchanged(reused, planned.leaves, planned.spec)
+        copied = _copied(planned, unchanged)
         _background.make_room(copied)
-        planned = stage(planned, held)
+        planned = stage(planned, unchanged)
     handle = SaveHandle(root, planned.spec.nbytes, copied)
     handle._arrays = arrays
     write = lambda: _serialise.write(planned, processes, reused, handle._count)
@@ -168,24 +168,24 @@ def start_staged(
     return _background.start(handle, collect, run, processes.fail)
 
 
-def _copied(planned: Plan, held: Set[int]) -> int:
+def _copied(planned: Plan, unchanged: Set[int]) -> int:
     """The bytes of the copies of leaves: of lazy ones there are none."""
-    if not (held or planned.has_lazies):
+    if not (unchanged or planned.has_lazies):
         return planned.spec.nbytes
     return sum(
         leaf.template.nbytes
         for leaf_index, leaf in enumerate(planned.leaves)
-        if leaf.alias is None and leaf_index not in held
+        if leaf.alias is None and leaf_index not in unchanged
         if not isinstance(leaf.value, _lazies.LazySource)
     )
 
 
-def stage(planned: Plan, held: Set[int]) -> Plan:
+def stage(planned: Plan, unchanged: Set[int]) -> Plan:
     """The plan of what the tree holds now, whatever becomes of it. Copies from devices
-    are started, except of leaves that are `held` elsewhere."""
+    are started, except of leaves that are `unchanged` since an earlier save."""
     leaves = planned.leaves
     # The bytes of an alias are those of another leaf.
-    away = held | {leaf_index for leaf_index, _ in planned.spec.aliases}
+    away = unchanged | {leaf_index for leaf_index, _ in planned.spec.aliases}
     with _payload.errors_of_casts(leaves, planned.spec):
         copies = _payload.copied_together(leaves, away)
         for leaf_index in away:

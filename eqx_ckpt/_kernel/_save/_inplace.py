@@ -10,7 +10,6 @@ from .._format import _files, _index, _layouts
 from .._load import _published
 from .._storage import _store
 from .._storage._backend import Backend
-from .._storage._local import LocalDirectory
 from . import _leftovers
 from ._transaction import DirectoryTransaction, discard, errors_before_commit
 
@@ -21,25 +20,25 @@ class InPlace(DirectoryTransaction):
     def begin(self, held: contextlib.ExitStack) -> None:
         self.make(self.root.below(self.data_key), held)
 
-    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-        root: LocalDirectory = self.root
+    def publish(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:
+        root = self.root
         staged = _files.staged(self.data_key, _files.INDEX)
         with errors_before_commit(root):
-            root.write(staged, [index], sync)
+            root.write(staged, [index], durable)
             self.stamp = root.stamp(staged)  # Which a rename does not change.
-            if sync:
+            if durable:
                 # The name of `d` is durable where a checkpoint has one.
                 is_new = self.found.index is None or bool(self.made_above)
                 root.sync_directories([self.data_key, "d", *[""] * is_new])
                 root.sync_above(self.made_above)
         # Whoever replaces what is at the path holds the lock of what is there.
-        with contextlib.ExitStack() as held:
-            self.lock(held)
+        with contextlib.ExitStack() as locks:
+            self.lock(locks)
             # A save that begins after the commit is not among these.
             others = {*_published.saves(root)} - {self.save_id}
             self.commit(ft.partial(self._replace, index, staged), index)
             with self.errors_after_commit():
-                if sync:
+                if durable:
                     root.sync_directories([""])
                 # `write_orbax` may have added some since.
                 _delete_side(root, root.list_top() or {})
@@ -58,9 +57,9 @@ def delete_outdated(root: Backend) -> None:
     """Deletes files for other readers that the save which is there does not have, and
     files that were to be put in place at its root. What cannot be done now may be
     later. Where there are no locks, the caller knows that nobody saves there."""
-    with contextlib.suppress(OSError, ValueError), root.lock() as held:
+    with contextlib.suppress(OSError, ValueError), root.lock() as is_locked:
         published = None
-        if held or root.is_remote:
+        if is_locked or root.is_remote:
             published = _published.read_index(root, _index.decode)
         if published is not None:
             index = published.content

@@ -18,7 +18,7 @@ from ._path_state import claimed_error
 from ._transaction import discard, drop_unlisted, stamps_of, Transaction
 
 
-class InStore(Transaction):
+class InStore(Transaction[ObjectStore]):
     """A save in an object store, which the conditional write of its index commits."""
 
     # Stamps of the files for other readers that were there right before the commit.
@@ -28,8 +28,8 @@ class InStore(Transaction):
         self.undo.callback(discard, self.root, self.data_key)
         self.root.check_conditions(f"{self.data_key}/digests")
 
-    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-        root: ObjectStore = self.root
+    def publish(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:
+        root = self.root
         _store.each(root, lambda key: root.write(key, [side[key]]), side)
         self.commit(ft.partial(self._replace, index), index)
         with self.errors_after_commit():

@@ -34,7 +34,7 @@ def write_own_state(own: bytes, process: int, into: Destination[Sink]) -> OwnSta
     """Writes the own state of a process."""
     into.make_directory()
     key = f"{into.data_key}/{_files.own(process)}"
-    into.work.write(key, [own], into.syncs)
+    into.work.write(key, [own], into.sync)
     return OwnState(len(own), _index.digest(own))
 
 

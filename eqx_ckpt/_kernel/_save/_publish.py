@@ -11,7 +11,7 @@ strategy is a class of transactions: `_inplace`, or `_instore` in an object stor
 import contextlib
 import json
 import time
-from typing import NamedTuple
+from typing import cast, NamedTuple
 
 from .._format import _index, _layouts, _schema
 from .._format._index import Index
@@ -19,6 +19,7 @@ from .._limits import limits
 from .._runtime._processes import Processes
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
+from .._storage._objects import ObjectStore
 from . import _leftovers, _path_state, _swapped
 from ._inplace import InPlace
 from ._instore import Claimed, InStore
@@ -41,11 +42,11 @@ def begin(
     swaps = options.orbax or not is_packed or bool(found.leaf_entries)
     if swaps:
         _swapped.check(root, found)
+    undo = held.enter_context(contextlib.ExitStack())
     if isinstance(root, LocalDirectory):
-        kind = Swapped if swaps else InPlace
+        txn = (Swapped if swaps else InPlace)(root, found, undo)
     else:
-        kind = Claimed if swaps else InStore
-    txn = kind(root, found, held.enter_context(contextlib.ExitStack()))
+        txn = (Claimed if swaps else InStore)(cast(ObjectStore, root), found, undo)
     txn.begin(held)
     if swaps and is_packed:
         txn.work.make_directories([txn.data_key])
@@ -96,11 +97,11 @@ def await_location(root: Backend, location: bytes, processes: Processes) -> Loca
     return Location(work, data_key)
 
 
-def publish(txn: Transaction, root_files: RootFiles, sync: bool) -> None:
+def publish(txn: Transaction, root_files: RootFiles, durable: bool) -> None:
     """Makes what a save has written the checkpoint at its path."""
     index = root_files.index
     txn.last_file = _layouts.digests(index.layout, txn.save_id)
-    txn.publish(encoded(index), root_files.side, sync)
+    txn.publish(encoded(index), root_files.side, durable)
 
 
 def encoded(index: Index) -> bytes:

@@ -400,7 +400,7 @@ def _link(
         key = f"{source.database}/{source.index.files[number]}"
         origin = SavedFile(source.root, key, sizes[number], reused.held.get(number))
         name = f"{into.data_key}/{len(linked)}"
-        if into.work.link_from(origin, name, into.syncs):
+        if into.work.link_from(origin, name, into.sync):
             linked.append(number)
     # They are closed with the last of their users.
     reused.held.clear()

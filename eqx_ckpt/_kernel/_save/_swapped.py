@@ -44,13 +44,13 @@ def check(root: Backend, found: PathState) -> None:
 class Swapped(BesideTransaction):
     """A save in a directory beside the path, which takes the place of what is there."""
 
-    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+    def publish(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:
         root, work, replaces = self.root, self.work, bool(self.found.entries)
         with errors_before_commit(root):
-            self._complete(index, side, sync)
-        with contextlib.ExitStack() as held:
+            self._complete(index, side, durable)
+        with contextlib.ExitStack() as locks:
             if replaces:
-                self.lock(held)
+                self.lock(locks)
                 is_still = _store.is_still(root, _files.INDEX, self.found.index)
                 if not (is_still or self.accept_added_files()):
                     raise replaced_error(root, self.found)
@@ -70,7 +70,7 @@ class Swapped(BesideTransaction):
                     raise
                 raise refused from e
             with self.errors_after_commit():
-                if sync:
+                if durable:
                     root.sync_above(self.made_above)
                 if replaces:
                     # What came in since it was listed is not ours to delete.
@@ -79,15 +79,15 @@ class Swapped(BesideTransaction):
                         work.below(name).rename(root.below(name))
                     discard(work)
 
-    def _complete(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-        work: LocalDirectory = self.work
+    def _complete(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:
+        work = self.work
         inside = {key.rpartition("/")[0] for key in side}
         work.make_directories(inside)
         for key, value in side.items():
-            work.write(key, [value], sync)
-        work.write(_files.INDEX, [index], sync)
+            work.write(key, [value], durable)
+        work.write(_files.INDEX, [index], durable)
         self.stamp = work.stamp(_files.INDEX)  # Which no rename changes.
-        if sync:
+        if durable:
             inner = [self.data_key, "d"] if work.is_directory(self.data_key) else []
             work.sync_directories([*inner, *inside, ""])
 

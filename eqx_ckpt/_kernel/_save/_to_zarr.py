@@ -17,7 +17,7 @@ from ._writing import DataFiles, Destination, Ends, Files, WriteTask, Written
 
 def write(task: WriteTask, into: Destination[Backend]) -> Files:
     """Writes the chunks of this process."""
-    data, root, syncs = task.data, into.work, into.syncs
+    data, root, sync = task.data, into.work, into.sync
 
     def write(leaf_index: int, numbers: range) -> None:
         parent = _files.directory(task.leaves[leaf_index].name)
@@ -26,15 +26,15 @@ def write(task: WriteTask, into: Destination[Backend]) -> Files:
         parents = {key.rpartition("/")[0] for key in keys}
         root.make_directories(parents or [parent])
         for key, pieces in zip(keys, data.chunks(leaf_index, numbers)):
-            root.write(key, pieces, syncs)
-        if syncs:
+            root.write(key, pieces, sync)
+        if sync:
             # The directory of the leaf itself has more to come.
             root.sync_directories(_with_those_above(parents) - {parent})
 
     runs = [run for _, runs in task.files_of(task.index) for run in runs]
     jobs = [ft.partial(write, *run) for run in runs]
     # A system that syncs several files at a time writes its journal once for them.
-    waiting = root.is_remote or syncs or task.requests > 1
+    waiting = root.is_remote or sync or task.requests > 1
     _threads.gather(jobs, task.threads(), waiting=waiting)
     return []
 
@@ -53,7 +53,7 @@ def files_of_process(
 
 def finish(task: WriteTask, files: Files, into: Destination[Backend]) -> Written:
     """Writes the rest of a save whose chunks are all there."""
-    root, syncs = into.work, into.syncs
+    root, sync = into.work, into.sync
     if task.count > 1:
         root.delete("d")  # It had the notes of what processes have written.
 
@@ -61,7 +61,7 @@ def finish(task: WriteTask, files: Files, into: Destination[Backend]) -> Written
         parent = _files.directory(leaf.name)
         root.make_directories([parent])
         blob = _arrays.zarr_json(leaf.template)
-        root.write(f"{parent}/zarr.json", [blob], syncs)
+        root.write(f"{parent}/zarr.json", [blob], sync)
         parents: set[str] = set()
         if leaf.alias is not None:
             origin = _files.directory(task.leaves[leaf.alias].name)
@@ -69,14 +69,14 @@ def finish(task: WriteTask, files: Files, into: Destination[Backend]) -> Written
             parents = {f"{parent}/{key}".rpartition("/")[0] for key in keys}
             root.make_directories(parents)
             for key in keys:
-                root.copy(f"{origin}/{key}", f"{parent}/{key}", syncs)
-        if syncs:
+                root.copy(f"{origin}/{key}", f"{parent}/{key}", sync)
+        if sync:
             root.sync_directories(_with_those_above(parents) | {parent})
 
     jobs = [ft.partial(write, leaf) for leaf in task.leaves]
-    _threads.gather(jobs, waiting=root.is_remote or syncs)
+    _threads.gather(jobs, waiting=root.is_remote or sync)
     digests = bytes(task.data.digests)
-    root.write(_files.DIGESTS, [digests], syncs)
+    root.write(_files.DIGESTS, [digests], sync)
     side = {"zarr.json": _group(task.spec)}
     return Written(_NOWHERE, _index.digest(digests), {}, side=side)
 

@@ -7,7 +7,7 @@ import errno
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .._format import _files, _index, _text
 from .._format._json import MAX_INDEX
@@ -27,9 +27,12 @@ class Fate(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-class Transaction(abc.ABC):
-    """A save that is written in `work`, and whose commit puts it at `root`: a `Backend`
-    each. There is a class for each way to publish.
+R = TypeVar("R", bound=Backend)
+
+
+class Transaction(abc.ABC, Generic[R]):
+    """A save that is written in `work`, and whose commit puts it at `root`. There is a
+    class for each way to publish.
 
     `data_key` is the directory of the save in `work`. If its `last_file` is not there
     at the commit, another writer has deleted the save. `undo` deletes what is written,
@@ -43,19 +46,18 @@ class Transaction(abc.ABC):
     # The stamp of the index, once that is committed.
     stamp = ""
 
-    def __init__(self, root: object, found: PathState, undo: contextlib.ExitStack):
-        self.root: Any = root
+    def __init__(self, root: R, found: PathState, undo: contextlib.ExitStack):
+        self.root = self.work = root
         self.save_id = secrets.token_hex(8)
         self.found, self.undo = found, undo
         self.data_key = f"d/{self.save_id}"
-        self.work: Any = root
 
     @abc.abstractmethod
     def begin(self, held: contextlib.ExitStack) -> None:
         """Makes a place to write in, which is held until the end of `held`."""
 
     @abc.abstractmethod
-    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+    def publish(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:
         """Makes what is written, with this index and these files for other readers, the
         checkpoint at the root: in one step, which goes through `commit`."""
 
@@ -130,7 +132,7 @@ class Transaction(abc.ABC):
         return error
 
 
-class DirectoryTransaction(Transaction):
+class DirectoryTransaction(Transaction[LocalDirectory]):
     """A transaction that is written in a directory, whose lock tells others that its
     writer lives. `made_above` are the directories on the way to it that were not there
     before."""
@@ -155,12 +157,12 @@ class DirectoryTransaction(Transaction):
 
         held.push(explain)
 
-    def lock(self, held: contextlib.ExitStack) -> None:
-        """Holds the lock of writers at the root until the end of `held`, around the
+    def lock(self, locks: contextlib.ExitStack) -> None:
+        """Holds the lock of writers at the root until the end of `locks`, around the
         commit and what follows."""
         with errors_before_commit(self.root):
             try:
-                held.enter_context(self.root.lock(wait=True))
+                locks.enter_context(self.root.lock(wait=True))
             except FileNotFoundError:
                 raise replaced_error(self.root, self.found) from None
             self.check_there()
@@ -175,7 +177,9 @@ class DirectoryTransaction(Transaction):
 class BesideTransaction(DirectoryTransaction):
     """A transaction that is written in a directory beside its path."""
 
-    def __init__(self, root: Any, found: PathState, undo: contextlib.ExitStack):
+    def __init__(
+        self, root: LocalDirectory, found: PathState, undo: contextlib.ExitStack
+    ):
         super().__init__(root, found, undo)
         self.work = _leftovers.directory_of(root, self.save_id)
 

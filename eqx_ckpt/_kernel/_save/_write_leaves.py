@@ -116,6 +116,6 @@ def _write_functions(
         key = f"{into.data_key}/{_files.function(stored.file)}"
         link = links.get(stored.digest)
         if link is not None and isinstance(into.work, LocalDirectory):
-            if into.work.link_from(link, key, into.syncs):
+            if into.work.link_from(link, key, into.sync):
                 continue
         into.write(key, [data])

@@ -44,13 +44,13 @@ S = TypeVar("S", bound=Sink, covariant=True)
 @dataclasses.dataclass(frozen=True)
 class Destination(Generic[S]):
     """Where the files of a save are written: `data_key` is the directory in `work` of
-    those whose names are in no other save. `syncs`: whether each is synced as it is
+    those whose names are in no other save. `sync`: whether each is synced as it is
     written. `sync_all` syncs them together, once they are written. `outbox`: sends them
     to an object store."""
 
     work: S
     data_key: str
-    syncs: bool
+    sync: bool
     sync_all: Callable[[], None] | None = None
     outbox: UploadQueue | None = None
 
@@ -66,7 +66,7 @@ class Destination(Generic[S]):
     def write(self, key: str, buffers: Iterable[Any]) -> None:
         """Writes a file, which is there at the latest after `settle`."""
         if self.outbox is None:
-            self.work.write(key, buffers, self.syncs)
+            self.work.write(key, buffers, self.sync)
         else:
             self.outbox.send(key, buffers)
 
