@@ -8,7 +8,7 @@ from .._format import _files, _index, _schema
 from .._format._index import OwnState
 from .._format._schema import COUNT, DIGEST, optional
 from .._storage._backend import Backend
-from ._writing import Destination, Files, LayoutWriter, Sink, WriteTask
+from ._writing import Destination, LayoutWriter, RunsOfFiles, Sink, WriteTask
 
 
 # The report of a process: the digest of its note, and its own state, if it has one.
@@ -19,11 +19,11 @@ class CollectedNotes(NamedTuple):
     """The data files of all processes of a save, and the own states of those that have
     some, in their order."""
 
-    files: Files
+    files: RunsOfFiles
     states: list[OwnState]
 
 
-def leave_note(task: WriteTask, files: Files, into: Destination) -> str:
+def leave_note(task: WriteTask, files: RunsOfFiles, into: Destination) -> str:
     """Leaves a note on the files of this process. Returns its digest."""
     note = task.account(files)
     into.work.write(_note_key(task.index, into), [note])
@@ -41,7 +41,7 @@ def write_own_state(own: bytes, process: int, into: Destination[Sink]) -> OwnSta
 def collect_notes(
     task: WriteTask,
     writer: LayoutWriter,
-    files: Files,
+    files: RunsOfFiles,
     gathered: Sequence[bytes],
     into: Destination[Backend],
 ) -> CollectedNotes:

@@ -119,7 +119,7 @@ def write_file(
                     at += len(piece)
                     yield piece
                     del piece  # Before the next chunk takes as much.
-                if ends is not None:
+                if ends is not None:  # `lay_runs` waits for these to go on.
                     ends.append(at - start)
 
     into.write(key, buffers())

@@ -27,14 +27,14 @@ from ._writing import (
     Deal,
     Destination,
     Ends,
-    Files,
+    RunsOfFiles,
     Sink,
     WriteTask,
     Written,
 )
 
 
-def write(task: WriteTask, into: Destination[Sink]) -> Files:
+def write(task: WriteTask, into: Destination[Sink]) -> RunsOfFiles:
     """Writes the data files of this process, one job for each, on a few threads. Each
     is named by its number."""
     spec, files = task.spec, task.files_of(task.index)
@@ -109,12 +109,12 @@ class PlainRuns:
 
 def files_of_process(
     task: WriteTask, process: int, ends: Ends, into: Destination[Backend]
-) -> Files:
+) -> RunsOfFiles:
     """The files that another process has written.
 
     **Raises:** `ValueError` unless they are there, and whole.
     """
-    files: Files = []
+    files: RunsOfFiles = []
     rest = iter(ends)
     for number, runs in task.files_of(process):
         own = list(itertools.islice(rest, len(runs)))
@@ -132,7 +132,7 @@ def files_of_process(
     return files
 
 
-def finish(task: WriteTask, files: Files, into: Destination[Sink]) -> Written:
+def finish(task: WriteTask, files: RunsOfFiles, into: Destination[Sink]) -> Written:
     """Writes the rest of a save whose data files are all there: the database, if it is
     to have one, and the digests."""
     spec = task.spec
@@ -170,7 +170,7 @@ class _Placed(NamedTuple):
     database: tuple[bytes, _ocdbt.Subtree] | None
 
 
-def _place_runs(spec: TreeSpec, files: Files) -> _Placed:
+def _place_runs(spec: TreeSpec, files: RunsOfFiles) -> _Placed:
     names = list(map(str, range(len(files))))
     placed = DataFiles(names, placement_of(spec, files))
     pages = [_writing.digest_numbers(spec, runs) for runs in files]
@@ -185,7 +185,7 @@ def _place_runs(spec: TreeSpec, files: Files) -> _Placed:
 def _place_by_spec(spec: TreeSpec, deal: Deal) -> _Placed:
     """Places runs as `_place_runs` does, for a save whose spec says where each chunk
     lies. The result is kept with the spec."""
-    files: Files = [
+    files: RunsOfFiles = [
         [run for batch in batches for run in batch.runs]
         for batches in _batches_of_files(spec, deal, 0)
     ]
@@ -205,7 +205,7 @@ def _stop(spec: TreeSpec, runs: Iterable[ChunkRun]) -> int:
     return last.stop(spec.grids[last.leaf].full)
 
 
-def placement_of(spec: TreeSpec, files: Files) -> Placement:
+def placement_of(spec: TreeSpec, files: RunsOfFiles) -> Placement:
     """The placement of the runs in these files: a rule that gives the place of each
     chunk, and takes less room in an index than a row for each."""
     # There may be millions of runs: objects are made of those of one file at a time.
@@ -225,7 +225,7 @@ def placement_of(spec: TreeSpec, files: Files) -> Placement:
     return _placement.place(table, counts, len(spec.names), np.asarray(sizes, int))
 
 
-def _entries(spec: TreeSpec, files: Files) -> tuple[Entries, bytes]:
+def _entries(spec: TreeSpec, files: RunsOfFiles) -> tuple[Entries, bytes]:
     """The entries of the database, by their keys; and the zarr.json files, one of each
     template, which lie in a file after the data files."""
     blobs = [_arrays.zarr_json(t._replace(keys="")) for t in spec.templates]

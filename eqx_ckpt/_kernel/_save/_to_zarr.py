@@ -12,10 +12,10 @@ from .._storage._backend import Backend
 from . import _tree_spec
 from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
-from ._writing import DataFiles, Destination, Ends, Files, WriteTask, Written
+from ._writing import DataFiles, Destination, Ends, RunsOfFiles, WriteTask, Written
 
 
-def write(task: WriteTask, into: Destination[Backend]) -> Files:
+def write(task: WriteTask, into: Destination[Backend]) -> RunsOfFiles:
     """Writes the chunks of this process."""
     data, root, sync = task.data, into.work, into.sync
 
@@ -41,7 +41,7 @@ def write(task: WriteTask, into: Destination[Backend]) -> Files:
 
 def files_of_process(
     task: WriteTask, process: int, ends: Ends, into: Destination[Backend]
-) -> Files:
+) -> RunsOfFiles:
     """**Raises:** `ValueError` unless the chunks of another process are there."""
     for _, runs in task.files_of(process):
         for leaf_index, numbers in runs:
@@ -51,7 +51,7 @@ def files_of_process(
     return []
 
 
-def finish(task: WriteTask, files: Files, into: Destination[Backend]) -> Written:
+def finish(task: WriteTask, files: RunsOfFiles, into: Destination[Backend]) -> Written:
     """Writes the rest of a save whose chunks are all there."""
     root, sync = into.work, into.sync
     if task.count > 1:

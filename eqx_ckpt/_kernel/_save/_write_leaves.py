@@ -17,7 +17,7 @@ from . import _assign, _lazies, _notes, _plan, _reuse, _writing
 from ._payload import LeafBytes
 from ._plan import Plan
 from ._sending import UploadQueue
-from ._writing import Destination, Files, Sink, WriteTask
+from ._writing import Destination, RunsOfFiles, Sink, WriteTask
 
 
 class RootFiles(NamedTuple):
@@ -88,7 +88,7 @@ def prepare_task(
 def finish(
     plan: Plan,
     task: WriteTask,
-    files: Files,
+    files: RunsOfFiles,
     states: Sequence[OwnState],
     into: Destination[Sink],
     reused: _reuse.ReusedSave | None = None,

@@ -104,7 +104,7 @@ class ChunkRun(NamedTuple):
 
 
 # The runs of each of some files.
-Files = list[Collection[ChunkRun]]
+RunsOfFiles = list[Collection[ChunkRun]]
 # For each run of chunks that a process has written, the ends of compressed ones.
 Ends = list[list[int] | None]
 
@@ -192,7 +192,7 @@ class WriteTask:
         files = enumerate(self.deal.files, len(self.linked.files))
         return [(number, runs) for number, (who, runs) in files if who == process]
 
-    def account(self, files: Files) -> bytes:
+    def account(self, files: RunsOfFiles) -> bytes:
         """An account of what this process has written, for process 0: its note, as
         `_notes` writes it."""
         ends = [run.ends for file in files for run in file]
@@ -320,18 +320,18 @@ class Written(NamedTuple):
 class LayoutWriter(Protocol):
     """The functions that write a layout: those of `_to_ocdbt` and `_to_zarr`."""
 
-    def write(self, task: WriteTask, into: Destination[Any], /) -> Files:
+    def write(self, task: WriteTask, into: Destination[Any], /) -> RunsOfFiles:
         """Writes the chunks of this process."""
         ...
 
     def files_of_process(
         self, task: WriteTask, process: int, ends: Ends, into: Destination[Any], /
-    ) -> Files:
+    ) -> RunsOfFiles:
         """In process 0: the files that another process has written."""
         ...
 
     def finish(
-        self, task: WriteTask, files: Files, into: Destination[Any], /
+        self, task: WriteTask, files: RunsOfFiles, into: Destination[Any], /
     ) -> Written:
         """In process 0: writes what belongs to no process, such as the digests."""
         ...

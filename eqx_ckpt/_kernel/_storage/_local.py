@@ -325,11 +325,11 @@ class LocalDirectory(Backend):
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
         above, _, name = f"{self.path}/{key}".rpartition("/")
-        locked = _locked.get(above)
-        directory = locked or self.below(key).parent()._open_directory()
+        borrowed = _locked.get(above)
+        directory = borrowed or self.below(key).parent()._open_directory()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with _named(f"{self.url}/{key}"), Descriptor(name, flags, directory) as fd:
-            if directory is not locked:
+            if directory is not borrowed:
                 directory.close()
             _local_files.write_buffers(fd, buffers, sync)
 
