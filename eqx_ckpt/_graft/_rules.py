@@ -248,8 +248,7 @@ def lines(found: Iterable[NameRule], adapters: Mapping[str, str]) -> list[str]:
     rows = [f"    ({_raw(old)}, {_raw(new)})," for old, new in found]
     # Leaves whose names differ only in numbers have one pattern, and one row.
     patterns = ((_rule(x, x, is_general=True).pattern, y) for x, y in adapters.items())
-    for pattern, adapter in dict.fromkeys(patterns):
-        rows.append(f"    ({_raw(pattern)}, ec.adapters.{adapter}),")
+    rows += [f"    ({_raw(x)}, ec.adapters.{y})," for x, y in dict.fromkeys(patterns)]
     return ["ec.rename([", *rows, "])"] if rows else []
 
 
