@@ -126,10 +126,10 @@ def moved(one: Side, two: Side) -> dict[str, str]:
     entries of States tell, or the attributes that children without keys are."""
     nodes = list(_compare.moved_nodes(one.record, two.record, [("", "")], ""))
     for state, labels in two.states.items():
-        old, new = dict(enumerate(one.states.get(state, ()))), dict(enumerate(labels))
-        places = _states.match_entries(state, new, old, {}) if old else {}
+        old = one.states.get(state, {})
+        places = _states.match_entries(state, labels, old, {}) if old else {}
         # An entry that the other State lacks has a position that no other one has.
-        free = max(len(old), len(new))
+        free = 1 + max([*old, *labels], default=0)
         parts: dict[str, str | None] = {
             str(here): str(free + here if there is None else there)
             for here, there in places.items()

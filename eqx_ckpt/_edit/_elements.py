@@ -11,7 +11,6 @@ import numpy as np
 from .._kernel._format import _grid, _template
 from .._kernel._format._leaves import Region
 from .._kernel._format._record import TreeRecord
-from .._kernel._format._state_labels import Label
 from .._kernel._format._template import Template
 from .._kernel._load import _checkpoint, _lazy
 from .._kernel._load._checkpoint import Checkpoint
@@ -61,7 +60,7 @@ class Side(NamedTuple):
     flat: Flat
     leaves: dict[str, Leaf]
     texts: dict[str, Leaf]
-    states: Mapping[str, Sequence[Label]]  # The labels of the entries of each State.
+    states: Mapping[str, _states.Labels]  # The labels of the entries of each State.
     record: TreeRecord
     metadata: tuple[Any, ...]  # That of a checkpoint. A tree has none.
 

@@ -131,7 +131,7 @@ def labels(source: Source) -> dict[str, str]:
     return {
         f"{state}.{i}".removeprefix("."): min(label.names, key=lambda x: (len(x), x))
         for state, found in states.items()
-        for i, label in enumerate(found)
+        for i, label in found.items()
         if label.names
     }
 

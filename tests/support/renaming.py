@@ -21,7 +21,8 @@ class Mover:
     def __init__(self, tree, choose):
         self.choose = choose
         self.moves = {}
-        labels = [x for some in _states_of(tree).values() for x in some if x.names]
+        states = _states_of(tree).values()
+        labels = [x for some in states for x in some.values() if x.names]
         self.indices = {_state_labels.label_text(x): sorted(x.names) for x in labels}
 
     def move(self, node, old=(), new=()):

@@ -154,7 +154,7 @@ class Leaves:
             state = nearest(name)
             if state is not None:
                 part = _names.below(name, state).partition(".")[0]
-                if part.isdecimal() and int(part) < len(states[state]):
+                if part.isdecimal() and int(part) in states[state]:
                     out[leaf_index] = states[state][int(part)]
         return out
 

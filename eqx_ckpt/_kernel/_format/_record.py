@@ -217,11 +217,12 @@ class TreeRecord:
 
     # ---- States.
 
-    def states(self, above: str = "") -> dict[str, list[Label]]:
-        """The labels of the entries of each eqx.nn.State, by its name."""
+    def states(self, above: str = "") -> dict[str, dict[int, Label]]:
+        """The labels of the entries of each eqx.nn.State, by its name and by their
+        positions."""
         found = (
-            StateNode(name, how, self.values[self.rows[row].values[0]])
+            StateNode(name, kind.how, kind.parts, self.values[self.rows[row].values[0]])
             for name, row in self.nodes(self.has_labels, above)
-            if (how := self.kind(row).how) in ("state", "index")
+            if (kind := self.kind(row)).how in ("state", "index")
         )
         return labels_of_states(found)

@@ -7,6 +7,7 @@ row by row before any is made.
 
 import itertools as it
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -310,6 +311,9 @@ def _expand(runs: list[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(it.chain.from_iterable(it.starmap(it.repeat, runs)))
 
 
+_position = re.compile("[0-9]{1,9}").fullmatch
+
+
 def _check_markers(record: TreeRecord) -> None:
     """**Raises:** `ValueError` unless States and their indices have markers."""
     for kind, children, values in record.rows:
@@ -321,6 +325,8 @@ def _check_markers(record: TreeRecord) -> None:
         width = len(children) if how == "state" else 1
         if type(markers) is not list or len(markers) != width:
             raise ValueError("the tree has a State without its markers")
+        if how == "state" and not all(map(_position, record.kinds[kind].parts)):
+            raise ValueError("the tree has a State whose entries have no positions")
         for x in markers:
             if not (type(x) is int or type(x) is str and x[:1] in ("=", "@")):
                 raise ValueError("the tree has a malformed marker")

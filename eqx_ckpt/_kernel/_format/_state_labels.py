@@ -5,7 +5,7 @@ An entry is known by the names of its StateIndices, or by the marker of Equinox.
 
 import itertools as it
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from . import _names
@@ -22,28 +22,31 @@ class Label(NamedTuple):
 
 
 class StateNode(NamedTuple):
-    """A State or a StateIndex of a tree: its name, its kind, and its encoded value,
-    which has its markers."""
+    """A State or a StateIndex of a tree: its name, its kind, the parts of the names of
+    its children, and its encoded value, which has its markers."""
 
     name: str
     how: str
+    parts: Sequence[str]
     value: Any
 
 
-def labels_of_states(found: Iterable[StateNode]) -> dict[str, list[Label]]:
-    """The labels of the entries of each eqx.nn.State, by its name, of all States and
-    StateIndices of a tree. Their markers are texts of labels (see `label_of`), or
-    numbers, which only say which StateIndices an entry has."""
-    states: dict[str, list[str | int]] = {}
+def labels_of_states(found: Iterable[StateNode]) -> dict[str, dict[int, Label]]:
+    """The labels of the entries of each eqx.nn.State, by its name and by their
+    positions, of all States and StateIndices of a tree. Their markers are texts of
+    labels (see `label_of`), or numbers, which only say which StateIndices an entry
+    has."""
+    states: dict[str, dict[int, str | int]] = {}
     # By the marker of an entry, the names of the StateIndices that have it.
     names: dict[str | int, list[str]] = {}
-    for name, how, value in found:
+    for name, how, parts, value in found:
         if how == "state":
-            states[name] = value["markers"]
+            # A part of a State that was saved again may lack some.
+            states[name] = dict(zip(map(int, parts), value["markers"]))
         else:
             names.setdefault(value["markers"][0], []).append(name)
     labels: dict[str | int, Label] = {}  # States share them.
-    for marker in it.chain.from_iterable(states.values()):
+    for marker in it.chain.from_iterable(x.values() for x in states.values()):
         own = label_of(marker) if type(marker) is str else Label()
         # The names that it had are no more, if its StateIndex is here.
         labels[marker] = own._replace(names=frozenset(names.get(marker, own.names)))
@@ -57,7 +60,10 @@ def labels_of_states(found: Iterable[StateNode]) -> dict[str, list[Label]]:
         paths_of = map(ends, label.names if own else ())
         if any(paths and own not in paths for paths in paths_of):
             labels[marker] = label._replace(marker=None)
-    return {name: [labels[x] for x in markers] for name, markers in states.items()}
+    return {
+        name: {position: labels[x] for position, x in markers.items()}
+        for name, markers in states.items()
+    }
 
 
 def _finder_of_ends(

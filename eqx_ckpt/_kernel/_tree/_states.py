@@ -2,6 +2,7 @@
 StateIndex each belongs to."""
 
 import collections
+import itertools as it
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -54,12 +55,12 @@ def _entries(flat: Flat, above: str) -> dict[int, Entry]:
     return out
 
 
-def states_of(flat: Flat, above: str = "") -> Mapping[str, Sequence[Label]]:
+def states_of(flat: Flat, above: str = "") -> Mapping[str, Labels]:
     """The labels of the entries of each State in a tree, by its name."""
     walk = flat.walk.named(above)
     values = walk.values.encoded
     found = (
-        StateNode(names[place], group.kind.how, values[number])
+        StateNode(names[place], group.kind.how, group.kind.parts, values[number])
         for layer, names in zip(walk.layers, walk.nodes.names)
         for group in layer.groups
         if group.kind.how in ("state", "index")
@@ -152,7 +153,8 @@ def check_order(flat: Flat, stored: Set[int]) -> None:
 
 def _unlabelled_entries(flat: Flat) -> dict[int, Entry]:
     """The entry of each leaf of one that nothing but the order tells from others."""
-    if all(any(label) for labels in states_of(flat).values() for label in labels):
+    labels = it.chain.from_iterable(x.values() for x in states_of(flat).values())
+    if all(map(any, labels)):
         return {}
     entries = state_entries(flat)
     return {n: entry for n, entry in entries.items() if not any(entry.label)}
