@@ -103,18 +103,25 @@ class _Recorder:
             rows.append(rows[top])
         return TreeRecord(list(self._kinds), self._values.encoded, rows)
 
-    def _row(
-        self, kind: Kind, children: Sequence[int] = (), values: Sequence[int] = ()
-    ) -> int:
-        number = self._kinds.setdefault(kind, len(self._kinds))
-        made = Row(number, tuple(children), tuple(values))
-        row = self._rows.setdefault(made, len(self._rows))
-        if row == len(self._counts):  # It is new.
-            below = sum(map(self._counts.__getitem__, children))
-            self._counts.append(below + (kind.how == "leaf"))
-        return row
+    def _rows_of_leaves(
+        self,
+        leaves: Sequence[Any],
+        own_types: dict[int, type],
+        left_out: dict[int, _LeftOut],
+    ) -> list[int]:
+        out = [LEAF] * len(leaves)
+        for number, cls in own_types.items():
+            out[number] = self._row(Kind("leaf", _named.class_name(cls)))
+        for number, (text, encoded) in left_out.items():
+            x = leaves[number]
+            # One that a save stores by default was left out on purpose.
+            is_left = not callable(x) and _filters.by_default(x)
+            kind = Kind("left" if is_left else "value", data=("",))
+            out[number] = self._row(kind, values=[self._values.add(text, encoded)])
+        return out
 
     def _rows_of_group(self, group: Group, below: list[int]) -> list[int]:
+        """The row of each node of a group, by the rows `below` of the next layer."""
         kind, children = group.kind, map(tuple, group.rows(below))
         values = zip(*group.numbers) if group.numbers else it.repeat(())
         nodes = list(zip(children, values))
@@ -132,27 +139,22 @@ class _Recorder:
             if BAD not in part and (part not in kept or self._counts[children[place]]):
                 kept[part] = place
         labels = [kind.labels[place] for place in kept.values() if kind.labels]
+        # A "custom" node has a class, which Python's own containers are kept without.
         cls = kind.cls if kind.cls[1] else ("builtins", "dict")
         kind = kind._replace(how="custom", cls=cls, parts=tuple(kept), keys="")
         kind = kind._replace(labels=tuple(labels))
         return self._row(kind, [children[place] for place in kept.values()], values)
 
-    def _rows_of_leaves(
-        self,
-        leaves: Sequence[Any],
-        own_types: dict[int, type],
-        left_out: dict[int, _LeftOut],
-    ) -> list[int]:
-        out = [LEAF] * len(leaves)
-        for number, cls in own_types.items():
-            out[number] = self._row(Kind("leaf", _named.class_name(cls)))
-        for number, (text, encoded) in left_out.items():
-            x = leaves[number]
-            # One that a save stores by default was left out on purpose.
-            is_left = not callable(x) and _filters.by_default(x)
-            kind = Kind("left" if is_left else "value", data=("",))
-            out[number] = self._row(kind, values=[self._values.add(text, encoded)])
-        return out
+    def _row(
+        self, kind: Kind, children: Sequence[int] = (), values: Sequence[int] = ()
+    ) -> int:
+        number = self._kinds.setdefault(kind, len(self._kinds))
+        made = Row(number, tuple(children), tuple(values))
+        row = self._rows.setdefault(made, len(self._rows))
+        if row == len(self._counts):  # It is new.
+            below = sum(map(self._counts.__getitem__, children))
+            self._counts.append(below + (kind.how == "leaf"))
+        return row
 
 
 @ft.lru_cache(maxsize=4096)
