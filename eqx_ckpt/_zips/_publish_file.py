@@ -1,8 +1,7 @@
 """Publication of one file, atomically.
 
-On a disk it is written in a directory beside its path, as a save is that is swapped,
-and renamed. An object store has no renames: there it is put in place as a whole, out of
-memory.
+On a disk it is written in a directory beside its path, and renamed. An object store has
+no renames: there it is put in place as a whole, out of memory.
 """
 
 import contextlib

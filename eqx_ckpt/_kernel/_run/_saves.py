@@ -345,6 +345,7 @@ class Saves:
             self._checked = looks
 
     def _keep(self, kept: KeptState) -> None:
+        """Keeps a copy of a state for the end of the run."""
         # The copy is made in the memory of the state before. If it is interrupted, that
         # one is spoiled, and must not be the kept one any more.
         self.kept = kept
@@ -385,19 +386,19 @@ class Saves:
 
     def _end_after(self, error: BaseException) -> None:
         kept, self.kept = self.kept, None
-        is_saved = False  # Or is being saved.
+        is_under_way = False
         try:
-            is_saved = kept is not None and self._is_under_way(kept)
+            is_under_way = kept is not None and self._is_under_way(kept)
             self.wait()
         except Exception as e:
-            is_saved = False  # What has failed may have been its save.
+            is_under_way = False  # What has failed may have been its save.
             if e is not error:
                 error.add_note(f"The save before has failed: {type(e).__name__}: {e}")
         except BaseException:
-            if kept is not None and not is_saved:
+            if kept is not None and not is_under_way:
                 error.add_note(self._not_saved(kept, _STOPPED))
             raise
-        if kept is not None and not is_saved:
+        if kept is not None and not is_under_way:
             self._save_after(error, kept)
 
     def _save_after(self, error: BaseException, kept: KeptState) -> None:
