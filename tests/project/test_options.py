@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import eqx_ckpt as ec
-from eqx_ckpt._kernel._run._policy import Policy
 
 
 class Net(eqx.Module):
@@ -195,16 +194,15 @@ _ELSEWHERE = {
     "reuse": "test_reuse",
     "overwrite": "below",
 }
-_OF_RUNS = (
-    *(name for name in Policy._fields if name != "reuse"),
-    *("copies", "force", "near", "near_every", "signals"),
-)
-_ELSEWHERE |= dict.fromkeys(_OF_RUNS, "test_manager")
 _POSITIONAL = {"self", "path", "pytree", "tree", "step", "root", "source", "target"}
 
 
 def _options(call):
     return inspect.signature(call).parameters.keys() - _POSITIONAL
+
+
+_OF_RUNS = _options(ec.CheckpointManager) - _options(ec.tree_serialise_leaves)
+_ELSEWHERE |= dict.fromkeys({"force"} | _OF_RUNS, "test_manager")
 
 
 @pytest.mark.parametrize("door", WRITES)

@@ -1,6 +1,5 @@
 """A run's checkpoints: which are saved, which are restored, and which stay."""
 
-import collections
 import contextlib
 import gc
 import itertools as it
@@ -23,8 +22,6 @@ from support.helpers import files_of, fill_run, long, run_program, tree_at
 from support.processes import good, run_team_program
 
 import eqx_ckpt as ec
-from eqx_ckpt._kernel._run._policy import Policy
-from eqx_ckpt._kernel._save._options import SaveOptions
 
 
 _numbers = it.count()
@@ -773,14 +770,6 @@ def test_a_save_does_not_look_at_all_steps_of_a_long_run(root, monkeypatch):
                 manager.wait()
             counts.append(len(looks))
     assert counts[1] <= 1.5 * counts[0], counts
-
-
-def test_a_rule_that_is_a_flag_is_given_where_it_is_true():
-    fields = {**Policy._field_defaults, "keep_flagged": False}
-    policy = collections.namedtuple("_Flagged", fields, defaults=fields.values())
-    Policy.check_options(policy(), SaveOptions())
-    with pytest.raises(ValueError, match="`keep_flagged` is for steps that `keep`"):
-        Policy.check_options(policy(keep_flagged=True), SaveOptions())
 
 
 @pytest.mark.parametrize("handler", ["JAX", "Python"])

@@ -33,7 +33,7 @@ class Policy(NamedTuple):
                 'as in `best=("loss", "min")`.'
             )
         for name, default in self._field_defaults.items():
-            is_given = getattr(self, name) != default
+            is_given = getattr(self, name) is not default
             if self.keep is None and name.startswith("keep_") and is_given:
                 raise ValueError(
                     f"`{name}` is for steps that `keep` would let go, and without it "
