@@ -235,10 +235,9 @@ class Checkpoint(_Base):
         array is read. So a copy of its files is the base too.
 
         Files of other formats have no digests. Three things of theirs are compared: the
-        metadata; the names, dtypes and shapes of all leaves; and the first bytes of
-        some leaves. For up to 256 leaves that are one run of bytes in the file, these
-        are the first 1024 bytes; for up to 16 others, about as many, decoded, of the
-        first chunk. A change that is only in later bytes is not noticed.
+        metadata; the names, dtypes and shapes of all leaves; and the first 1024 bytes
+        of each leaf, or of 1024 leaves of more. A change that is only in later bytes is
+        not noticed.
 
         **Arguments:**
 
