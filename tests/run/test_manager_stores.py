@@ -394,6 +394,25 @@ def test_a_pinned_step_is_not_replaced_for_one_wrong_answer(far):
     _holds(manager, 1)
 
 
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_a_save_to_the_root_that_fails(layout, monkeypatch):
+    """It deletes what it has written, and no step that was saved meanwhile."""
+    root, numbers = f"memory://runs/{next(_numbers)}", itertools.count()
+
+    def fail(change, key):
+        if next(numbers) == 5:
+            patch.undo()
+            with ec.CheckpointManager(root, layout=layout) as manager:
+                fill_run(manager, [1])
+            raise OSError("no more")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no more"):
+        inside.watch_store(patch, root, before=fail)
+        ec.tree_serialise_leaves(root, [tree_at(2)] * 3, layout="zarr")
+    _holds(ec.CheckpointManager(root), 1)
+    assert _tops(root) == {"1"} and ec.clean(root, remove=False) == []
+
+
 def test_requests(far):
     """They do not grow with the steps, but for one look at each."""
     proxy, root = far

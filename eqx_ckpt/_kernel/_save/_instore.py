@@ -11,7 +11,7 @@ import contextlib
 import functools as ft
 from collections.abc import Iterable, Mapping
 
-from .._format import _files, _index
+from .._format import _files, _index, _layouts
 from .._storage import _store
 from .._storage._objects import ObjectStore
 from ._path_state import claimed_error
@@ -79,11 +79,22 @@ class Claimed(InStore):
         self.found = self.found._replace(keys=(*self.found.keys, _files.CLAIM))
         if self.root.replace(_files.CLAIM, self.save_id.encode(), None) is None:
             raise claimed_error(self.root)
-        self.undo.callback(_unclaim, self.root)
+        self.undo.callback(self._unclaim)
 
+    def _unclaim(self) -> None:
+        """Deletes what this save has written, and its claim last."""
+        with contextlib.suppress(OSError, ValueError):
+            keys = self.root.list_all() or ()
+            # There was nothing at the path. By now others may save below it.
+            ends = f"/{_files.INDEX}", f"/{_files.CLAIM}"
+            others = {key.partition("/")[0] for key in keys if key.endswith(ends)}
+            own = _files.SIDE - {_files.CLAIM}
 
-def _unclaim(root: ObjectStore) -> None:
-    for key in sorted(root.list_top() or {}, key=_files.CLAIM.__eq__):
-        # There was nothing at the path: all is ours but what others save below it.
-        if root.below(key).read(_files.INDEX) is None:
-            discard(root, key)
+            def is_own(key: str) -> bool:
+                top, _, inside = key.partition("/")
+                is_of_leaf = inside.partition("/")[0] in _layouts.MEMBERS
+                is_data = key.startswith(f"{self.data_key}/")
+                return is_data or top in own or (is_of_leaf and top not in others)
+
+            self.root.delete_files([*filter(is_own, keys)])
+            self.root.delete_files([_files.CLAIM])
