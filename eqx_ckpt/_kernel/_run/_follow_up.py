@@ -14,7 +14,7 @@ from .._storage import _store
 from . import _marks
 from ._policy import Policy
 from ._retention import Retention
-from ._start import AttemptStart
+from ._attempt_start import AttemptStart
 from ._steps import SavedStep, Signature, Steps
 
 

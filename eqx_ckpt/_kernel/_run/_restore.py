@@ -18,7 +18,7 @@ from .._load._partial import Apart
 from .._runtime import _log, _processes
 from .._runtime._arguments import Who
 from .._runtime._processes import Processes
-from . import _own, _start, _step_state, _steps
+from . import _attempt_start, _own, _step_state, _steps
 from ._near_interface import LoadRequest, NearSearch, NearSteps, Restored
 from ._saves import Saves
 from ._shared_records import share_records
@@ -352,7 +352,7 @@ def _newest_at_root(search: _Search) -> tuple[int | None, dict[int, Skip]]:
 
 
 def _passed(search: _Search) -> str:
-    return f"{_start.shown(search.passed)} of an earlier attempt at this run"
+    return f"{_attempt_start.shown(search.passed)} of an earlier attempt at this run"
 
 
 def _reasons(search: _Search, notes: Iterable[str] = (), above: int = -1) -> str:

@@ -24,7 +24,7 @@ from . import _best, _marks, _own, _pins, _policy, _removal, _step_facts
 from ._follow_up import FollowUp, RunningSave
 from ._pending import KeptState, PendingState
 from ._policy import Policy
-from ._start import AttemptStart
+from ._attempt_start import AttemptStart
 from ._steps import Steps
 
 
@@ -77,7 +77,7 @@ class Saves:
         self.running: list[RunningSave] = []
         # The step of a save that is being started, until it is in `running`. It stays
         # here if that was interrupted: the save may go on all the same.
-        self._begun: int | None = None
+        self._starting: int | None = None
         # The last step that was saved here, or loaded: it is known to be whole.
         self.last_whole: SaveHandle | str | os.PathLike[str] | None = None
         # Steps that a load has found damaged: the next save of one moves it aside.
@@ -151,15 +151,15 @@ class Saves:
             functions=state.functions,
             metadata={**given, "step": step, "metrics": decision.metrics},
         )
-        self._begun = step
-        handle = self._begin_write(state, options)
+        self._starting = step
+        handle = self._stage_and_start(state, options)
         self.last_begin = time.monotonic()
         saving = RunningSave(step, handle, decision.metrics, _threads.Event())
         leads = processes.leads
         handle.add_done_callback(lambda _: self._follow_up(saving, retain, leads))
         # Last: whoever waits for it waits for both.
         self.running.append(saving)
-        self._begun = None
+        self._starting = None
         try:
             handle.staged()
         except Exception:
@@ -257,7 +257,7 @@ class Saves:
                 "adds it (`add_metrics`)."
             )
 
-    def _begin_write(self, state: PendingState, options: SaveOptions) -> SaveHandle:
+    def _stage_and_start(self, state: PendingState, options: SaveOptions) -> SaveHandle:
         """Stages a step, and starts the thread that writes it. The mark of one that is
         replaced is taken away before, and put back if the thread does not start."""
         step, path = state.step, self.steps.own_path(state.step)
@@ -425,7 +425,7 @@ class Saves:
         step = kept.state.step
         if self._is_running(step):
             return True
-        if self._begun != step:
+        if self._starting != step:
             return False
         # It may go on. With `force`, what is there may be an older save: it is saved
         # again.

@@ -5,16 +5,17 @@ from collections.abc import Collection, Sequence, Set
 from .._runtime import _log
 from . import _attempts, _step_facts
 from ._attempts import Attempt, Lineage
+from ._listing import Listing
 from ._steps import Steps
 
 
 class AttemptStart:
     """Decides in process 0 whether the next save of a manager begins an attempt: by the
-    step that was restored and the last one that was saved.
+    step that was restored and the last one whose save was begun.
 
     The first save of a manager, and the first after each restore, begins an attempt if
     the run has newer steps. If you restore a step only to look at it, and then save
-    above the last saved step, no attempt begins.
+    above that last step, no attempt begins.
     """
 
     def __init__(self, steps: Steps):
@@ -26,8 +27,8 @@ class AttemptStart:
         # Whether the next save may begin an attempt: nothing was saved since the start
         # or the last restore.
         self._is_open = True
-        # The last saved step.
-        self._saved: int | None = None
+        # The last step whose save was begun.
+        self._last: int | None = None
         # Newer steps that an attempt passes over, until the warning about them.
         self._passed: Sequence[int] = ()
         # The restored step; the id of its near save, if it is a near step; and whether
@@ -54,43 +55,48 @@ class AttemptStart:
 
         Returns the attempt, if this manager has begun one.
         """
-        was_only_looked_at = self._saved is not None and step > self._saved
+        was_only_looked_at = self._last is not None and step > self._last
         is_open = self._is_open and not was_only_looked_at
         if is_open or (is_near and self.attempt is None):
             self._begin(step, damaged, is_near)
-        self._is_open, self._saved = False, step
+        self._is_open, self._last = False, step
         return self.attempt
 
     def _begin(self, step: int, damaged: Set[int], is_near: bool) -> None:
         listing = self._steps.listing()
         lineage = self._steps.lineage(listing, self._had_near)
         newest = self._steps.newest(listing, lineage, damaged)
-        now, self.number = lineage.attempt, lineage.number
-        # The last attempt is void if it does not count: it has saved nothing.
+        counting, self.number = lineage.attempt, lineage.number
         last = max(self._steps.attempts(listing), default=0)
-        is_void = last != (now.number if now else 0)
-        after, earlier = (now.after, now.earlier) if now else (None, [])
         # Training from a restored step gives only later steps.
         restored = self._restored
         origin = restored if restored is not None and restored < step else None
         is_left = origin is not None and lineage.is_left(origin)
-        # The run goes back. Otherwise near steps or a void attempt may need another
-        # one, in which the same steps count as before.
-        if newest is not None and (step < newest or is_left):
-            after = origin
-            complete = self._steps.complete(listing)
-            gone = _left(lineage, complete, after)
-            # After this attempt begins, nothing else says which attempt they are of.
-            saves = {s: self._steps.save_of(s, listing) or "" for s in complete}
-            new = [s for s in complete if not self._steps.history.has(s, saves[s])]
-            _step_facts.add_to_history(self._steps, new, lineage.number)
-            earlier = [(s, saves[s]) for s in gone]
-            self._passed = [s for s in gone if s > step]
-        elif not (is_void or is_near):
+        if newest is not None and (step < newest or is_left):  # The run goes back.
+            after, earlier = origin, self._leave_steps(listing, lineage, origin)
+            self._passed = [s for s, _ in earlier if s > step]
+        elif is_near or last != self.number:
+            # Near steps need an attempt, or the last one is void: it does not count, as
+            # it has saved nothing. The same steps count in the new one as before.
+            before = counting or Attempt("")
+            after, earlier = before.after, before.earlier
+        else:
             return
         root = self._steps.root
-        self.attempt = _attempts.begin(root, self._near_save, after, earlier, now)
+        self.attempt = _attempts.begin(root, self._near_save, after, earlier, counting)
         self.number = self.attempt.number
+
+    def _leave_steps(
+        self, listing: Listing, lineage: Lineage, origin: int | None
+    ) -> list[tuple[int, str]]:
+        """The steps that do not count for an attempt which goes on from `origin`, with
+        the ids of their saves. What it leaves gets into the history before."""
+        complete = self._steps.complete(listing)
+        saves = {s: self._steps.save_of(s, listing) or "" for s in complete}
+        new = [s for s in complete if not self._steps.history.has(s, saves[s])]
+        # Once that attempt has begun, nothing else says which attempt they are of.
+        _step_facts.add_to_history(self._steps, new, lineage.number)
+        return [(s, saves[s]) for s in _left(lineage, complete, origin)]
 
     def warn_of_passed_steps(self, step: int) -> None:
         """Warns that an attempt which began with this step passes over newer steps."""
