@@ -1,12 +1,13 @@
 """Stores that answer oddly: a call is right, or says what the store has said, and what
-was there before is whole. See `support.odd_answers`."""
+was there before is whole. See `support.odd_answers` and `support.odd_runs`."""
 
 import itertools
 import json
 import random
 
 import pytest
-from support import odd_answers, scripts, servers
+from support import odd_answers, odd_runs, scripts, servers
+from support.helpers import long
 from support.odd_answers import Case, World
 
 import eqx_ckpt as ec
@@ -73,6 +74,14 @@ def test_a_damaged_step_is_moved_aside_whole(world):
     with pytest.raises(FileExistsError, match="Step 30 .* is whole now"):
         manager.save(30, odd_answers.tree(30))
     assert manager.restore(odd_answers.tree(0))[1] == 30
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, *long(*range(3, 40))])
+@pytest.mark.parametrize("kind", ["s3", *long("gs", "az")])
+def test_some_runs(kind, seed, request):
+    proxy = request.getfixturevalue(kind)
+    with proxy.used(), odd_answers.hurried():
+        odd_runs.run(proxy, kind, seed)
 
 
 @pytest.mark.long
