@@ -16,7 +16,7 @@ class Limits:
     joint_digest_bytes: int = 2**20
     # Copies of arrays that queued saves keep, but for those of the last one.
     queued_copy_bytes: int = 2 * 2**30
-    # Parts of one static value.
+    # Parts of one static value; numbers and texts count for little.
     value_parts: int = 2**14
     # The cost of the record of a tree without leaves: see `_record_json.check`.
     tree_cost: int = 2**26

@@ -93,6 +93,8 @@ def _other_closure(x):
 
 
 # What was saved, the same again, and what has changed.
+_IDS = range(40_000)
+_WORDS = tuple(f"word {i}" for i in _IDS)
 KINDS = {
     "enum": (Plain.ONE, Plain.ONE, Plain.TWO),
     "int enum": (Numbers.FOUR, Numbers.FOUR, Numbers.EIGHT),
@@ -161,6 +163,8 @@ KINDS = {
         collections.OrderedDict(b=2, a=1),
     ),
     "mapping": (*[types.MappingProxyType({"a": 1})] * 2, {"a": 2}),
+    "vocabulary": (_WORDS, list(_WORDS), (*_WORDS[:-1], "last")),
+    "ids": (*[dict(zip(_WORDS, _IDS))] * 2, dict(zip(_WORDS, _IDS)) | {_WORDS[-1]: 0}),
     "set": ({1, "b", 3}, {3, 1, "b"}, {1, "c", 3}),
     "frozenset": (frozenset("ab"), frozenset("ba"), frozenset("ac")),
     "dataclass": (Config(), Config(seen=5), Config(act=print)),

@@ -13,7 +13,6 @@ import enum
 import fractions
 import functools as ft
 import inspect
-import itertools as it
 import json
 import math
 import operator
@@ -53,6 +52,10 @@ _BY_REPR: tuple[Any, ...] = (
     *(type(typing.List[int]), type(typing.Union[int, str])),  # noqa: UP006, UP007
 )
 
+# What is in a list that may be long, as a vocabulary, as parts of a value.
+_ATOMS = frozenset((type(None), bool, int, float, str, bytes))
+_ATOM_COST = 1 / 64
+
 # Encodes, or decodes, a part of a value.
 Recurse = Callable[[Any], Any]
 
@@ -66,10 +69,12 @@ def encode(value: object, owner: type | None = None) -> Any:
         return value
     if type(value) is str and len(value) < 100 and value.isascii():
         return value
-    count = it.count()
+    left = limits.value_parts
 
     def encode(x: object, depth: int) -> Any:
-        if next(count) >= limits.value_parts or depth > MAX_DEPTH:
+        nonlocal left
+        left -= _ATOM_COST if type(x) in _ATOMS else 1
+        if left < 0 or depth > MAX_DEPTH:
             return {"unknown": ["builtins", "object"]}
         try:
             return _encode(x, lambda part: encode(part, depth + 1))
