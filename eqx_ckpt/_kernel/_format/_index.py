@@ -410,8 +410,9 @@ def _index_of_json(
         if name in value:
             (field,) = fields(value, {name: kind})
             optional[name] = make(field, len(leaves.names))
-    what = value.get("metadata"), leaves, files, placement, digests, others, writer
-    return Index(save, layout, *what, seal=seal, **optional)
+    # The fields of an `Index` from `metadata` to `writer`.
+    rest = value.get("metadata"), leaves, files, placement, digests, others, writer
+    return Index(save, layout, *rest, seal=seal, **optional)
 
 
 def _table_of(

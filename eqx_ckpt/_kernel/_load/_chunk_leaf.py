@@ -112,20 +112,20 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         nbytes = self.copies * math.prod(shape) * self.template.itemsize
         return _ChunkPart(chunks, region, shape, wanted, into, nbytes, is_last)
 
-    def _start_read(self, part: _ChunkPart) -> Callable[[], np.ndarray]:
+    def _reading(self, part: _ChunkPart) -> Callable[[], np.ndarray]:
         into = part.into
         if into is None:
             into = _arrays.aligned(part.shape, _template.dtype_of(self.template.stored))
-        start = self._start_chunks if self._array is None else self._start_array
-        arrived = start(part, into)
+        reading = self._reading_chunks if self._array is None else self._reading_array
+        fill = reading(part, into)
 
         def read() -> np.ndarray:
-            arrived()
+            fill()
             return into
 
         return read
 
-    def _start_array(self, part: _ChunkPart, into: np.ndarray) -> Callable[[], None]:
+    def _reading_array(self, part: _ChunkPart, into: np.ndarray) -> Callable[[], None]:
         source, array = self.reader.source, self._array
         wait = source.directory.wait
         if array is not LATER and not self._is_exact:
@@ -139,7 +139,7 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
 
         return read
 
-    def _start_chunks(self, part: _ChunkPart, into: np.ndarray) -> Callable[[], None]:
+    def _reading_chunks(self, part: _ChunkPart, into: np.ndarray) -> Callable[[], None]:
         source, record = self.reader.source, self.read.record
         t = record.template
         ranges = [source.chunk_range(record, number) for number in part.chunks]
@@ -149,13 +149,13 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
             most = _template.most_encoded(t.full)
             values = ft.partial(_read_ranges, self.reader, ranges, most)
 
-        def arrived() -> None:
+        def read() -> None:
             regions, decode = _source.grid_of(t).regions, _codecs.decoder(t)
             for number, data in zip(part.chunks, values(), strict=True):
                 region = _grid.within(regions[number], part.region)
                 decode(data, into[(*region, ...)])
 
-        return arrived
+        return read
 
     def _saved_digests(self, part: _ChunkPart) -> bytes:
         return self.reader.source.digests_of(self.read.record, part.chunks)

@@ -32,6 +32,7 @@ class DigestFile:
                 self._reads.append(page)
         self._reads.append(len(pages) - 1)
         self._starts = [pages[page] for page in self._reads]
+        self._is_one_read = len(self._reads) == 2
         self._data: dict[int, bytes] = {}
         self._coming: Any = None
 
@@ -51,7 +52,7 @@ class DigestFile:
 
     def each(self, numbers: Sequence[int]) -> list[bytes]:
         """The digest of each of these numbers. **Raises:** as `rows`."""
-        if len(self._reads) > 2:
+        if not self._is_one_read:
             return [self.rows(number, number + 1) for number in numbers]
         data, size = self.rows(0, self._pages[-1]), _digests.SIZE
         return [data[size * number : size * (number + 1)] for number in numbers]
@@ -68,7 +69,7 @@ class DigestFile:
     def prepare(self) -> None:
         """Reads them, if that is one read; or asks a store for them, which answers
         other requests meanwhile. **Raises:** as `rows`."""
-        if len(self._reads) != 2:
+        if not self._is_one_read:
             return
         source = self._source
         if not (source.is_ours and source.root.is_remote):

@@ -17,11 +17,12 @@ import jax
 
 from .. import _rooms
 from .._format import _view
+from .._format._view import View
 from .._runtime import _processes, _progress
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._tree import _from_host, _guards
-from .._tree._from_host import PlainLeaves
+from .._tree._from_host import Conversion, PlainLeaves
 from .._tree._target import Target
 from . import _kept, _partial, _read
 from ._load_options import LoadOptions
@@ -95,6 +96,13 @@ def bar(
     return _progress.bar("load", nbytes, len(reads), True)
 
 
+class _Needed(NamedTuple):
+    """What a target needs of a leaf: views (None: all of it), and in which numbers."""
+
+    views: tuple[View, ...] | None
+    conversion: Conversion | None
+
+
 def _stored_reads(
     source: Source, wanted: Sequence[LeafRead], verify: bool
 ) -> list[StoredRead]:
@@ -111,26 +119,25 @@ def _stored_reads(
         leaves = shared.get(key)
         if leaves is None:
             shared[key] = leaves = []
-            views, conversion = needed.views, needed.conversion
-            out.append(StoredRead(leaf.record, views, conversion, leaves))
+            out.append(StoredRead(leaf.record, *needed, leaves))
         leaves.append(i)
     if len(out) == 1 or all(one.views is None for one in out):
         return out
     return _share_chunks(source, out, verify)
 
 
-def _needed(wanted: Sequence[LeafRead]) -> Iterator[StoredRead]:
-    """For each leaf the read of what its target needs. Most leaves are wanted as
-    another one like them, and have the read of that."""
-    alike: dict[tuple[int, int, int], StoredRead] = {}
+def _needed(wanted: Sequence[LeafRead]) -> Iterator[_Needed]:
+    """For each leaf what its target needs. Most leaves are wanted as another one like
+    them, and share what that needs."""
+    alike: dict[tuple[int, int, int], _Needed] = {}
     for leaf in wanted:
         if leaf.view is not None or leaf.record.part is not None:
-            yield _stored_read(leaf)
+            yield _need_of(leaf)
             continue
         key = id(leaf.record.template), id(leaf.target), id(leaf.move)
         found = alike.get(key)
         if found is None:
-            found = alike[key] = _stored_read(leaf)
+            found = alike[key] = _need_of(leaf)
         yield found
 
 
@@ -169,8 +176,8 @@ def _join(reads: list[StoredRead]) -> StoredRead:
     return reads[0]._replace(views=views, leaves=(), several=reads)
 
 
-def _stored_read(leaf: LeafRead) -> StoredRead:
-    """The read of what a target needs of a leaf: all of it, a view, or regions."""
+def _need_of(leaf: LeafRead) -> _Needed:
+    """What a target needs of a leaf: all of it, a view, or regions."""
     record, view, target, move = leaf
     views = None if view is None else (view,)
     regions = _from_host.regions(target)
@@ -181,7 +188,7 @@ def _stored_read(leaf: LeafRead) -> StoredRead:
     if regions is not None:
         whole = view or _view.whole(record.template.shape)
         views = tuple(whole.take((*region, ...)) for region in regions)
-    return StoredRead(record, views, _from_host.conversion(record.template, target))
+    return _Needed(views, _from_host.conversion(record.template, target))
 
 
 def lost_error(what: str, lost: Mapping[str, str]) -> RuntimeError:
@@ -242,8 +249,8 @@ class LeafBuilder:
             plain = self._plain[id(target)]
             # A process may have no part of a leaf.
             array = arrays[0] if arrays and move is None else None
-            kind = None if array is None else (array.dtype, array.shape)
-            if plain is None or array is None or kind != plain.kind:
+            found = None if array is None else (array.dtype, array.shape)
+            if plain is None or array is None or found != plain.dtype_and_shape:
                 self._make_leaf(one, i, (arrays, t, target, owned, converted))
                 self._arrived_bytes += one.nbytes
             else:

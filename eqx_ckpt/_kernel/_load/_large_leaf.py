@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, runtime_checkable, TypeVar
 import numpy as np
 
 from . import _reader
-from ._reader import Job, Reader, ReadResult, StoredRead
+from ._reader import Reader, ReadJob, ReadResult, StoredRead
 
 
 @runtime_checkable
@@ -43,22 +43,22 @@ class LargeLeaf(abc.ABC, Generic[P]):
         self.reader, self.read, self.views = reader, read, read.all_views
         self.lost: list[ValueError] = []
 
-    def jobs(self) -> Iterator[Job[Any]]:
+    def jobs(self) -> Iterator[ReadJob[Any]]:
         """A job for each part, of which the last gives the leaf: the others have
         arrived then."""
         # Not before the files are known to hold it.
         self.arrays = self.read.memory()
         for part in self._parts():
-            yield part.nbytes, ft.partial(self._start, part)
+            yield ReadJob(part.nbytes, ft.partial(self._start, part))
 
     def _start(self, part: P) -> Callable[[], Any]:
-        return ft.partial(self._finish, part, self._start_read(part))
+        return ft.partial(self._finish, part, self._reading(part))
 
-    def _finish(self, part: P, arrived: Callable[[], np.ndarray]) -> Any:
+    def _finish(self, part: P, read: Callable[[], np.ndarray]) -> Any:
         reader, name = self.reader, self.read.record.name
         digests = None if reader.digests is None else self._saved_digests(part)
         try:
-            data = arrived()
+            data = read()
             if digests is None or self._is_good(part, data, digests):
                 self._keep(part, data)
             else:
@@ -77,9 +77,9 @@ class LargeLeaf(abc.ABC, Generic[P]):
         """Its parts, in order."""
 
     @abc.abstractmethod
-    def _start_read(self, part: P) -> Callable[[], np.ndarray]:
-        """Starts to read a part, or sends the requests for it to a store. What it
-        returns waits for the bytes, and gives the memory that they are in."""
+    def _reading(self, part: P) -> Callable[[], np.ndarray]:
+        """A call that reads a part, and gives the memory that its bytes are in. In a
+        store the requests for it are sent before: the call waits for the answers."""
 
     @abc.abstractmethod
     def _saved_digests(self, part: P) -> bytes:

@@ -177,22 +177,22 @@ class Matcher:
         selected = it.compress(range(len(leaves)), self.chosen)
         if picked is not None:
             selected = filter(picked.__contains__, selected)
-        for leaf in selected:
-            target = target_of(names[leaf], leaves[leaf])
+        for number in selected:
+            target = target_of(names[number], leaves[number])
             if options.cast:
                 target = target._replace(cast=True)
-            stored_name = stored[leaf]
-            saved_leaf = (
+            stored_name = stored[number]
+            leaf_index = (
                 None if stored_name is None else saved.leaf_indices.get(stored_name)
             )
-            if saved_leaf is None:
-                self._add_missing(leaf, target)
+            if leaf_index is None:
+                self._add_missing(number, target)
                 continue
-            first = taken.setdefault(saved_leaf, leaf)
-            if first != leaf:
+            first = taken.setdefault(leaf_index, number)
+            if first != number:
                 paths = self.flat.paths
-                raise _names.twins_error(names[leaf], paths[first], paths[leaf])
-            record = saved.record(saved_leaf, known=True)
+                raise _names.twins_error(names[number], paths[first], paths[number])
+            record = saved.record(leaf_index, known=True)
             key = id(record.template), record.part, id(target)
             found = misfits.get(key)
             if found is None:
@@ -202,23 +202,23 @@ class Matcher:
             if record.part is not None and _lacks_part(record, target, misfit):
                 kind = "unreadable" if isinstance(record.part, Unreadable) else "part"
                 text, first = _wording.show(record), str(_wording.error(record))
-                self._add(kind, names[leaf], text, record.name, first)
+                self._add(kind, names[number], text, record.name, first)
             elif misfit is None:
-                reads[leaf] = LeafRead(record, None, target)
+                reads[number] = LeafRead(record, None, target)
             else:
-                self._add_misfit(leaf, record, target, misfit)
+                self._add_misfit(number, record, target, misfit)
         return reads
 
     def _add_misfit(
-        self, leaf: int, record: LeafRecord, target: Target, misfit: Misfit
+        self, number: int, record: LeafRecord, target: Target, misfit: Misfit
     ) -> None:
-        name, (what, hint) = self.names[leaf], misfit
+        name, (what, hint) = self.names[number], misfit
         was, here = _folding.show(record.whole), _target.show_target(target)
         text = f"saved {was}, `like` has {here}"
         if hint:
             text += f"  ({hint})"
         first = (
-            f"Deserialised leaf at path {self.flat.paths[leaf]} has changed {what}: "
+            f"Deserialised leaf at path {self.flat.paths[number]} has changed {what}: "
             f"`{name}` is {was} in the {self.thing} and {here} in `like`"
         )
         # Both may be of 64 bits, which JAX would narrow.

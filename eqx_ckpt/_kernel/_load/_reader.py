@@ -6,7 +6,7 @@ import itertools as it
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -133,13 +133,17 @@ class Reader:
         return _text.escape(unreadable(self.source.root, error, MISSING))
 
 
-# The bytes that are under way for a job, and a call that starts it, such as by sending
-# requests to a store. It returns another call, which a thread makes, for the result.
-Job = tuple[int, Callable[[], Callable[[], T]]]
+class ReadJob(NamedTuple, Generic[T]):
+    """A part of a read, for which so many bytes are under way. `start` sends requests
+    to a store, and returns `finish`. A thread calls that for the result: it waits for
+    the store, or reads from a disk."""
+
+    nbytes: int
+    start: Callable[[], Callable[[], T]]
 
 
 def in_order(
-    jobs: Iterable[Job[T]],
+    jobs: Iterable[ReadJob[T]],
     budget: int,
     most: int = 2**16,
     threads: int | None = None,
@@ -151,13 +155,14 @@ def in_order(
     jobs = iter(jobs)
     ahead = list(it.islice(jobs, 2))
     if len(ahead) < 2:  # A thread takes longer to start than it saves.
-        for _, start in ahead:
-            yield start()()
+        for job in ahead:
+            finish = job.start()
+            yield finish()
         return
     waiting: collections.deque[tuple[int, Outcome[T]]] = collections.deque()
     used = 0
     if threads is None:
-        count = budget // max(1, *(nbytes for nbytes, _ in ahead))
+        count = budget // max(1, *(job.nbytes for job in ahead))
         threads = max(1, min(8, per_core * _machine.cores(), count))
     with Crew(threads) as crew:
         for nbytes, start in it.chain(ahead, jobs):

@@ -35,6 +35,16 @@ _DIGEST = np.dtype((np.void, _digests.SIZE))
 _NUMBERED = 2**20
 
 
+class _Found(NamedTuple):
+    """Rows that are picked of a leaf, and what of each (`inner`): they go to the part
+    `index` of the array of this `view`, by number."""
+
+    view: int
+    index: tuple[int, ...]
+    rows: Picks
+    inner: Sequence[Picks]
+
+
 class _Wanted(NamedTuple):
     """The rows of a view, the part that it has of each, and the array of them, whose
     first axis is that of the rows."""
@@ -78,15 +88,14 @@ class RowLeaf(LargeLeaf[_RowPart]):
         self.row_shape = t.shape[axis + 1 :]
         self.row_bytes = math.prod(self.row_shape) * t.itemsize
         self.row_count = math.prod(t.shape[: axis + 1])
-        # The number of a view, and some of its rows, as `_found` gives them.
         self.found = [
-            (number, *one)
+            one
             for number, view in enumerate(self.views)
-            for one in _found(view.ranges, t.shape, axis)
+            for one in _found(number, view.ranges, t.shape, axis)
         ]
         gap = _FAR_GAP if reader.source.root.is_remote else _GAP
         gap //= self.row_bytes * self.unit_rows
-        rows = [rows for *_, rows, _ in self.found if len(rows)]
+        rows = [one.rows for one in self.found if len(one.rows)]
         # Runs of units, each from one number to another.
         self.runs = _joined([_runs(x, self.unit_rows, gap) for x in rows])
         # The chunks that are verified, unless they are all that is read.
@@ -117,8 +126,8 @@ class RowLeaf(LargeLeaf[_RowPart]):
 
     def _parts(self) -> Iterator[_RowPart]:
         self.wanted = [
-            _wanted(self.arrays[number][index], self.row_shape, rows, inner)
-            for number, index, rows, inner in self.found
+            _wanted(self.arrays[one.view][one.index], self.row_shape, one)
+            for one in self.found
         ]
         is_direct = self.read.conversion is None and all(
             x.is_whole for x in self.wanted
@@ -153,17 +162,17 @@ class RowLeaf(LargeLeaf[_RowPart]):
                     keeps, into = [], x.array[to]
         return _RowPart(runs, spans, keeps, into, is_last)
 
-    def _start_read(self, part: _RowPart) -> Callable[[], np.ndarray]:
+    def _reading(self, part: _RowPart) -> Callable[[], np.ndarray]:
         source = self.reader.source
         ranges = source.ranges(self.read.record, part.spans)
-        arrived = _start_into(source.directory, ranges)
+        fill = _reading_into(source.directory, ranges)
 
         def read() -> np.ndarray:
             if part.into is None:
                 data = self.reader.buffer(part.nbytes)
             else:
                 data = part.into.reshape(-1).view(np.uint8)
-            arrived(data)
+            fill(data)
             return data
 
         return read
@@ -268,24 +277,22 @@ def _bytes_along(pick: Picks, size: int) -> int:
     return len(pick) * max(size, _GAP)
 
 
-def _wanted(
-    array: np.ndarray, shape: Sequence[int], rows: Picks, inner: Sequence[Picks]
-) -> _Wanted:
+def _wanted(array: np.ndarray, row_shape: Sequence[int], found: _Found) -> _Wanted:
+    rows, inner = found.rows, found.inner
     table = array.reshape(len(rows), *map(len, inner)) if array.size else array
-    is_whole = list(inner) == list(map(range, shape))
+    is_whole = list(inner) == list(map(range, row_shape))
     return _Wanted(rows, list(map(_view.places, inner)), table, is_whole)
 
 
 def _found(
-    picks: Sequence[Picks], shape: Sequence[int], axis: int
-) -> Iterator[tuple[tuple[int, ...], Picks, Sequence[Picks]]]:
-    """Rows that are picked of a leaf, and what of each of them; and first, for which
-    part of the array of all that is."""
+    view: int, picks: Sequence[Picks], shape: Sequence[int], axis: int
+) -> Iterator[_Found]:
+    """Rows that a view picks of a leaf."""
     outer, inner = picks[: axis + 1], picks[axis + 1 :]
     is_empty = not all(map(len, picks))
     rows = range(0) if is_empty else _rows_of(outer, shape[: axis + 1])
     if rows is not None:
-        yield (), rows, inner
+        yield _Found(view, (), rows, inner)
         return
     # Those along the last of these axes are many.
     for index in np.ndindex(*map(len, outer[:-1])):
@@ -293,7 +300,7 @@ def _found(
         one = [*(range(i, i + 1) for i in numbers), outer[-1]]
         rows = _rows_of(one, shape[: axis + 1])
         assert rows is not None
-        yield index, rows, inner
+        yield _Found(view, index, rows, inner)
 
 
 def _rows_of(picks: Sequence[Picks], shape: Sequence[int]) -> Picks | None:
@@ -358,14 +365,14 @@ def _joined(found: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
     return out
 
 
-def _start_into(
+def _reading_into(
     root: Backend, ranges: Sequence[tuple[str, int, int]]
 ) -> Callable[[np.ndarray], None]:
-    """Starts to read ranges of files: requests to a store are sent now. What it returns
-    waits until all is in some memory, one after the other."""
+    """A call that reads ranges of files into some memory, one after the other. Requests
+    to a store are sent before: the call waits for the answers."""
     values = _reader.start_ranges(root, ranges) if root.is_remote else None
 
-    def arrived(into: np.ndarray) -> None:
+    def read(into: np.ndarray) -> None:
         at = 0
         if values is not None:
             for value in values():
@@ -379,4 +386,4 @@ def _start_into(
                 at += stop - start
             root.read_parts(key, parts)
 
-    return arrived
+    return read

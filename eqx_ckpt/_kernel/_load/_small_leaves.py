@@ -14,7 +14,7 @@ import numpy as np
 from .._format import _digests, _grid, _template
 from .._storage import _arrays, _store
 from . import _reader
-from ._reader import Reader, ReadResult, Results, StoredRead
+from ._reader import Reader, ReadJob, ReadResult, Results, StoredRead
 from ._source import Source
 
 
@@ -108,9 +108,10 @@ def read_small(reader: Reader, reads: list[StoredRead]) -> Results:
         # For so little no thread is started; and of small leaves most of the work is
         # that of Python, which threads would only take from each other.
         for _, job in jobs:
-            yield from _start_job(reader, job)()
+            finish = _start_job(reader, job)
+            yield from finish()
         return
-    starts = ((size, ft.partial(_start_job, reader, job)) for size, job in jobs)
+    starts = (ReadJob(size, ft.partial(_start_job, reader, job)) for size, job in jobs)
     count = len(jobs) if is_remote else _LOCAL_JOBS
     for some in _reader.in_order(starts, reader.budget, count):
         yield from some
@@ -120,8 +121,8 @@ def _start_job(
     reader: Reader, job: list[_Run]
 ) -> Callable[[], list[tuple[StoredRead, ReadResult]]]:
     """Sends the request of a job to a store, or gets memory for it from the system.
-    What it returns waits for the bytes, or reads them into that memory, and gives the
-    leaves."""
+    Returns `_finish_job` of it, which waits for the bytes, or reads them into that
+    memory."""
     if reader.source.root.is_remote:
         key, start, stop, _ = job[0]
         coming = [reader.source.directory.start_read(key, start, stop)]

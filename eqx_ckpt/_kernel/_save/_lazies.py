@@ -256,7 +256,8 @@ def in_order(jobs: Iterable[Callable[[], T]], requests: int) -> Iterator[T]:
         for job in jobs:
             yield job()
         return
-    starts = ((0, lambda job=job: job) for job in jobs)
+    # They start nothing by themselves.
+    starts = (_reader.ReadJob(0, lambda job=job: job) for job in jobs)
     yield from _reader.in_order(starts, 0, requests, requests)
 
 

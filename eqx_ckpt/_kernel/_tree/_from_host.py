@@ -77,7 +77,7 @@ def from_host(
         leaf = from_host(arrays, template, plain, owned, converted)
         return _register.from_leaf(target.registered, leaf)
     if target.kind not in ("jax", "key") or template.dtype == "float0":
-        return _from_host(arrays[0], template, target, owned, converted)
+        return _one_from_host(arrays[0], template, target, owned, converted)
     with _guards.lifted():
         return as_weak(_on_devices(arrays, template, target, owned, converted), target)
 
@@ -90,7 +90,7 @@ def _on_devices(
     converted: bool,
 ) -> jax.Array:
     if target.sharding is None or regions(target) is None:
-        return _from_host(arrays[0], template, target, owned, converted)
+        return _one_from_host(arrays[0], template, target, owned, converted)
     if target.kind == "key":
         # Each shard alone: a computation with all of the array takes all processes.
         keys = [_to_key(x, target) for x in arrays]
@@ -112,7 +112,7 @@ def host_parts(
     if target.kind == "key":
         return list(arrays)
     host = target._replace(kind="numpy", dtype=result_dtype(template, target))
-    return [_from_host(x, template, host, owned, converted) for x in arrays]
+    return [_one_from_host(x, template, host, owned, converted) for x in arrays]
 
 
 def as_weak(array: Any, target: Target) -> jax.Array:
@@ -129,7 +129,7 @@ def as_weak(array: Any, target: Target) -> jax.Array:
     return make(aval, sharding, parts, array.committed, _skip_checks=True)
 
 
-def _from_host(
+def _one_from_host(
     array: np.ndarray,
     template: Template,
     target: Target,
@@ -224,11 +224,12 @@ _put: Any = getattr(getattr(_jaxlib, "xla_client", None), "batched_device_put", 
 
 class PlainLeaves:
     """Leaves for which a target asks for no more than arrays, or keys, that are bound
-    to no device: they are made of arrays of the dtype and the shape in `kind`.
-    `waiting` has those that are to be made, each with its number."""
+    to no device: they are made of arrays of this `dtype_and_shape`. `waiting` has those
+    that are to be made, each with its number."""
 
-    def __init__(self, target: Target, kind: tuple[np.dtype, tuple[int, ...]]):
-        self._target, self.kind, self.is_numpy = target, kind, target.kind == "numpy"
+    def __init__(self, target: Target, dtype: np.dtype, shape: tuple[int, ...]):
+        self._target, self.is_numpy = target, target.kind == "numpy"
+        self.dtype_and_shape = dtype, shape
         self.waiting: list[tuple[int, np.ndarray]] = []
 
     def make(self, out: list[Any]) -> list[jax.Array]:
@@ -269,12 +270,12 @@ def plain_leaves(target: Target) -> PlainLeaves | None:
     dtype = target.dtype
     if target.kind == "key":
         shape = target.shape + _leaf.key_shape(str(target.impl))
-        return PlainLeaves(target, (np.dtype(np.uint32), shape))
+        return PlainLeaves(target, np.dtype(np.uint32), shape)
     if dtype is None or target.kind not in ("jax", "numpy"):
         return None
     if target.kind == "jax" and dtype != jax.dtypes.canonicalize_dtype(dtype):
         return None
-    return PlainLeaves(target, (dtype, target.shape))
+    return PlainLeaves(target, dtype, target.shape)
 
 
 def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:
