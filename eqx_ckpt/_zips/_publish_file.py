@@ -50,7 +50,7 @@ def publish(
                 if durable:
                     _local_files.fsync(file.fileno())
         try:
-            txn.publish(durable=durable)
+            txn.publish(b"", None, durable)
         except FileExistsError:
             raise _came_meanwhile(root) from None
 
@@ -69,9 +69,7 @@ class FileTransaction(BesideTransaction):
         # Of the file that was written: `fate` knows it by that at its path.
         self._stamp: Any = None
 
-    def publish(
-        self, index: bytes = b"", side: Any = None, durable: bool = True
-    ) -> None:
+    def publish(self, index: bytes, side: object, durable: bool) -> None:
         self.check_there()
         self._stamp = self.work.stamp(self.last_file)
         written = self.work.below(self.last_file)

@@ -112,9 +112,8 @@ def _stored_reads(
     shared: dict[Any, list[int]] = {}
     out = []
     for i, (leaf, needed) in enumerate(zip(wanted, _needed(wanted))):
-        number, dtype = leaf.record.leaf_index, None
-        if needed.conversion is not None:
-            dtype = needed.conversion.dtype
+        number = leaf.record.leaf_index
+        dtype = needed.conversion and needed.conversion.dtype
         key = aliases.get(number, number), needed.views, dtype
         leaves = shared.get(key)
         if leaves is None:

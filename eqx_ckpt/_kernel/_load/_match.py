@@ -181,10 +181,8 @@ class Matcher:
             target = target_of(names[number], leaves[number])
             if options.cast:
                 target = target._replace(cast=True)
-            stored_name = stored[number]
-            leaf_index = (
-                None if stored_name is None else saved.leaf_indices.get(stored_name)
-            )
+            there = stored[number]
+            leaf_index = None if there is None else saved.leaf_indices.get(there)
             if leaf_index is None:
                 self._add_missing(number, target)
                 continue

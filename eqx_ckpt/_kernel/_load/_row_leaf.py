@@ -213,9 +213,7 @@ class RowLeaf(LargeLeaf[_RowPart]):
             return
         dtype = _template.dtype_of(self.template.stored)
         table = data.view(dtype).reshape(-1, *self.row_shape)
-        runs = [
-            (start * self.unit_rows, stop * self.unit_rows) for start, stop in part.runs
-        ]
+        runs = [(a * self.unit_rows, b * self.unit_rows) for a, b in part.runs]
         for x, to, fro in part.keeps:
             if len(runs) > 1:
                 fro = _places(runs, _view.numbers(x.rows)[to])

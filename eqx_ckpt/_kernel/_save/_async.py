@@ -188,19 +188,15 @@ def stage(planned: Plan, unchanged: Set[int]) -> Plan:
     away = unchanged | {leaf_index for leaf_index, _ in planned.spec.aliases}
     with _payload.errors_of_casts(leaves, planned.spec):
         copies = _payload.copied_together(leaves, away)
-        for leaf_index in away:
-            copies[leaf_index] = None
+        copies |= dict.fromkeys(away)
         values = [
             copies[leaf_index] if leaf_index in copies else _stage_value(leaf)
             for leaf_index, leaf in enumerate(leaves)
         ]
-    columns = dict(zip(PlannedLeaf._fields, zip(*leaves))) | {"value": values}
-    return planned._replace(
-        leaves=_payload.leaves_of_columns(**columns),
-        options=planned.options._replace(
-            metadata=copy.deepcopy(planned.options.metadata)
-        ),
-    )
+    names, _, *rest = zip(*leaves)
+    leaves, options = _payload.leaves_of_columns(names, values, *rest), planned.options
+    options = options._replace(metadata=copy.deepcopy(options.metadata))
+    return planned._replace(leaves=leaves, options=options)
 
 
 def _stage_value(leaf: PlannedLeaf) -> Any:

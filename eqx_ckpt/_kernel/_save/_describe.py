@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 from jaxtyping import PyTree
 
 from .._format import _layouts
@@ -75,14 +76,9 @@ def selected(
 ) -> list[bool]:
     """`_filters.selected`, which is shown something of its kind for a lazy leaf."""
     if filter_spec is not _leaf.is_storable:
-        leaves = list(map(_stand_in, leaves))
+        stand_in = lambda x: _leaf.stand_in(_lazy.body_of(x).target.kind, x)
+        leaves = [stand_in(x) if isinstance(x, LazyArray) else x for x in leaves]
     return _filters.selected(filter_spec, pytree, leaves, is_leaf)
-
-
-def _stand_in(leaf: object) -> Any:
-    if isinstance(leaf, LazyArray):
-        return _leaf.stand_in(_lazy.body_of(leaf).target.kind, leaf)
-    return leaf
 
 
 def plan_leaves(
@@ -113,15 +109,8 @@ def plan_leaves(
     if options.count > 1:
         owners = _owners(spec, values, options.count)
     templates = map(spec.templates.__getitem__, spec.template_of)
-    leaves = _payload.leaves_of_columns(
-        name=spec.names,
-        value=values,
-        template=templates,
-        template_number=spec.template_of,
-        alias=spec.origins,
-        owners=owners,
-        is_zero_copy=are_zero_copy,
-    )
+    columns = spec.names, values, templates, spec.template_of, spec.origins, owners
+    leaves = _payload.leaves_of_columns(*columns, are_zero_copy)
     return DescribedLeaves(leaves, spec, dict(shardings), parts)
 
 
@@ -343,5 +332,4 @@ def _shardings(values: Sequence[Any], leaf_kinds: LeafKinds) -> dict[str, int]:
 
 
 def _sharding_text(sharding: object) -> str:
-    is_one = isinstance(sharding, jax.sharding.Sharding)
-    return _sharding.text(sharding) if is_one else ""
+    return _sharding.text(sharding) if isinstance(sharding, Sharding) else ""

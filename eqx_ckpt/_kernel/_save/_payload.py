@@ -45,11 +45,11 @@ class PlannedLeaf(NamedTuple):
     is_zero_copy: bool = False
 
 
-def leaves_of_columns(**columns: Iterable[Any]) -> list[PlannedLeaf]:
-    """Leaves of a column for each of their fields."""
-    rows = zip(*map(columns.__getitem__, PlannedLeaf._fields), strict=True)
+def leaves_of_columns(*columns: Iterable[Any]) -> list[PlannedLeaf]:
+    """Leaves of a column for each field of a `PlannedLeaf`, in the order of these."""
     # Their own constructor takes three times as long.
-    return list(map(ft.partial(tuple.__new__, PlannedLeaf), rows))
+    make = ft.partial(tuple.__new__, PlannedLeaf)
+    return list(map(make, zip(*columns, strict=True)))
 
 
 class PlannedFunction(NamedTuple):
@@ -192,10 +192,7 @@ def small_batch(
     rows = [firsts[p] + grids[p].blocks[n] for p, n in zip(leaf_indices, numbers)]
     ended = sum(n + 1 == len(grids[p].keys) for p, n in zip(leaf_indices, numbers))
     sizes = [grid.full for grid in spec.template_grids]
-    stops = [
-        a + sizes[spec.template_of[leaf_index]]
-        for a, leaf_index in zip(starts, leaf_indices)
-    ]
+    stops = [a + sizes[spec.template_of[p]] for a, p in zip(starts, leaf_indices)]
     own = [slice(a - starts[0], b - starts[0]) for a, b in zip(starts, stops)]
     gaps = [bytes(b - a) for a, b in zip(stops, [*starts[1:], stops[-1]])]
     return SmallBatch(leaf_indices, numbers, rows, own, gaps, ended)
@@ -237,12 +234,8 @@ class LeafBytes:
     def chunks(self, leaf_index: int, numbers: range) -> Iterator[Iterable[Any]]:
         """Some chunks of a leaf as they are stored: padded, and compressed if so. Each
         comes in pieces, of which all are drawn before the next chunk is."""
-        leaf, grid, first = (
-            self.leaves[leaf_index],
-            self.grids[leaf_index],
-            self._first[leaf_index],
-        )
-        t, value = leaf.template, leaf.value
+        leaf, grid = self.leaves[leaf_index], self.grids[leaf_index]
+        t, value, first = leaf.template, leaf.value, self._first[leaf_index]
         encode = None if t.codec is None else _codecs.encoder(t)
         if isinstance(value, StagedBytes):
             parts = iter([value.data])

@@ -187,9 +187,8 @@ def check_index(plan: Plan) -> None:
         return  # It is far from that.
     writer = WRITERS[plan.options.layout]
     try:
-        options = plan.options
-        is_linked = options.reuse is not None
-        bound = writer.upper_bound(plan.leaves, spec, options.count, is_linked)
+        is_linked = plan.options.reuse is not None
+        bound = writer.upper_bound(plan.leaves, spec, plan.options.count, is_linked)
         side: dict[str, bytes] = dict.fromkeys(_files.OTHERS, b"")
         _index.encode(index_of(plan, "0" * 16, bound, side))
     except ValueError as e:

@@ -63,10 +63,8 @@ class Swapped(BesideTransaction):
             try:
                 self.commit(step, index)
             except OSError as e:
-                refused = (
-                    None if self.has_failed_late else _refusal_error(root, e, replaces)
-                )
-                if refused is None:
+                refused = _refusal_error(root, e, replaces)
+                if refused is None or self.has_failed_late:
                     raise
                 raise refused from e
             with self.errors_after_commit():

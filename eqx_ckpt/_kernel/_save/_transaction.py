@@ -177,9 +177,7 @@ class DirectoryTransaction(Transaction[LocalDirectory]):
 class BesideTransaction(DirectoryTransaction):
     """A transaction that is written in a directory beside its path."""
 
-    def __init__(
-        self, root: LocalDirectory, found: PathState, undo: contextlib.ExitStack
-    ):
+    def __init__(self, root: Any, found: PathState, undo: contextlib.ExitStack):
         super().__init__(root, found, undo)
         self.work = _leftovers.directory_of(root, self.save_id)
 
