@@ -155,9 +155,9 @@ def _settled_files(source: Source) -> list[Problem]:
     end = time.monotonic() + _LAG
     while problems and time.monotonic() < end:
         with contextlib.suppress(FileNotFoundError):
-            with source.root.lock(wait=True) as held:
+            with source.root.lock(wait=True) as is_locked:
                 problems = _check_files(source)
-            if held:
+            if is_locked:
                 break  # Nobody is at it any more.
         time.sleep(_LAG / 50)
         if not source.is_current():

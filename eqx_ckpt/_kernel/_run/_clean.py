@@ -174,8 +174,8 @@ def _must_stay(root: Backend, save: str) -> bool:
 def _clean_history(place: LocalDirectory, remove: bool) -> set[str]:
     """Cleans the files of a history that are torn: their writers held its lock."""
     found = set()
-    with contextlib.suppress(OSError), place.lock() as held:
-        names = place.list_top() if held else None
+    with contextlib.suppress(OSError), place.lock() as is_locked:
+        names = place.list_top() if is_locked else None
         for name in filter(_history.parse_name, names or ()):
             value = place.read(name)
             if value is not None and _rows.is_torn(value.data):

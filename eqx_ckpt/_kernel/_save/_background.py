@@ -149,6 +149,7 @@ class SaveHandle:
         logged and ignored, as by `concurrent.futures.Future.add_done_callback`.
         """
         _context.check_fork()
+        # A run deletes steps in one: whoever waits for its save waits for that as well.
         self._saved.add_done_callback(lambda _: fn(self))
 
 

@@ -78,8 +78,8 @@ def delete_abandoned(
     """
     if directory.is_link():
         return False
-    with contextlib.suppress(OSError), directory.lock() as held:
-        if not held or (unless is not None and unless()):
+    with contextlib.suppress(OSError), directory.lock() as is_locked:
+        if not is_locked or (unless is not None and unless()):
             return False
         if remove:
             with contextlib.suppress(OSError, ValueError):
