@@ -129,7 +129,7 @@ def _compare_statics(matching: Matching, static: Static) -> list[StaticDifferenc
     if saved is None:
         return out
     both = Comparison(saved, here)
-    names = [name for name, _ in here.nodes_with_fields()]
+    names = [name for name, _ in here.nodes_with_values()]
     pairs = [*dict.fromkeys(_node_pairs(matching, names))]
     counts = collections.Counter(name for name, _ in pairs)
     changed = _DifferingValues()

@@ -82,7 +82,7 @@ def test_any_json_as_a_tree(value, data):
     except ValueError:
         return
     list(record.nodes([True] * len(record.rows)))
-    list(record.nodes_with_fields()), list(record.field_names()), record.states()
+    list(record.nodes_with_values()), list(record.value_names()), record.states()
     again = encoded.parse(json.loads(json.dumps(encoded.encode(record))), 1)
     assert (again.kinds, again.rows) == (record.kinds, record.rows)
 

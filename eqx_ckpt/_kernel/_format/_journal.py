@@ -11,7 +11,7 @@ from ._schema import COUNT, ID, optional
 
 
 KEY = "eqx_ckpt.journal"
-# A look at a step looks at each of its data files.
+# The most data files of a step: whoever looks at it, looks at each.
 _MAX_FILES = 10**6
 
 

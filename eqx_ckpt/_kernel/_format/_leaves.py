@@ -177,7 +177,7 @@ class Leaves:
     @ft.cached_property
     def node_names(self) -> dict[str, int]:
         """The names of nodes that have static values, and their rows of the record."""
-        return {} if self.tree is None else dict(self.tree.nodes_with_fields())
+        return {} if self.tree is None else dict(self.tree.nodes_with_values())
 
     @ft.cached_property
     def _texts(self) -> dict[int, str]:

@@ -21,9 +21,9 @@ class Kind(NamedTuple):
 
     - `how`: one of `HOWS`.
     - `cls`: the module and the qualified name of the class; `""` for Python's own.
-    - `parts`: the part that each child adds to its dotted name. There are none for a
-      dict whose keys only the names of its leaves tell.
-    - `data`: the names of the static values.
+    - `parts`: the part that each child adds to its dotted name. Empty for a dict
+      whose keys are not recorded, as the names of its leaves tell them.
+    - `data`: the parts that static values add to that name.
     - `labels`: for children without keys, the attribute that each is.
     - `keys`: the keys of a dict, encoded as JSON, if not all are strings.
     """
@@ -45,10 +45,10 @@ HOWS = (
     *("state", "index", "node", "custom"),
 )
 DICTS = "dict", "ordered", "default"
-# Kinds whose values are not compared. Those of a State and a StateIndex say which entry
-# belongs to which.
+# Kinds whose values are not compared. What was left out may be another now. Those of a
+# State and a StateIndex say which entry belongs to which.
 _UNCOMPARED = "left", "state", "index"
-# The names of the static values, of kinds that always have the same ones.
+# The `data` of kinds that always have the same.
 DATA: dict[str, tuple[str, ...]] = {
     "value": ("",),
     "left": ("",),
@@ -80,6 +80,10 @@ class TreeRecord:
     kinds: list[Kind]
     values: list[Any]
     rows: list[Row]
+    # What `compared_values` has found so far, by row.
+    _compared: dict[int, dict[str, int]] = dataclasses.field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def kind(self, row: int) -> Kind:
         return self.kinds[self.rows[row].kind]
@@ -109,12 +113,13 @@ class TreeRecord:
             out.append(own + sum(map(out.__getitem__, children)))
         return out
 
-    def _any_below(self, has_it: Callable[[Kind], bool]) -> list[bool]:
-        """Whether any kind at or below each row has it."""
-        goods = list(map(has_it, self.kinds))
+    def _any_below(self, is_wanted: Callable[[Kind], bool]) -> list[bool]:
+        """Whether any kind at or below each row is wanted."""
+        wanted = list(map(is_wanted, self.kinds))
         out: list[bool] = []
         for kind, children, _ in self.rows:
-            out.append(goods[kind] or any(map(out.__getitem__, {*children})))
+            # Children that are alike are one row, which is looked at once.
+            out.append(wanted[kind] or any(map(out.__getitem__, {*children})))
         return out
 
     @ft.cached_property
@@ -135,8 +140,8 @@ class TreeRecord:
     def is_value(self) -> list[bool]:
         """Whether each row is a leaf that is not stored, and is compared. An absent one
         has a value if its class has one for it."""
-        goods = [k.how in ("value", "absent") and bool(k.data) for k in self.kinds]
-        return [goods[row.kind] for row in self.rows]
+        values = [k.how in ("value", "absent") and bool(k.data) for k in self.kinds]
+        return [values[row.kind] for row in self.rows]
 
     @ft.cached_property
     def _places(self) -> list[dict[str, int]]:
@@ -152,7 +157,8 @@ class TreeRecord:
         row = len(self.rows) - 1
         for depth, part in enumerate(_names.parts(name)):
             place = self.place_of(row, part)
-            if place is None and depth == 0:  # Some first parts are reserved.
+            # A first part that is reserved is escaped in a name, and not in a kind.
+            if place is None and depth == 0:
                 place = self.place_of(row, _names.below(part, ""))
             if place is None:
                 return None
@@ -178,14 +184,9 @@ class TreeRecord:
 
     # ---- Static values.
 
-    @ft.cached_property
-    def _compared(self) -> dict[int, dict[str, int]]:
-        """What `compared_values` has found so far, by row."""
-        return {}
-
     def compared_values(self, row: int) -> dict[str, int]:
-        """The values of a node that are compared, by their names below it, quoted: its
-        own, and the leaves in it that are not stored."""
+        """The values of a node that are compared, by the parts that they add to its
+        name: its own, and the leaves in it that are not stored."""
         if row not in self._compared:
             kind = self.kind(row)
             out: dict[str, int] = {}
@@ -198,22 +199,22 @@ class TreeRecord:
             self._compared[row] = out
         return self._compared[row]
 
-    def nodes_with_fields(self, above: str = "") -> Iterator[tuple[str, int]]:
-        """Names and rows of nodes that have values."""
+    def nodes_with_values(self, above: str = "") -> Iterator[tuple[str, int]]:
+        """Names and rows of nodes that have `compared_values`."""
         for name, row in self.nodes(self.has_values, above):
             if not self.is_value[row] and self.compared_values(row):
                 yield name, row
 
-    def field_names(self, above: str = "") -> Iterator[str]:
-        """The names of all values, and of the parts of those that have parts."""
-        for name, row in self.nodes_with_fields(above):
-            for field, value in self.compared_values(row).items():
-                todo = [(_names.joined(name, field) or _names.ROOT, self.form(value))]
-                for whole, x in todo:  # Parts are added meanwhile.
+    def value_names(self, above: str = "") -> Iterator[str]:
+        """The names of all of these values, and of the parts of those with parts."""
+        for name, row in self.nodes_with_values(above):
+            for part, value in self.compared_values(row).items():
+                todo = [(_names.joined(name, part) or _names.ROOT, self.form(value))]
+                for whole, form in todo:  # Parts are added meanwhile.
                     yield whole
-                    if len(whole) - len(name) - len(field) <= _values.MAX_NAMED:
-                        parts = _values.parts(x) or {}
-                        todo += [(f"{whole}.{part}", y) for part, y in parts.items()]
+                    if len(whole) - len(name) - len(part) <= _values.MAX_NAMED:
+                        inner = _values.parts(form) or {}
+                        todo += [(f"{whole}.{key}", x) for key, x in inner.items()]
 
     # ---- States.
 

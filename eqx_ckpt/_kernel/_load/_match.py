@@ -329,7 +329,7 @@ class Matcher:
             near = {name.rpartition(".")[0] for name in nodes}
             found = (
                 x
-                for name, _ in self._record.nodes_with_fields(self.above)
+                for name, _ in self._record.nodes_with_values(self.above)
                 if name in near or whole(name) is not None
                 for there in saved.stored_nodes(name)
                 for x in both.of_nodes(there, name, passes)

@@ -295,7 +295,7 @@ def passing(
         name
         for record, above in (sides() if patterns else ())
         if record is not None
-        for name in record.field_names(above)
+        for name in record.value_names(above)
     )
     for pattern in patterns:
         if not any(matches(pattern, name) for name in names):
