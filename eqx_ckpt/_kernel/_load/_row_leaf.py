@@ -35,7 +35,7 @@ _DIGEST = np.dtype((np.void, _digests.SIZE))
 _NUMBERED = 2**20
 
 
-class _Found(NamedTuple):
+class _FoundRows(NamedTuple):
     """Rows that are picked of a leaf, and what of each (`inner`): they go to the part
     `index` of the array of this `view`, by number."""
 
@@ -275,7 +275,7 @@ def _bytes_along(pick: Picks, size: int) -> int:
     return len(pick) * max(size, _GAP)
 
 
-def _wanted(array: np.ndarray, row_shape: Sequence[int], found: _Found) -> _Wanted:
+def _wanted(array: np.ndarray, row_shape: Sequence[int], found: _FoundRows) -> _Wanted:
     rows, inner = found.rows, found.inner
     table = array.reshape(len(rows), *map(len, inner)) if array.size else array
     is_whole = list(inner) == list(map(range, row_shape))
@@ -284,13 +284,13 @@ def _wanted(array: np.ndarray, row_shape: Sequence[int], found: _Found) -> _Want
 
 def _found(
     view: int, picks: Sequence[Picks], shape: Sequence[int], axis: int
-) -> Iterator[_Found]:
+) -> Iterator[_FoundRows]:
     """Rows that a view picks of a leaf."""
     outer, inner = picks[: axis + 1], picks[axis + 1 :]
     is_empty = not all(map(len, picks))
     rows = range(0) if is_empty else _rows_of(outer, shape[: axis + 1])
     if rows is not None:
-        yield _Found(view, (), rows, inner)
+        yield _FoundRows(view, (), rows, inner)
         return
     # Those along the last of these axes are many.
     for index in np.ndindex(*map(len, outer[:-1])):
@@ -298,7 +298,7 @@ def _found(
         one = [*(range(i, i + 1) for i in numbers), outer[-1]]
         rows = _rows_of(one, shape[: axis + 1])
         assert rows is not None
-        yield _Found(view, index, rows, inner)
+        yield _FoundRows(view, index, rows, inner)
 
 
 def _rows_of(picks: Sequence[Picks], shape: Sequence[int]) -> Picks | None:
