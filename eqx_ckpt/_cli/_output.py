@@ -1,5 +1,6 @@
-"""Results of commands: data for `--json`, lines for people. All that is printed goes
-through here, and is escaped: names and metadata are texts from a file.
+"""Results of commands: data for `--json`, lines for people.
+
+All that comes from a file, such as names and metadata, is escaped here.
 """
 
 import json

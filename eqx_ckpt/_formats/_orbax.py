@@ -95,7 +95,7 @@ def _has_tree(directory: Backend, name: str) -> bool:
 
 def _item(probe: Probe) -> str | None:
     """The directory with a tree in it: the only one, or `default`. **Raises:**
-    `ValueError` for several others."""
+    `ValueError` for several others, and for a directory of steps."""
     directory = probe.directory
     names = [name for name in sorted(probe.names) if name.isprintable()][:_MANY]
     is_run = not probe.names & _MARKS

@@ -52,7 +52,7 @@ def load_or_init(
     **Returns:** the tree. What is initialised is what a jitted `init_fn` gives.
 
     **Raises:** as [`tree_deserialise_leaves`][] and [`skeleton`][], before anything is
-    read.
+    read; `ValueError` if `init_fn` makes another tree the second time.
 
     !!! example
 
@@ -100,13 +100,16 @@ def initialise(
         args, kwargs = eqx.combine(arrays, static)
         made = _flatten.flatten(init_fn(*args, **kwargs), None)
         if made.paths != flat.paths:
-            raise ValueError("`init` makes a tree of another structure than the model.")
+            raise ValueError(
+                "The initialiser makes a tree of another structure than the model."
+            )
         for number in numbers:
             have, want = made.leaves[number], flat.leaves[number]
             if (jnp.shape(have), jnp.result_type(have)) != (want.shape, want.dtype):
                 name = _names.name_of(flat.paths[number]).name
                 raise ValueError(
-                    f"`init` makes `{name}` of another shape or dtype than the model's."
+                    f"The initialiser makes `{name}` of another shape or dtype than "
+                    "the model's."
                 )
         # All else that `init_fn` computes is dead code.
         return [made.leaves[number] for number in numbers]

@@ -210,7 +210,7 @@ class NewName(NamedTuple):
 
 def apply(how: Rename, name: str, used: set[int], label: str) -> NewName:
     """Renames one leaf. The numbers of rules that did something are added to `used`.
-    Errors call the rename that of `label`."""
+    Errors of a function call it that of `label`."""
     if callable(how.rules):
         try:
             new = how.rules(name)

@@ -195,10 +195,10 @@ def test_initialise_what_is_fresh_of_a_skeleton(path, saved, model):
     assert_alike(out, expected)
     assert report.names("fresh") == ["classify.weight", "classify.bias"]
     other = lambda: Language(key=jr.key(1))
-    with pytest.raises(ValueError, match="`init` makes a tree of another structure"):
+    with pytest.raises(ValueError, match="The initialiser makes a tree of another"):
         ec.graft(skeleton, path, [ENCODER], **rest, init=other)
     other = lambda: Classifier(4, key=jr.key(1))
-    with pytest.raises(ValueError, match="`init` makes `classify.weight` of another"):
+    with pytest.raises(ValueError, match="makes `classify.weight` of another shape"):
         ec.graft(skeleton, path, [ENCODER], **rest, init=other)
 
 

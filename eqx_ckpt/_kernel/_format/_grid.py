@@ -1,7 +1,9 @@
 """The chunk grid of an array: pure arithmetic on shapes.
 
-Chunks are slabs: whole in the trailing axes, cut along the leading ones. So every chunk
-of a row-major array is one contiguous run of its bytes, and is written without a copy.
+The chunks of an array that is in one piece are slabs: whole in the trailing axes, cut
+along the leading ones. So each is one contiguous run of the bytes of a row-major array,
+and is written without a copy. Those of a sharded array fit into its shards, which may
+cut any axis.
 """
 
 import collections
@@ -18,7 +20,7 @@ from ._view import IndexArray, Picks
 
 # Digests are taken of blocks of this many bytes of a chunk.
 BLOCK = 4 * 2**20
-# Of the chunks of one array: 2 for each axis that they do not divide.
+# Of the chunks of one array: a factor of 2 for each axis that they do not divide.
 _MAX_SIZES = 256
 
 
@@ -203,7 +205,8 @@ def box(regions: Sequence[tuple[slice, ...]]) -> tuple[slice, ...]:
 def cut_axis(shape: Sequence[int], chunk: Sequence[int]) -> int | None:
     """The axis along which chunks are cut that, one after the other, are the array row
     by row: all axes after it are whole, and all before it are cut into single indices.
-    The last chunk may be padded. None for any other chunks."""
+    Of (4, 6) in chunks of (1, 3) it is 1. The last chunk may be padded. None for any
+    other chunks, such as (2, 3)."""
     axis = max((i for i, (n, c) in enumerate(zip(shape, chunk)) if c < n), default=0)
     if any(c != 1 for c in chunk[:axis]):
         return None

@@ -300,7 +300,8 @@ def match_head(data: bytes) -> re.Match[bytes] | None:
 
 
 def decode(data: bytes) -> Index:
-    """The inverse of `encode`. Nothing is parsed before the digest has been checked.
+    """The inverse of `encode`. Only the head, with the version, is parsed before the
+    digest has been checked.
 
     **Raises:** `ValueError` when `data` is not an index that this release reads.
     """

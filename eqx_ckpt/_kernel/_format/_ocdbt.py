@@ -1,9 +1,9 @@
 """Writes an OCDBT database whose values lie in files that are written already.
 
 TensorStore's OCDBT format (https://google.github.io/tensorstore/kvstore/ocdbt) is a
-B+tree from keys to byte ranges of files. We write it rather than its driver, so that
-every value can start where it is best read from. Several keys can share one range, and
-a save is a plain sequence of file writes.
+B+tree from keys to byte ranges of files. We write it ourselves, without its driver, so
+that every value can start where it is best read from. Several keys can share one range,
+and a save is a plain sequence of file writes.
 """
 
 import secrets

@@ -20,7 +20,7 @@ from ._source import Source
 
 class LeafBody(abc.ABC):
     """The content of a `LazyArray`: all that a room may ask of one, by
-    `_lazy.body_of`. It is immutable.
+    `_lazy.body_of`. Nobody changes one: another view of it is another body.
 
     `view` is the part of its array that it is (None: all of it), and `target` what it
     is read as. `StoredLeaf` is the body of a leaf of a checkpoint; a room that has

@@ -87,7 +87,7 @@ class Matcher:
 
     def match(self) -> Match:
         """**Raises:** one `RuntimeError` that lists all that does not fit; `ValueError`
-        if two of the leaves have one name."""
+        if no leaf is selected, or two of them have one name."""
         options, flat, above = self.options, self.flat, self.above
         _leaked_tracers.check_no_tracers(flat, self._record)
         sides = lambda: [(self.saved.tree, ""), (self._record, above)]

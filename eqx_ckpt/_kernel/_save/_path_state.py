@@ -44,7 +44,8 @@ def examine(root: Backend, overwrite: bool) -> PathState:
 
 
 def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
-    """Like `examine`, but returns the error if something else is there."""
+    """Like `examine`, but returns the error of what may be a checkpoint that is on
+    its way out."""
     if isinstance(root, LocalDirectory) and _files.is_beside(root.name):
         raise ValueError(
             f"`{root}` is a name for saves that are being written. Choose another path."
@@ -55,11 +56,10 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
     read = ft.partial(_published.read_index, root, _index.leaf_entries)
     # An object store may have a file at the path, and files below it.
     is_file = ft.partial(_store.is_file, root)
-    looks = [list_it, is_file, read]
     # In a store they begin together, but for the read of an index that must not be
     # replaced: that is made if it is listed.
-    first = looks if overwrite else looks[:2]
-    listed, is_file, index = [*_store.ahead(root, first), *looks[len(first) :]]
+    looks = [list_it, is_file, read] if overwrite else [list_it, is_file]
+    listed, is_file, *reads = _store.ahead(root, looks)
     there = listed() or {}
     keys = () if isinstance(there, dict) else tuple(there)
     tops = there if isinstance(there, dict) else _store.tops_of(keys)
@@ -76,7 +76,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
             )
     if _files.INDEX in tops:
         # If the index is in the list, but not there, it is looked for once more.
-        got = index() or read()
+        got = (reads[0] if reads else read)() or read()
         if got is not None:
             if not overwrite:
                 raise FileExistsError(

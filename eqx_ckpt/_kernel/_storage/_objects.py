@@ -101,7 +101,8 @@ class ObjectStore(Backend):
         return Value(got.value, got.stamp.generation) if got.state == "value" else None
 
     def _check_limit(self, key: str, limit: int) -> None:
-        """**Raises:** `MissingError` if the store does not say that it is shorter."""
+        """**Raises:** `ValueError` if a value is longer; `MissingError` if the store
+        does not say that it ends there."""
         try:
             beyond = self._got(key, self.start_read(key, limit, limit + 1))
         except BeyondError:

@@ -72,8 +72,8 @@ _iterables = (
 
 class Selection(NamedTuple):
     """The leaves and nodes that a `where` picks. `leaves` has the numbers of leaves
-    (None: all of them). `whole_paths` has the key paths of nodes that are picked as a
-    whole, and of leaves that are not stored, which may stand at other places too.
+    (None: all of them). `whole_paths` has the key paths of all that it gives: nodes
+    that are picked as a whole, and leaves, which may stand at other places too.
     `nested` has the key paths of nodes in the containers that `where` gives them in."""
 
     leaves: set[int] | None
