@@ -121,6 +121,7 @@ class Builder:
         if how in ("value", "left"):
             (value,) = self._values(row)
             return self._exact(value, name, owner)
+        # The method of a kind is called as it, such as `_namedtuple`.
         return getattr(self, _WAYS.get(how, f"_{how}"))(row, name)
 
     def _values(self, row: int) -> list[Any]:
@@ -128,7 +129,8 @@ class Builder:
         return [self._tree.values[x] for x in self._tree.rows[row].values]
 
     def _is_given(self, name: str) -> bool:
-        """Whether `replace` has a value of this name. That of the tree is `%root`."""
+        """Whether `replace` has a value of this name, which is then noted as used. That
+        of the tree is `%root`."""
         key = name or _names.ROOT
         if key in self._replace:
             self.used.add(key)
@@ -277,6 +279,7 @@ class Builder:
             return None
         fields = list(map(_names.unquote, kind.parts))
         if not _opening.is_namedtuple(cls) or list(cls._fields) != fields:
+            self._skip(row)
             return self._differs(row, name, cls, list(getattr(cls, "_fields", [])))
         return tuple.__new__(cls, self._rows(row, name))
 
@@ -296,7 +299,6 @@ class Builder:
         here = {} if cls is None else _fields_of(cls, is_module)
         if cls is not None:
             if here is None or not _is_fit(here, list(values), list(encoded)):
-                self._at -= self._counts[row]
                 return self._differs(row, name, cls, list(here or ()))
             text = f"a field that `{cls.__qualname__}` did not have when it was saved"
             new = here.keys() - {*values, *encoded, *unset}
@@ -313,7 +315,6 @@ class Builder:
         saved = ", ".join(map(_names.unquote, (*kind.parts, *kind.data)))
         text = f"a `{cls.__qualname__}` of the fields {saved}; it has {', '.join(here)}"
         self.add("value", name, text)
-        self._skip(row)
 
     def _other(self, row: int, name: str) -> None:
         cls = self._tree.kind(row).cls

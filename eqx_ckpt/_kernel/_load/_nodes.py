@@ -29,8 +29,9 @@ class StoredBody(Body):
     """A node that is in the index. What is below it is made as it is asked for.
 
     `members` are the indices of the leaves below it, and the names of the Modules there
-    that have static fields. `gaps` is how many more gaps the tree may have: names are
-    data from a file. `above` is the node that it is in, and its component there.
+    that have static fields. `gaps` has one number, which all nodes of the tree share:
+    how many more gaps they may have, as names are data from a file. `above` is the node
+    that it is in, and its component there.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class StoredBody(Body):
     def _child_at(self, component: str) -> Any:
         if component not in self._made:
             if component not in self._groups and not self.name:
+                # Some first parts are reserved, and escaped in a name.
                 component = _names.child("", component)
             child = self._make(component, self._groups[component])
             self._made.setdefault(component, child)
@@ -114,12 +116,9 @@ class StoredBody(Body):
 
     def _kinds(self, members: list[int | str]) -> set[str]:
         """The kinds of keys at which these lie below the node."""
-        number, kind_of = self.source.index.leaves.template_of, self._kind_of
-        return {
-            kind_of(number[leaf_index])
-            for leaf_index in members
-            if isinstance(leaf_index, int)
-        }
+        template_of = self.source.index.leaves.template_of
+        leaf_indices = (x for x in members if isinstance(x, int))
+        return {self._kind_of(template_of[x]) for x in leaf_indices}
 
     @ft.cached_property
     def _kind_of(self) -> Callable[[int], str]:
@@ -195,13 +194,13 @@ class StoredBody(Body):
         body, component = self._above
         if body._row is None:
             return None
-        place = record.place_of(body._row, component)
-        if place is None and not body.name:
-            place = record.place_of(body._row, _names.below(component, ""))
         children = record.rows[body._row].children
         if not record.kind(body._row).parts and len(children) == len(body._groups):
             # A dict of which only the names of leaves tell the keys, in order.
-            place = body.components().index(component)
+            return children[body.components().index(component)]
+        place = record.place_of(body._row, component)
+        if place is None and not body.name:  # It may be escaped.
+            place = record.place_of(body._row, _names.below(component, ""))
         return None if place is None else children[place]
 
     @property
