@@ -12,9 +12,9 @@ from .._save import _background
 from .._save._background import SaveHandle
 from .._storage import _store
 from . import _marks
+from ._attempt_start import AttemptStart
 from ._policy import Policy
 from ._retention import Retention
-from ._attempt_start import AttemptStart
 from ._steps import SavedStep, Signature, Steps
 
 

@@ -21,10 +21,10 @@ from .._save._background import SaveHandle
 from .._save._options import SaveOptions
 from .._storage import _context, _root
 from . import _best, _marks, _own, _pins, _policy, _removal, _step_facts
+from ._attempt_start import AttemptStart
 from ._follow_up import FollowUp, RunningSave
 from ._pending import KeptState, PendingState
 from ._policy import Policy
-from ._attempt_start import AttemptStart
 from ._steps import Steps
 
 
