@@ -227,11 +227,16 @@ class StoredBody(Body):
         found = tuple(known.get(component) for _, component in self._rows)
         return found if any(found) else ()
 
-    @property
+    @ft.cached_property
     def _labels(self) -> tuple[str, ...]:
         """The labels of the entries of an eqx.nn.State, which all differ; else none."""
-        known = self.source.index.leaves.labels
+        leaves, above = self.source.index.leaves, self._above
+        known = leaves.labels
         if not known or any(kind not in "sf" for (kind, _), _ in self._rows):
+            return ()
+        # An entry may have one leaf, and its label.
+        is_entry = above is not None and bool(above[0]._labels)
+        if is_entry if leaves.tree is None else self._kind.how != "state":
             return ()
         labels = []
         for _, component in self._rows:
