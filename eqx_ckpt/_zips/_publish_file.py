@@ -6,6 +6,7 @@ no renames: there it is put in place as a whole, out of memory.
 
 import contextlib
 import io
+import os
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
@@ -16,8 +17,9 @@ from .._kernel._save._transaction import (
     errors_before_commit,
     Fate,
 )
-from .._kernel._storage import _descriptor, _local_files
+from .._kernel._storage import _local_files
 from .._kernel._storage._backend import Backend
+from .._kernel._storage._descriptor import Descriptor
 from .._kernel._storage._local import LocalDirectory
 
 
@@ -43,12 +45,12 @@ def publish(
         held.callback(discard, txn.work)
         with errors_before_commit(root, nbytes):
             txn.begin(held)
-            name = f"{txn.work.path}/{txn.last_file}"
-            with open(name, "xb", opener=_descriptor.opener) as file:
-                write(file)
-                file.flush()
+            name, flags = f"{txn.work.path}/{txn.last_file}", os.O_WRONLY
+            with Descriptor(name, flags | os.O_CREAT | os.O_EXCL) as fd:
+                with open(fd, "wb", closefd=False) as file:
+                    write(file)
                 if durable:
-                    _local_files.fsync(file.fileno())
+                    _local_files.fsync(fd)
         try:
             txn.publish(b"", None, durable)
         except FileExistsError:

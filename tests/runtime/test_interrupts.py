@@ -11,7 +11,7 @@ def _run(tmp_path, most, *names):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-_SOME = ["save", "save zarr", "save later", "manage", "read zip", "merge"]
+_SOME = ["save", "save zarr", "save zip", "save later", "manage", "read zip", "merge"]
 
 
 @pytest.mark.parametrize("names", [_SOME, *long([*interrupts.CALLS])])

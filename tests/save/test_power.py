@@ -56,14 +56,6 @@ class _Disk:
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
         for name, call in (("exchange", "exchange"), ("syncfs", "sync a file system")):
             inside.wrap(monkeypatch, call, ft.partial(self._wrap, name))
-        # A file that is written by others is opened by Python's own call.
-        inside.open_files_by(monkeypatch, "store", self._open)
-
-    def _open(self, path, mode, opener=None):
-        with self.one_at_a_time:
-            file = open(path, mode, opener=opener)
-            self._changed("open", [self._find(path)])
-        return file
 
     def _wrap(self, name, call):
         def wrapped(*args, **kwargs):

@@ -188,12 +188,6 @@ def sync_as_a_whole(patch: pytest.MonkeyPatch) -> None:
     replace(patch, "type of a file system", lambda directory: "ext4")
 
 
-def open_files_by(patch: pytest.MonkeyPatch, room: str, new: Any) -> None:
-    """Python's `open`, as the `store` or the `near disk` calls it."""
-    module = {"store": "_zips._publish_file", "near disk": "_near._disk"}[room]
-    patch.setattr(f"eqx_ckpt.{module}.open", new, raising=False)
-
-
 def hints_for_names(owner: str) -> dict[str, str]:
     """What stands here for the names of other libraries, of a class or the module."""
     return _found("_kernel._runtime._elsewhere._ATTRIBUTES")[owner]

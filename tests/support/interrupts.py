@@ -359,6 +359,7 @@ _WINDOWS = {
         "_threads.py",
     ),
     "helper of a save": ("_threads.py",),
+    "save zip": ("_descriptor.py", "_publish_file.py"),
     # Where locks would stay that the next save waits for.
     "save zarr": ("contextlib.py",),
     # What follows a save, and is waited for.

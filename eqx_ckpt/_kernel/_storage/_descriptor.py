@@ -2,10 +2,10 @@
 
 Ctrl-C raises `KeyboardInterrupt` between any two steps of Python. If it came between
 the call that opens a file and the step that notes its number, nobody could close the
-file. So a file is opened and noted in one step: a function in C goes through an
-iterator, whose next item is what opens it. A file is closed and its number forgotten so
-too. One that is left open all the same is closed when nobody has its `Descriptor` any
-more. (`opener` is for Python's `open`, whose file notes the number itself.)
+file. So a file is opened and noted in one step: in `numbers.extend(map(os.open, ...))`
+a function in C goes through an iterator, whose next item is what opens the file. A file
+is closed and its number forgotten so too. One that is left open all the same is closed
+when nobody has its `Descriptor` any more.
 """
 
 import collections
@@ -22,15 +22,6 @@ _DUPLICATE = fcntl.F_DUPFD_CLOEXEC
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
-def opener(path: str, flags: int) -> int:
-    """Opens a file, for Python's `open`: not as a standard stream."""
-    number = os.open(path, flags | os.O_CLOEXEC, 0o666)
-    if number < _LEAST:
-        low, number = number, fcntl.fcntl(number, _DUPLICATE, _LEAST)
-        os.close(low)
-    return number
-
-
 def _close(numbers: list[int], count: int) -> None:
     """Closes the last files of a list. The step that closes one forgets its number:
     soon another file may have it."""
@@ -38,10 +29,15 @@ def _close(numbers: list[int], count: int) -> None:
 
 
 class _Closed:
-    """A descriptor that is closed. It has no `__del__`: Ctrl-C in one would be lost."""
+    """What a `Descriptor` becomes when it is closed. It has no `__del__`: Ctrl-C in one
+    would be lost."""
 
-    # The number of the file, while it is open.
+    # The number of an open file; empty once it is closed.
     _numbers: list[int] = []
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._numbers)
 
     def __exit__(self, *error: object) -> None:
         pass

@@ -58,7 +58,7 @@ class DirectoryLock:
         while True:
             self.descriptor = self._open()
             try:
-                (fd,) = self.descriptor._numbers
+                fd = self.descriptor.fileno()
                 # Also for whoever looks whether it is left.
                 self.found, self.call = os.fstat(fd), call
                 _locks[id(self)] = weakref.ref(self)
@@ -77,9 +77,9 @@ class DirectoryLock:
         # lock of a file that is only closed here. Another thread may close it just now,
         # if it is no more among the locks: the number is then that of another file.
         try:
-            if _locks.pop(id(self), None) and self.descriptor._numbers:
+            if _locks.pop(id(self), None) and self.descriptor.is_open:
                 with contextlib.suppress(OSError):
-                    fcntl.flock(self.descriptor._numbers[0], fcntl.LOCK_UN)
+                    fcntl.flock(self.descriptor.fileno(), fcntl.LOCK_UN)
         finally:
             self.descriptor.close()
             self.call = None  # Or all that it has would live as long as this.
