@@ -15,10 +15,10 @@ import numpy as np
 from .._kernel._format import _grid, _template, _view
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._format._view import View
-from .._kernel._load import _fetch, _lazy
+from .._kernel._load import _lazy, _read_leaves
 from .._kernel._load._lazy import LazyArray
 from .._kernel._load._leaf_body import LeafBody, StoredLeaf
-from .._kernel._load._reader import LeafRead, ReadResult, StoredRead
+from .._kernel._load._reads import LeafRead, ReadResult, StoredRead
 from .._kernel._runtime import _threads
 from .._kernel._runtime._batching import batched
 from .._kernel._storage import _arrays
@@ -268,7 +268,7 @@ class ComputedLeaf(LeafBody):
         """Reads computed arrays, the parts of small ones together."""
         room = _ROOM if max_bytes is None else max_bytes
         reads = [one._leaf_read() for one in wanted]
-        leaves = _fetch.LeafBuilder(reads, room)
+        leaves = _read_leaves.LeafBuilder(reads, room)
         done = 0
         for group in _groups(wanted, min(room // 4, _BLOCK)):
             formulas = [one.formula for one in group]

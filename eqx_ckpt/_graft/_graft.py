@@ -15,15 +15,15 @@ from .._functions._computed import Formula
 from .._kernel._load import (
     _checkpoint,
     _deserialise,
-    _fetch,
     _lazy,
     _load_options,
     _open,
+    _read_leaves,
 )
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._lazy import LazyArray
 from .._kernel._load._load_options import LoadOptions, TogetherKeywords
-from .._kernel._load._reader import LeafRead
+from .._kernel._load._reads import LeafRead
 from .._kernel._runtime import _arguments, _gc
 from .._kernel._storage import _store
 from .._kernel._tree import _from_host, _host_copy, _leaf, _leaked_tracers
@@ -161,7 +161,7 @@ def graft(
         )
         untied = [x for x in plan.placed if x.number not in plan.tied]
         wants = [want for x in untied for want in _wants(x)]
-        planned = _fetch.plan(stored.source, wants, given)
+        planned = _read_leaves.plan(stored.source, wants, given)
 
     def make_leaves() -> list[Any]:
         values = planned.run(processes)[::-1]

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ._format._index import BaseFacts, StoredFunction
     from ._format._leaves import Leaves
     from ._load._checkpoint import Checkpoint
-    from ._load._fetch import ReadPlan
     from ._load._lazy import LazyArray
     from ._load._load_options import LoadOptions
-    from ._load._reader import LeafRead
+    from ._load._read_leaves import ReadPlan
+    from ._load._reads import LeafRead
     from ._load._source import Source
     from ._run._manager import CheckpointManager
     from ._run._near_interface import NearSteps

@@ -24,13 +24,14 @@ from .._kernel._errors import DamagedError, ReplacedError
 from .._kernel._format import _template, _view
 from .._kernel._format._leaves import LeafRecord, Leaves, LocalShards, Region
 from .._kernel._format._template import Template
-from .._kernel._load import _checkpoint, _load_options, _read
+from .._kernel._load import _checkpoint, _load_options
 from .._kernel._load._checkpoint import Checkpoint
-from .._kernel._load._fetch import LeafBuilder
 from .._kernel._load._load_options import LoadOptions
 from .._kernel._load._match import Match
 from .._kernel._load._partial import Apart
-from .._kernel._load._reader import LeafRead, ReadResult, StoredRead
+from .._kernel._load._read_arrays import BUDGET, read_arrays
+from .._kernel._load._read_leaves import LeafBuilder
+from .._kernel._load._reads import LeafRead, ReadResult, StoredRead
 from .._kernel._load._source import Source
 from .._kernel._run import _own
 from .._kernel._run._near_interface import LoadRequest
@@ -215,7 +216,7 @@ class Parts:
         matched, options = self._match(parts[0]), self._options
         wanted = [*matched.reads.values()]
         sources = {part: self._source(part) for part in parts}
-        budget = _read.BUDGET if options.max_bytes is None else options.max_bytes
+        budget = BUDGET if options.max_bytes is None else options.max_bytes
         leaves = [_parted(i, one, sources) for i, one in enumerate(wanted)]
         builder = LeafBuilder(wanted, budget)
         nbytes = sum(leaf.read.nbytes for leaf in leaves)
@@ -239,7 +240,7 @@ class Parts:
         verify, max_bytes = self._options.verify, self._options.max_bytes
         for part in parts:
             reads = [leaf.to_come[part] for leaf in leaves if part in leaf.to_come]
-            found = _read.read_arrays(self._source(part), reads, verify, max_bytes)
+            found = read_arrays(self._source(part), reads, verify, max_bytes)
             with self._reading(part), contextlib.closing(found) as results:
                 for read, result in results:
                     leaf = leaf_of[read.leaves[0]]

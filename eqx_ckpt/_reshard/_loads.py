@@ -13,10 +13,10 @@ from jax.sharding import NamedSharding
 
 from .._kernel._format import _template, _text
 from .._kernel._limits import limits
-from .._kernel._load import _fetch
-from .._kernel._load._fetch import ReadPlan
+from .._kernel._load import _read_leaves
 from .._kernel._load._load_options import LoadOptions
-from .._kernel._load._reader import LeafRead
+from .._kernel._load._read_leaves import ReadPlan
+from .._kernel._load._reads import LeafRead
 from .._kernel._load._source import Source
 from .._kernel._runtime import _log, _processes
 from .._kernel._runtime._batching import batched
@@ -166,10 +166,10 @@ def _load(
     """
     out: list[Any] = [None] * len(wants)
     kept = [i for i, want in enumerate(wants) if want.move is None]
-    with _fetch.bar(source, wants, options) as advance:
+    with _read_leaves.bar(source, wants, options) as advance:
         for numbers in (kept, *batches):
             some = [wants[i] for i in numbers]
-            values = _fetch.read_leaves(source, some, options, advance)
+            values = _read_leaves.read_leaves(source, some, options, advance)
             for i in reversed(numbers):
                 out[i] = values.pop()
             if numbers is not kept:

@@ -19,7 +19,7 @@ from .._kernel._format import _digests, _grid, _template, _text
 from .._kernel._format._grid import Grid
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._load import _source
-from .._kernel._load._reader import CHANGED, unreadable
+from .._kernel._load._reads import CHANGED, unreadable
 from .._kernel._load._source import Source
 from .._kernel._runtime import _batching, _machine, _progress
 from .._kernel._runtime._threads import Crew, Outcome

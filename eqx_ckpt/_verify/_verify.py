@@ -15,7 +15,7 @@ from .._kernel._format import _digests, _files, _index, _text
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._load import _checkpoint, _extra_files, _open
 from .._kernel._load._checkpoint import Checkpoint
-from .._kernel._load._reader import CHANGED, unreadable
+from .._kernel._load._reads import CHANGED, unreadable
 from .._kernel._load._source import Source, ZarrSource
 from .._kernel._runtime import _arguments, _log, _progress
 from .._kernel._storage import _arrays, _root, _store

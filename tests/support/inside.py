@@ -107,7 +107,7 @@ CALLS = {
     "put arrays as JAX does": "_kernel._tree._from_host._put",
     "read digests": "_kernel._load._source.Source.read_beside",
     "open a path": "_kernel._load._open.open_path",
-    "read leaves": "_kernel._load._fetch.read_leaves",
+    "read leaves": "_kernel._load._read_leaves.read_leaves",
     "make a lazy leaf": "_kernel._load._lazy.lazy_of",
     "read the head of an index": "_kernel._format._index_summary.summarise",
     "look what is there": "_kernel._storage._local.LocalDirectory.entry",

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt as ec
-from eqx_ckpt._kernel._load import _fetch
+from eqx_ckpt._kernel._load import _read_leaves
 from eqx_ckpt._kernel._save import _to_ocdbt
 
 
@@ -182,13 +182,13 @@ class Player:
     @contextlib.contextmanager
     def _faults(self, call: Any, part: str) -> Any:
         """A disk that breaks under a save or a load, or the end of a process."""
-        was = _to_ocdbt.write, _fetch.read_leaves
+        was = _to_ocdbt.write, _read_leaves.read_leaves
 
         def broken(*args: Any, **kwargs: Any) -> Any:
             raise OSError(5, "the disk is broken")
 
         if part == "break":
-            _to_ocdbt.write = _fetch.read_leaves = broken
+            _to_ocdbt.write = _read_leaves.read_leaves = broken
         is_last = call["kill"] is not None and call["kill"][0] == self.rank
         if is_last:
             end = threading.Timer(0.2 * call["kill"][1], os.kill, [os.getpid(), 9])
@@ -196,7 +196,7 @@ class Player:
         try:
             yield
         finally:
-            _to_ocdbt.write, _fetch.read_leaves = was
+            _to_ocdbt.write, _read_leaves.read_leaves = was
             if is_last:
                 time.sleep(60)
 

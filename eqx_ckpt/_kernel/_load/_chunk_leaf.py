@@ -12,9 +12,9 @@ from .._errors import MissingError
 from .._format import _digests, _grid, _template, _view
 from .._format._view import Places
 from .._storage import _arrays, _codecs
-from . import _kept, _large_leaf, _reader, _source
+from . import _kept, _large_leaf, _reads, _source
 from ._large_leaf import LargeLeaf
-from ._reader import Reader, StoredRead
+from ._reads import ReadState, StoredRead
 
 
 # In place of an array: where TensorStore has no driver, each part is read into memory
@@ -51,16 +51,16 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
     `is_read_by_tensorstore`: an array of TensorStore has to be given to `read_from`.
     """
 
-    def __init__(self, reader: Reader, read: StoredRead):
+    def __init__(self, state: ReadState, read: StoredRead):
         """**Raises:** `ValueError` unless the files hold what is read."""
-        super().__init__(reader, read)
-        source, record = reader.source, read.record
+        super().__init__(state, read)
+        source, record = state.source, read.record
         self.template = t = source.template_as_read(record)
         # What is compressed may be as long, and TensorStore decodes it into memory of
         # its own.
         self.copies = 1 if t.codec is None else 3
         self._array: Any = None
-        self._is_exact = _reads_exactly(reader, read)
+        self._is_exact = _reads_exactly(state, read)
         # TensorStore decodes chunks of other formats. All others are bytes of files.
         self.is_read_by_tensorstore = self._is_exact or source.is_scattered(record)
         self.chunks = _kept.touched(t, read.views)
@@ -78,9 +78,9 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
             yield self._part(range(0), view.slices(), view.picked_shape, wanted, True)
             return
         grid = _source.grid_of(t)
-        most = min(_large_leaf.PART, self.reader.budget // 4) // self.copies
+        most = min(_large_leaf.PART, self.state.budget // 4) // self.copies
         most = max(1, most // grid.full)
-        source, record = self.reader.source, self.read.record
+        source, record = self.state.source, self.read.record
         if source.is_scattered(record) and not source.is_stored(record):
             most = 1  # Chunks that follow each other may lie anywhere.
         for run in _grid.runs(self.chunks, t.shape, t.chunk, most):
@@ -126,7 +126,7 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         return read
 
     def _reading_array(self, part: _ChunkPart, into: np.ndarray) -> Callable[[], None]:
-        source, array = self.reader.source, self._array
+        source, array = self.state.source, self._array
         wait = source.directory.wait
         if array is not LATER and not self._is_exact:
             return ft.partial(wait, _arrays.start_read(array, into, part.region))
@@ -140,14 +140,14 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         return read
 
     def _reading_chunks(self, part: _ChunkPart, into: np.ndarray) -> Callable[[], None]:
-        source, record = self.reader.source, self.read.record
+        source, record = self.state.source, self.read.record
         t = record.template
         ranges = [source.chunk_range(record, number) for number in part.chunks]
         if source.root.is_remote:
-            values = _reader.start_ranges(source.directory, ranges)
+            values = _reads.start_ranges(source.directory, ranges)
         else:
             most = _template.most_encoded(t.full)
-            values = ft.partial(_read_ranges, self.reader, ranges, most)
+            values = ft.partial(_read_ranges, self.state, ranges, most)
 
         def read() -> None:
             regions, decode = _source.grid_of(t).regions, _codecs.decoder(t)
@@ -158,7 +158,7 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         return read
 
     def _saved_digests(self, part: _ChunkPart) -> bytes:
-        return self.reader.source.digests_of(self.read.record, part.chunks)
+        return self.state.source.digests_of(self.read.record, part.chunks)
 
     def _is_good(self, part: _ChunkPart, data: np.ndarray, digests: bytes) -> bool:
         regions = _source.grid_of(self.read.record.template).regions
@@ -171,14 +171,14 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
     def _keep(self, part: _ChunkPart, data: np.ndarray) -> None:
         for array, to, fro in part.wanted if part.into is None else ():
             some, place = data[_view.mesh(fro, data.shape)], _view.mesh(to, array.shape)
-            _reader.put(some, array, place, self.read.conversion, self.lost)
+            _reads.put(some, array, place, self.read.conversion, self.lost)
 
 
-def _reads_exactly(reader: Reader, read: StoredRead) -> bool:
+def _reads_exactly(state: ReadState, read: StoredRead) -> bool:
     """Whether TensorStore reads just the bytes of what is asked for."""
-    source, record, views = reader.source, read.record, read.views
+    source, record, views = state.source, read.record, read.views
     return (
-        reader.digests is None  # They are of whole chunks.
+        state.digests is None  # They are of whole chunks.
         and views is not None
         and len(views) == 1  # Several may share chunks.
         and not views[0].arrays  # Rows by their numbers.
@@ -191,7 +191,7 @@ def _reads_exactly(reader: Reader, read: StoredRead) -> bool:
 
 
 def _read_ranges(
-    reader: Reader, ranges: Sequence[tuple[str, int, int | None]], most: int
+    state: ReadState, ranges: Sequence[tuple[str, int, int | None]], most: int
 ) -> Iterator[np.ndarray]:
     """The bytes of ranges of local files, of about so many at most, in memory that the
     next ones take."""
@@ -199,7 +199,7 @@ def _read_ranges(
         if stop is None:
             raise MissingError("a chunk is missing")
         size = stop - start
-        into = reader.buffer(size, most)  # Chunks differ a little in length.
-        if reader.source.directory.read_into(key, start, into) < size:
+        into = state.buffer(size, most)  # Chunks differ a little in length.
+        if state.source.directory.read_into(key, start, into) < size:
             raise MissingError("a chunk is missing")
         yield into

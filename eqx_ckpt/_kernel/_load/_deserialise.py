@@ -1,8 +1,8 @@
 """`tree_deserialise_leaves` and `materialise`: they read what is stored into a tree.
 
 A load opens the checkpoint (`_open`), and pairs the leaves of `like` with stored ones
-(`_match`). It plans the read of these (`_fetch`), does it (`_read`), and puts the
-leaves into the tree.
+(`_match`). It plans the read of these, does it (`_read_leaves`, and below that
+`_read_arrays`), and puts the leaves into the tree.
 """
 
 import json
@@ -22,11 +22,11 @@ from .._storage._open_files import Readable
 from .._tree import _flatten, _leaf, _node, _target
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._node import Node
-from . import _checkpoint, _fetch, _lazy, _load_options, _open
+from . import _checkpoint, _lazy, _load_options, _open, _read_leaves
 from ._checkpoint import Checkpoint
-from ._fetch import ReadPlan
 from ._lazy import LazyArray
 from ._load_options import LoadKeywords, LoadOptions, TogetherKeywords
+from ._read_leaves import ReadPlan
 
 
 @_arguments.checked(_load_options.DEFAULTS)
@@ -140,7 +140,7 @@ def load(
         source = ckpt._source
         matched = _checkpoint.match_leaves(ckpt, like, options)
         wanted = list(matched.reads.values())
-        plan = _fetch.plan(source, wanted, options)
+        plan = _read_leaves.plan(source, wanted, options)
     with _log.timed("load") as timer:
         read = lambda: plan.run(processes)
         values = read_in_step(processes, [source.index.save], [plan], read)

@@ -15,9 +15,9 @@ from .._format._leaves import LeafRecord
 from .._format._template import Template
 from .._format._view import View
 from .._runtime import _cleanup, _threads
-from . import _reader, _source
+from . import _reads, _source
 from ._leaf_body import StoredLeaf
-from ._reader import Reader, ReadResult, Results, StoredRead
+from ._reads import ReadResult, ReadState, Results, StoredRead
 from ._source import Source
 
 
@@ -98,9 +98,9 @@ def keeping(leaves: Iterable[StoredLeaf]) -> Iterator[None]:
         yield
 
 
-def _find(reader: Reader, read: StoredRead) -> KeptChunks | None:
+def _find(state: ReadState, read: StoredRead) -> KeptChunks | None:
     """The chunks that a read shares with others, unless they take too much memory."""
-    source, record = reader.source, read.record
+    source, record = state.source, read.record
     leaf_index = source.array_index(record)
     kept = next(
         (x for x in list(source.chunk_caches) if leaf_index in x.leaf_indices), None
@@ -108,9 +108,9 @@ def _find(reader: Reader, read: StoredRead) -> KeptChunks | None:
     if kept is None or read.views is None or record.part is not None:
         return None
     t = source.template_as_read(record)
-    is_shared = is_by_chunks(source, record, reader.digests is not None)
+    is_shared = is_by_chunks(source, record, state.digests is not None)
     count = len(touched(t, read.views)) if is_shared else 0
-    most = max(2 * t.full, min(_BYTES, reader.budget))
+    most = max(2 * t.full, min(_BYTES, state.budget))
     return kept if 0 < count * t.full <= most else None
 
 
@@ -126,36 +126,36 @@ def _assembled(
             if overlap is not None:
                 some = chunk[_view.mesh(overlap.fro, chunk.shape)]
                 place = _view.mesh(overlap.to, array.shape)
-                _reader.put(some, array, place, read.conversion, errors)
-    return _reader.arranged(read.all_views, arrays, errors)
+                _reads.put(some, array, place, read.conversion, errors)
+    return _reads.arranged(read.all_views, arrays, errors)
 
 
 # Reads from files, and gives what has no problems.
-ReadFiles = Callable[[Reader, Sequence[StoredRead]], Results]
+ReadFiles = Callable[[ReadState, Sequence[StoredRead]], Results]
 
 
 def read_kept(
-    reader: Reader, reads: Sequence[StoredRead], read_files: ReadFiles
+    state: ReadState, reads: Sequence[StoredRead], read_files: ReadFiles
 ) -> Results:
     """Reads as `read_files` does, but takes the chunks that are kept from memory."""
     others = []
     for one in reads:
-        if (kept := _find(reader, one)) is None:
+        if (kept := _find(state, one)) is None:
             others.append(one)
         else:
-            yield from _read_shared(reader, one, kept, read_files)
-    yield from read_files(reader, others)
+            yield from _read_shared(state, one, kept, read_files)
+    yield from read_files(state, others)
 
 
 def _read_shared(
-    reader: Reader, read: StoredRead, kept: KeptChunks, read_files: ReadFiles
+    state: ReadState, read: StoredRead, kept: KeptChunks, read_files: ReadFiles
 ) -> Results:
     """Gives a read with its arrays, of chunks that are kept and of those that are read
     now, unless these have problems."""
     source, record, t = (
-        reader.source,
+        state.source,
         read.record,
-        reader.source.template_as_read(read.record),
+        state.source.template_as_read(read.record),
     )
     leaf_index, numbers = source.array_index(record), touched(t, read.views)
 
@@ -165,7 +165,7 @@ def _read_shared(
         if missing:
             whole, regions = _view.whole(t.shape), _source.grid_of(t).regions
             views = tuple(whole.take((*regions[n], ...)) for n in missing)
-            for _, result in read_files(reader, [StoredRead(record, views)]):
+            for _, result in read_files(state, [StoredRead(record, views)]):
                 new = dict(zip(missing, result.arrays))
                 chunks.update(new)
                 kept.put(leaf_index, new)

@@ -12,8 +12,8 @@ from typing import Any, Generic, Protocol, runtime_checkable, TypeVar
 
 import numpy as np
 
-from . import _reader
-from ._reader import Reader, ReadJob, ReadResult, StoredRead
+from . import _reads
+from ._reads import ReadJob, ReadResult, ReadState, StoredRead
 
 
 @runtime_checkable
@@ -39,8 +39,8 @@ class LargeLeaf(abc.ABC, Generic[P]):
 
     arrays: list[np.ndarray]
 
-    def __init__(self, reader: Reader, read: StoredRead):
-        self.reader, self.read, self.views = reader, read, read.all_views
+    def __init__(self, state: ReadState, read: StoredRead):
+        self.state, self.read, self.views = state, read, read.all_views
         self.lost: list[ValueError] = []
 
     def jobs(self) -> Iterator[ReadJob[Any]]:
@@ -55,20 +55,20 @@ class LargeLeaf(abc.ABC, Generic[P]):
         return ft.partial(self._finish, part, self._reading(part))
 
     def _finish(self, part: P, read: Callable[[], np.ndarray]) -> Any:
-        reader, name = self.reader, self.read.record.name
-        digests = None if reader.digests is None else self._saved_digests(part)
+        state, name = self.state, self.read.record.name
+        digests = None if state.digests is None else self._saved_digests(part)
         try:
             data = read()
             if digests is None or self._is_good(part, data, digests):
                 self._keep(part, data)
             else:
-                reader.problems.setdefault(name, _reader.CHANGED)
+                state.problems.setdefault(name, _reads.CHANGED)
         except Exception as e:
-            reader.problems.setdefault(name, reader.explain(e))
+            state.problems.setdefault(name, state.explain(e))
         return self if part.is_last else None
 
     def result(self) -> ReadResult:
-        return _reader.arranged(self.views, self.arrays, self.lost)
+        return _reads.arranged(self.views, self.arrays, self.lost)
 
     # ---- What a kind does with a part.
 

@@ -16,11 +16,11 @@ from .._runtime._processes import Processes
 from .._storage import _context
 from .._tree import _folding, _leaf, _select, _target
 from .._tree._target import Target
-from . import _fetch, _kept, _wording
-from ._fetch import ReadPlan
+from . import _kept, _read_leaves, _wording
 from ._leaf_body import LeafBody, StoredLeaf
 from ._load_options import LoadOptions
-from ._reader import LeafRead
+from ._read_leaves import ReadPlan
+from ._reads import LeafRead
 from ._source import Source
 
 
@@ -151,7 +151,7 @@ class LazyArray(_target.Unread):
             return _leaf.cast(array, dtype)
         except _leaf.UnheldError as e:
             what = f"the leaf `{self.name}`"
-            raise _fetch.lost_error(what, {self.name: str(e)}) from e
+            raise _read_leaves.lost_error(what, {self.name: str(e)}) from e
 
     def __getitem__(self, key: Any) -> "LazyArray":
         return self._viewed(self._own_view().take(key))
@@ -400,7 +400,7 @@ def plans(
             _, numbers, wanted = out.setdefault(id(source), (source, [], []))
             numbers.append(i)
             wanted.append(leaf.read_as(host_target(lazy) if as_numpy else None))
-    return [(n, _fetch.plan(source, w, options)) for source, n, w in out.values()]
+    return [(n, _read_leaves.plan(source, w, options)) for source, n, w in out.values()]
 
 
 def read(

@@ -14,7 +14,7 @@ from .._storage import _arrays
 from .._storage._backend import Backend
 from .._tree._target import Target
 from . import _open, _source, _wording
-from ._reader import LeafRead
+from ._reads import LeafRead
 from ._source import Source
 
 

@@ -32,7 +32,7 @@ from .._tree._folding import Problems
 from .._tree._target import Misfit, Target
 from . import _partial, _wording
 from ._load_options import LoadOptions
-from ._reader import LeafRead
+from ._reads import LeafRead
 
 
 class Match(NamedTuple):

@@ -13,9 +13,9 @@ from .._format import _digests, _grid, _template, _view
 from .._format._template import Template
 from .._format._view import IndexArray, Picks, Places, View
 from .._storage._backend import Backend
-from . import _reader
+from . import _reads
 from ._large_leaf import LargeLeaf, PART
-from ._reader import Reader, StoredRead
+from ._reads import ReadState, StoredRead
 
 
 # Runs that have fewer bytes between them are read as one: on a disk, and in a store,
@@ -76,14 +76,14 @@ class RowLeaf(LargeLeaf[_RowPart]):
     """A leaf that is read in units: each is one row, or the `unit_rows` of a chunk,
     where chunks are verified."""
 
-    def __init__(self, reader: Reader, read: StoredRead, axis: int):
+    def __init__(self, state: ReadState, read: StoredRead, axis: int):
         """A row is all that is along the axes after this one.
 
         **Raises:** `ValueError` unless the files hold what is read.
         """
-        super().__init__(reader, read)
+        super().__init__(state, read)
         self.template = t = read.record.template
-        self.is_verified = reader.digests is not None
+        self.is_verified = state.digests is not None
         self.unit_rows = t.chunk[axis] if self.is_verified and t.chunk else 1
         self.row_shape = t.shape[axis + 1 :]
         self.row_bytes = math.prod(self.row_shape) * t.itemsize
@@ -93,7 +93,7 @@ class RowLeaf(LargeLeaf[_RowPart]):
             for number, view in enumerate(self.views)
             for one in _found(number, view.ranges, t.shape, axis)
         ]
-        gap = _FAR_GAP if reader.source.root.is_remote else _GAP
+        gap = _FAR_GAP if state.source.root.is_remote else _GAP
         gap //= self.row_bytes * self.unit_rows
         rows = [one.rows for one in self.found if len(one.rows)]
         # Runs of units, each from one number to another.
@@ -106,8 +106,8 @@ class RowLeaf(LargeLeaf[_RowPart]):
                 self.touched = np.unique(np.concatenate(touched))
             elif isinstance(touched[0], np.ndarray):
                 self.touched = touched[0]
-        if self.is_verified or read.nbytes > _MUCH or not reader.source.files:
-            reader.source.check(read.record, self._numbers())
+        if self.is_verified or read.nbytes > _MUCH or not state.source.files:
+            state.source.check(read.record, self._numbers())
 
     def _numbers(self) -> Sequence[int]:
         """The chunks that hold the runs, or those of them that are verified."""
@@ -133,7 +133,7 @@ class RowLeaf(LargeLeaf[_RowPart]):
             x.is_whole for x in self.wanted
         )
         size = PART if is_direct and len(self.runs) <= len(self.wanted) else _PICKED
-        most = min(size, self.reader.budget // 4) // (self.row_bytes * self.unit_rows)
+        most = min(size, self.state.budget // 4) // (self.row_bytes * self.unit_rows)
         some: list[tuple[int, int]] = []
         room = most = max(1, most)
         for start, last in self.runs:
@@ -163,13 +163,13 @@ class RowLeaf(LargeLeaf[_RowPart]):
         return _RowPart(runs, spans, keeps, into, is_last)
 
     def _reading(self, part: _RowPart) -> Callable[[], np.ndarray]:
-        source = self.reader.source
+        source = self.state.source
         ranges = source.ranges(self.read.record, part.spans)
         fill = _reading_into(source.directory, ranges)
 
         def read() -> np.ndarray:
             if part.into is None:
-                data = self.reader.buffer(part.nbytes)
+                data = self.state.buffer(part.nbytes)
             else:
                 data = part.into.reshape(-1).view(np.uint8)
             fill(data)
@@ -178,7 +178,7 @@ class RowLeaf(LargeLeaf[_RowPart]):
         return read
 
     def _saved_digests(self, part: _RowPart) -> bytes:
-        source, record = self.reader.source, self.read.record
+        source, record = self.state.source, self.read.record
         low, high = part.runs[0][0], part.runs[-1][1]
         is_one = high <= source.index.extents.segment(record, low)[1]
         if not is_one or high - low > _LOOK or self.template.full > _grid.BLOCK:
@@ -218,29 +218,29 @@ class RowLeaf(LargeLeaf[_RowPart]):
             if len(runs) > 1:
                 fro = _places(runs, _view.numbers(x.rows)[to])
             picked = table[_view.mesh([fro, *x.inner], table.shape)]
-            _reader.put(picked, x.array, to, self.read.conversion, self.lost)
+            _reads.put(picked, x.array, to, self.read.conversion, self.lost)
 
 
-def row_leaf(reader: Reader, read: StoredRead) -> RowLeaf | None:
+def row_leaf(state: ReadState, read: StoredRead) -> RowLeaf | None:
     """The leaf of a read as rows. None where its bytes do not lie row after row, or
     where TensorStore reads it with less work."""
-    source, t = reader.source, read.record.template
+    source, t = state.source, read.record.template
     if t.codec is not None or source.is_scattered(read.record):
         return None
     axis = _grid.cut_axis(t.shape, t.chunk)
     if axis is None:
         return None
-    if reader.digests is None:
+    if state.digests is None:
         views = [x for x in read.all_views if 0 not in x.shape]
-        axis = _row_axis(views, t, min(PART, reader.budget // 4))
-    leaf = RowLeaf(reader, read, axis)
+        axis = _row_axis(views, t, min(PART, state.budget // 4))
+    leaf = RowLeaf(state, read, axis)
     return None if _is_mapped(leaf) else leaf
 
 
 def _is_mapped(leaf: RowLeaf) -> bool:
     """Whether it is less work for TensorStore, which maps local files into memory: some
     of all bytes of unverified chunks, which are few."""
-    source, (view, *more) = leaf.reader.source, leaf.views
+    source, (view, *more) = leaf.state.source, leaf.views
     return (
         leaf.template.full >= _MAPPED
         and not (leaf.is_verified or more or view.arrays or source.root.is_remote)
@@ -368,7 +368,7 @@ def _reading_into(
 ) -> Callable[[np.ndarray], None]:
     """A call that reads ranges of files into some memory, one after the other. Requests
     to a store are sent before: the call waits for the answers."""
-    values = _reader.start_ranges(root, ranges) if root.is_remote else None
+    values = _reads.start_ranges(root, ranges) if root.is_remote else None
 
     def read(into: np.ndarray) -> None:
         at = 0

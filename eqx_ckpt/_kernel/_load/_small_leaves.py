@@ -13,8 +13,8 @@ import numpy as np
 
 from .._format import _digests, _grid, _template
 from .._storage import _arrays, _store
-from . import _reader
-from ._reader import Reader, ReadJob, ReadResult, Results, StoredRead
+from . import _reads
+from ._reads import ReadJob, ReadResult, ReadState, Results, StoredRead
 from ._source import Source
 
 
@@ -95,55 +95,55 @@ def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_
     yield size, job
 
 
-def read_small(reader: Reader, reads: list[StoredRead]) -> Results:
+def read_small(state: ReadState, reads: list[StoredRead]) -> Results:
     """Reads leaves that are each one block, and gives those without problems."""
-    is_remote = reader.source.root.is_remote
+    is_remote = state.source.root.is_remote
     most = min(
         _REMOTE_RUN_BYTES if is_remote else _LOCAL_RUN_BYTES,
-        max(_SMALL_BYTES, reader.budget // 4),
+        max(_SMALL_BYTES, state.budget // 4),
     )
-    runs = _runs(reader.source, reads, most)
+    runs = _runs(state.source, reads, most)
     jobs = list(_jobs(runs, most, 1 if is_remote else _LOCAL_RUNS))
     if len(jobs) == 1 or not is_remote and len(runs) * _LEAVES_PER_RUN <= len(reads):
         # For so little no thread is started; and of small leaves most of the work is
         # that of Python, which threads would only take from each other.
         for _, job in jobs:
-            finish = _start_job(reader, job)
+            finish = _start_job(state, job)
             yield from finish()
         return
-    starts = (ReadJob(size, ft.partial(_start_job, reader, job)) for size, job in jobs)
+    starts = (ReadJob(size, ft.partial(_start_job, state, job)) for size, job in jobs)
     count = len(jobs) if is_remote else _LOCAL_JOBS
-    for some in _reader.in_order(starts, reader.budget, count):
+    for some in _reads.in_order(starts, state.budget, count):
         yield from some
 
 
 def _start_job(
-    reader: Reader, job: list[_Run]
+    state: ReadState, job: list[_Run]
 ) -> Callable[[], list[tuple[StoredRead, ReadResult]]]:
     """Sends the request of a job to a store, or gets memory for it from the system.
     Returns `_finish_job` of it, which waits for the bytes, or reads them into that
     memory."""
-    if reader.source.root.is_remote:
+    if state.source.root.is_remote:
         key, start, stop, _ = job[0]
-        coming = [reader.source.directory.start_read(key, start, stop)]
+        coming = [state.source.directory.start_read(key, start, stop)]
     else:
         # Memory that other threads ask for is new to the system at each load, which
         # fills it with zeros.
         coming = list(map(_memory, job))
-    return ft.partial(_finish_job, reader, job, coming)
+    return ft.partial(_finish_job, state, job, coming)
 
 
 def _finish_job(
-    reader: Reader, job: list[_Run], coming: list[Any]
+    state: ReadState, job: list[_Run], coming: list[Any]
 ) -> list[tuple[StoredRead, ReadResult]]:
     """The leaves of some runs that are as they were saved. `coming` has for each run
     the answer of a store that is on its way, or the memory to read it into."""
     out: list[tuple[StoredRead, ReadResult]] = []
-    root = reader.source.directory
+    root = state.source.directory
     for run, answer_or_memory in zip(job, coming):
         key, start, _, members = run
         try:
-            if reader.source.root.is_remote:
+            if state.source.root.is_remote:
                 data = _store.read_answer(root, key, answer_or_memory).value
                 whole = np.frombuffer(data, np.uint8)
                 pieces, size = _pieces(whole, start, members), whole.size
@@ -151,10 +151,10 @@ def _finish_job(
                 pieces, into = answer_or_memory
                 size = root.read_into(key, start, *into)
         except Exception as e:
-            why = reader.explain(e)
-            reader.problems.update((x.read.record.name, why) for x in members)
+            why = state.explain(e)
+            state.problems.update((x.read.record.name, why) for x in members)
         else:
-            _add_leaves(reader, run, pieces, start + size, out)
+            _add_leaves(state, run, pieces, start + size, out)
     return out
 
 
@@ -202,7 +202,7 @@ def _pieces(whole: np.ndarray, start: int, members: list[_Member]) -> list[_Piec
 
 
 def _add_leaves(
-    reader: Reader,
+    state: ReadState,
     run: _Run,
     pieces: list[_Piece],
     stop: int,
@@ -210,21 +210,21 @@ def _add_leaves(
 ) -> None:
     """Adds the leaves of a run that are there, where the file ends at `stop`, and as
     they were saved."""
-    digest, digests = _digests.block_digest, reader.digests
+    digest, digests = _digests.block_digest, state.digests
     saved: list[bytes] = [b""] * len(pieces)
     if digests is not None:
         leaves = [x.read.record.leaf_index for x in run.members]
-        saved = digests.each(reader.source.index.extents.first_digests(leaves))
+        saved = digests.each(state.source.index.extents.first_digests(leaves))
     for (one, offset, size), piece, own in zip(run.members, pieces, saved):
         data, is_owned, is_aligned = piece
         record, views, conversion, _, _ = one
         t = record.template
         if offset + size > stop:
-            reader.problems[record.name] = _reader.MISSING
+            state.problems[record.name] = _reads.MISSING
             continue
         # It is one block.
         if digests is not None and own != digest(data.data):
-            reader.problems[record.name] = _reader.CHANGED
+            state.problems[record.name] = _reads.CHANGED
             continue
         if is_aligned and not is_owned:
             data, is_owned = data.copy(), True
@@ -233,5 +233,5 @@ def _add_leaves(
         if views is not None:
             arrays, owned = [v.apply(arrays[0]) for v in views], False
         if conversion is not None:
-            arrays, owned, lost = _reader.converted(conversion, arrays)
+            arrays, owned, lost = _reads.converted(conversion, arrays)
         out.append((one, ReadResult(arrays, owned, lost)))

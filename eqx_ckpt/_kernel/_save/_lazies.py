@@ -17,7 +17,7 @@ from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _index, _template
 from .._format._leaves import Region
 from .._format._template import Template
-from .._load import _lazy, _reader
+from .._load import _lazy, _reads
 from .._load._lazy import LazyArray
 from .._load._leaf_body import LeafBody, StoredLeaf
 from .._load._source import Source
@@ -257,8 +257,8 @@ def in_order(jobs: Iterable[Callable[[], T]], requests: int) -> Iterator[T]:
             yield job()
         return
     # They start nothing by themselves.
-    starts = (_reader.ReadJob(0, lambda job=job: job) for job in jobs)
-    yield from _reader.in_order(starts, 0, requests, requests)
+    starts = (_reads.ReadJob(0, lambda job=job: job) for job in jobs)
+    yield from _reads.in_order(starts, 0, requests, requests)
 
 
 def places(leaves: Sequence[PlannedLeaf]) -> frozenset[str]:

@@ -14,7 +14,7 @@ from .._storage import _context
 from . import _kept, _row_leaf, _small_leaves, _wording
 from ._chunk_leaf import ChunkLeaf, LATER
 from ._large_leaf import LargeLeaf
-from ._reader import in_order, Reader, ReadResult, Results, StoredRead
+from ._reads import in_order, ReadResult, ReadState, Results, StoredRead
 from ._source import Source
 
 
@@ -44,12 +44,12 @@ def read_arrays(
     # A store may give one wrong answer: see `_store.look_twice`.
     for _ in range(1 + source.root.is_remote):
         problems.clear()
-        reader = Reader(source, digests, budget, problems)
+        state = ReadState(source, digests, budget, problems)
         todo = [*left.values()]
         if source.chunk_caches:
-            results = _kept.read_kept(reader, todo, _read_once)
+            results = _kept.read_kept(state, todo, _read_once)
         else:
-            results = _read_once(reader, todo)
+            results = _read_once(state, todo)
         for one, result in results:
             del left[id(one)]
             yield one, result
@@ -61,9 +61,9 @@ def read_arrays(
         raise source.error_for("")
 
 
-def _read_once(reader: Reader, reads: Sequence[StoredRead]) -> Results:
-    """Reads them, but those that end up in the reader's `problems`."""
-    source, is_verified = reader.source, reader.digests is not None
+def _read_once(state: ReadState, reads: Sequence[StoredRead]) -> Results:
+    """Reads them, but those that end up in the `problems` of the state."""
+    source, is_verified = state.source, state.digests is not None
     small: list[StoredRead] = []
     large: list[StoredRead] = []
     # Leaves of one template are alike where each is one run of bytes of our own files.
@@ -84,40 +84,40 @@ def _read_once(reader: Reader, reads: Sequence[StoredRead]) -> Results:
             yield one, ReadResult(empty, True)
         else:
             large.append(one)
-    if reader.digests is not None and (small or large):
-        reader.digests.prepare()
+    if state.digests is not None and (small or large):
+        state.digests.prepare()
     if small:
-        yield from _small_leaves.read_small(reader, small)
+        yield from _small_leaves.read_small(state, small)
     if large:
-        yield from _read_large(reader, large)
+        yield from _read_large(state, large)
 
 
-def _read_large(reader: Reader, reads: list[StoredRead]) -> Results:
+def _read_large(state: ReadState, reads: list[StoredRead]) -> Results:
     """Reads leaves in their order, in parts, and gives those without problems."""
-    jobs = (job for leaf in _large_leaves(reader, reads) for job in leaf.jobs())
+    jobs = (job for leaf in _large_leaves(state, reads) for job in leaf.jobs())
     # Chunks are decoded by threads of TensorStore, for which these wait.
     is_waiting = any(one.record.template.codec is not None for one in reads)
-    for leaf in in_order(jobs, reader.budget, per_core=2 if is_waiting else 1):
-        if leaf is not None and leaf.read.record.name not in reader.problems:
+    for leaf in in_order(jobs, state.budget, per_core=2 if is_waiting else 1):
+        if leaf is not None and leaf.read.record.name not in state.problems:
             yield leaf.read, leaf.result()
 
 
-def _large_leaves(reader: Reader, reads: list[StoredRead]) -> list[LargeLeaf[Any]]:
+def _large_leaves(state: ReadState, reads: list[StoredRead]) -> list[LargeLeaf[Any]]:
     """The leaves that can be read; the arrays that TensorStore reads are opened
     together. Their files are known to hold them then."""
-    source = reader.source
+    source = state.source
     leaves: list[LargeLeaf[Any]] = []
     own: list[ChunkLeaf] = []
     for one in reads:
         try:
-            leaf = _row_leaf.row_leaf(reader, one)
+            leaf = _row_leaf.row_leaf(state, one)
             if leaf is None:
-                leaf = ChunkLeaf(reader, one)
+                leaf = ChunkLeaf(state, one)
                 if leaf.is_read_by_tensorstore:
                     own.append(leaf)
             leaves.append(leaf)
         except Exception as e:
-            reader.problems[one.record.name] = reader.explain(e)
+            state.problems[one.record.name] = state.explain(e)
     arrays: list[Any] = [LATER] * len(own)
     if own and source.directory.has_driver():
         arrays = source.open([(x.read.record, x.chunks) for x in own])

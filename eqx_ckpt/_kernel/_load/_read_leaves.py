@@ -2,7 +2,7 @@
 
 `plan` says how, and `ReadPlan.run` does it: `read_leaves`, or what moves arrays between
 devices and calls it in steps. `_stored_reads` turns the leaves that are wanted into
-reads of stored arrays, `_read.read_arrays` gives the arrays as they arrive, and a
+reads of stored arrays, `_read_arrays` gives the arrays as they arrive, and a
 `LeafBuilder` makes the leaves of them.
 """
 
@@ -24,9 +24,9 @@ from .._runtime._progress import Advance
 from .._tree import _from_host, _guards
 from .._tree._from_host import Conversion, PlainLeaves
 from .._tree._target import Target
-from . import _kept, _partial, _read
+from . import _kept, _partial, _read_arrays
 from ._load_options import LoadOptions
-from ._reader import LeafRead, ReadResult, StoredRead
+from ._reads import LeafRead, ReadResult, StoredRead
 from ._source import Source
 
 
@@ -70,12 +70,13 @@ def read_leaves(
     """Reads leaves as their targets ask, stored arrays that are shared only once.
     `advance` is that of a bar which may count more than these.
 
-    **Raises:** `RuntimeError` as `_read.read_arrays`, and for values that are lost.
+    **Raises:** `RuntimeError` as `read_arrays`, and for values that are lost.
     """
     verify, max_bytes = options.verify, options.max_bytes
-    leaves = LeafBuilder(wanted, _read.BUDGET if max_bytes is None else max_bytes)
+    budget = _read_arrays.BUDGET if max_bytes is None else max_bytes
+    leaves = LeafBuilder(wanted, budget)
     reads = _stored_reads(source, wanted, verify)
-    results = _read.read_arrays(source, reads, verify, max_bytes)
+    results = _read_arrays.read_arrays(source, reads, verify, max_bytes)
     with contextlib.closing(results):
         for one, result in results:
             leaves.add(one, result)
@@ -158,7 +159,7 @@ def _share_chunks(
         last = size = 0
         spans = [_kept.span(source, one) for one in group]
         for (low, high), one in sorted(zip(spans, group), key=lambda x: x[0]):
-            if some and (low > last or size + one.nbytes > _read.BUDGET):
+            if some and (low > last or size + one.nbytes > _read_arrays.BUDGET):
                 out.append(_join(some))
                 some, size = [], 0
             some.append(one)

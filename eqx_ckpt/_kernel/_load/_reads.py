@@ -1,4 +1,5 @@
-"""One planned read of a checkpoint: what is asked of it, and what it gives."""
+"""Reads of leaves, of stored arrays and of their parts: what is asked of each, and what
+it gives."""
 
 import collections
 import dataclasses
@@ -103,7 +104,7 @@ Results = Generator[tuple[StoredRead, ReadResult], None, None]
 
 
 @dataclasses.dataclass(eq=False)
-class Reader:
+class ReadState:
     """The state of one planned read, which its threads share.
 
     `digests` are None if nothing is verified. `budget` is the memory for what is under
