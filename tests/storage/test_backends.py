@@ -365,13 +365,13 @@ def test_writes(writable):
 
 
 def _staged(root):
-    """As `replace`, of what is written aside first where there are renames."""
+    """As `replace`, of what is staged first where there are renames."""
 
     def replace(key, data, found):
-        aside = f"own/{data.decode()}"
-        if isinstance(root, LocalDirectory) and not root.has(aside):
-            root.write(aside, [data], True)
-        return root.replace(key, data, found, aside)
+        staged = f"own/{data.decode()}"
+        if isinstance(root, LocalDirectory) and not root.has(staged):
+            root.write(staged, [data], True)
+        return root.replace(key, data, found, staged)
 
     return replace
 

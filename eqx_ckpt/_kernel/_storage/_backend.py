@@ -266,12 +266,11 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def replace(
-        self, key: str, data: bytes, found: Value | None, aside: str = ""
+        self, key: str, data: bytes, found: Value | None, staged: str = ""
     ) -> Value | None:
-        """Writes a file, if what is there is what was `found` (None: nothing). Returns
-        what is there then, or None if it was something else. Where there are renames it
-        has been written already, as the file `aside`, and the caller holds the lock of
-        writers."""
+        """Puts a file in the place of what was `found` (None: nothing). Where there are
+        renames, it is the file `staged`, and the caller holds the lock of writers; else
+        it is written. Returns what is there then, or None if it was something else."""
 
     def lock(self, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
         """Holds the advisory lock of the directory, which ends with the process: that

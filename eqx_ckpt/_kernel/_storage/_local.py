@@ -334,20 +334,20 @@ class LocalDirectory(Backend):
             _local_files.write_buffers(fd, buffers, sync)
 
     def replace(
-        self, key: str, data: bytes, found: Value | None, aside: str = ""
+        self, key: str, data: bytes, found: Value | None, staged: str = ""
     ) -> Value | None:
         now = self.read(key)
         if (now and now.data) != (found and found.data):
             return None
-        self.rename_over(aside, key)
+        self.rename_over(staged, key)
         return Value(data)
 
-    def rename_over(self, aside: str, key: str) -> None:
-        """Puts the file `aside` in the place of the file `key`, whatever that is."""
+    def rename_over(self, staged: str, key: str) -> None:
+        """Puts the file `staged` in the place of the file `key`, whatever that is."""
         above = key.rpartition("/")[0]
         if above:
             self.make_directories([above])
-        self.below(aside).rename(self.below(key))
+        self.below(staged).rename(self.below(key))
 
     def lock(self, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
         return _directory_lock.DirectoryLock(self.path, wait)

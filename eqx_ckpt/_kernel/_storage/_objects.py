@@ -213,7 +213,7 @@ class ObjectStore(Backend):
         return self.kv().write(key, data, if_equal=expected)
 
     def replace(
-        self, key: str, data: bytes, found: Value | None, aside: str = ""
+        self, key: str, data: bytes, found: Value | None, staged: str = ""
     ) -> Value | None:
         # The store compares and writes in one step.
         expected = ABSENT if found is None else found.generation
