@@ -1,8 +1,9 @@
 """The parts of a near step as one tree.
 
 A *part* is the checkpoint of one file that one process has saved: each has the names of
-all leaves, and the shards of that process. A *region* is the place of a shard in its
-leaf. A *piece* is what one part has of a region that this process needs.
+all leaves, and the shards of that process. (`Leaves.parts` are others: what there is of
+single leaves.) A *region* is a place in a leaf: *held*, that of a shard in a part, or
+*wanted*, one that a process needs. A *piece* is what one part has of a wanted region.
 
 A process first reports what is in the parts on its disk. By the reports, `choose_parts`
 says which parts each process reads, however many have saved them. `Parts` loads its
@@ -11,6 +12,7 @@ leaves from these: each leaf once all of its pieces have come.
 
 import contextlib
 import dataclasses
+import functools as ft
 import json
 import pathlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -42,8 +44,8 @@ from .._kernel._tree._target import Target
 
 
 class PartReport(NamedTuple):
-    """A report of a part: its bytes; digests of the regions that it has, and of the
-    names of the leaves that it has `whole`; and the processes that need one of the
+    """A report of a part: its bytes; digests of the regions that it holds, and of the
+    names of the leaves that it has `whole`; and the processes that need some of the
     regions. The report of a part that cannot be read has none of these."""
 
     nbytes: int = 0
@@ -75,7 +77,8 @@ def _parts_for(
     """The parts that a process reads: its own, if it has one, and one part of each
     other set of regions that it needs."""
     own = process if has_own else None
-    # Parts that need not be moved are preferred; else not all take the same.
+    # Parts that need not be moved are preferred. Of equal ones, each process begins at
+    # another.
     preference = lambda part: (
         part != own,
         process not in disks_of_part[part],
@@ -83,7 +86,8 @@ def _parts_for(
     )
     order = sorted(reports, key=preference)
     # Where parts differ in which leaves they have whole, all are read: such a leaf may
-    # be nowhere else.
+    # be nowhere else. One that could not be read for its report differs too: it may
+    # have anything.
     if len({report.whole for report in reports.values()}) > 1:
         return order
     chosen: dict[str, int] = {}
@@ -94,9 +98,16 @@ def _parts_for(
     return [*chosen.values()] or order[:1]
 
 
-class PartPiece(NamedTuple):
-    """A piece of the region of the number `wanted`: its place in what a part stores,
-    and in the region."""
+class _HeldRegion(NamedTuple):
+    """A region that a part holds. In what the part stores, it begins at this row."""
+
+    region: Region
+    row: int
+
+
+class _PartPiece(NamedTuple):
+    """A piece of the wanted region of this number: its place in what a part stores, and
+    in the region."""
 
     wanted: int
     stored: Region
@@ -113,7 +124,7 @@ class _PartedLeaf:
 
     read: StoredRead
     to_come: dict[int, StoredRead]
-    pieces: dict[int, list[PartPiece]]
+    pieces: dict[int, list[_PartPiece]]
     arrays: list[Any]
     owned: bool = True
 
@@ -152,7 +163,6 @@ class Parts:
         self._like = request.like
         self._options = _load_options.check(LoadOptions(**options))
         self._opened: dict[int, Checkpoint] = {}
-        self._matches: dict[int, Match] = {}
         self.bad: list[int] = []
 
     @contextlib.contextmanager
@@ -173,7 +183,7 @@ class Parts:
                     raise DamagedError(str(e)) from e
         return self._opened[part]
 
-    def own(self, part: int) -> bytes:
+    def own_state(self, part: int) -> bytes:
         """The own state in a part that was opened, as it is stored."""
         with self._reading(part):
             return _own.bytes_of(self._opened[part], 0)
@@ -181,17 +191,15 @@ class Parts:
     def _source(self, part: int) -> Source:
         return _checkpoint.source_of(self._opened[part])
 
-    def _match(self, part: int) -> Match:
-        """The leaves of `like` in the whole tree, by the names in one part: each part
-        has the names of all leaves."""
-        if part not in self._matches:
-            source = self._source(part)
-            leaves = _whole(source.index.leaves)
-            index = dataclasses.replace(source.index, leaves=leaves)
-            whole = Checkpoint(dataclasses.replace(source, index=index))
-            found = _checkpoint.match_leaves(whole, self._like, self._options)
-            self._matches[part] = found
-        return self._matches[part]
+    @ft.cached_property
+    def _match(self) -> Match:
+        """The leaves of `like` in the whole tree, by the names in the part that was
+        opened first: each part has the names of all leaves."""
+        source = self._source(next(iter(self._opened)))
+        leaves = _as_whole(source.index.leaves)
+        index = dataclasses.replace(source.index, leaves=leaves)
+        whole = Checkpoint(dataclasses.replace(source, index=index))
+        return _checkpoint.match_leaves(whole, self._like, self._options)
 
     def report(self, part: int, file: pathlib.Path, count: int) -> PartReport:
         """The report of a part on this disk, for `count` processes."""
@@ -204,23 +212,21 @@ class Parts:
         # error.
         readers: set[int] = set()
         with contextlib.suppress(Exception):
-            any_part = next(iter(self._opened))
-            wanted = self._match(any_part).reads.values()
-            readers = _readers(leaves, wanted, count)
-        regions = [leaves.record(i, known=True) for i in sorted(leaves.parts)]
+            readers = _readers(leaves, self._match.reads.values(), count)
+        sharded = [leaves.record(i, known=True) for i in sorted(leaves.parts)]
         whole = [name for i, name in enumerate(leaves.names) if i not in leaves.parts]
-        return PartReport(nbytes, _digest(regions), _digest(whole), sorted(readers))
+        return PartReport(nbytes, _digest(sharded), _digest(whole), sorted(readers))
 
     def load(self, parts: Sequence[int]) -> PyTree:
         """The tree, of parts that were opened."""
-        matched, options = self._match(parts[0]), self._options
+        matched, options = self._match, self._options
         wanted = [*matched.reads.values()]
         sources = {part: self._source(part) for part in parts}
         budget = BUDGET if options.max_bytes is None else options.max_bytes
         leaves = [_parted(i, one, sources) for i, one in enumerate(wanted)]
         builder = LeafBuilder(wanted, budget)
         nbytes = sum(leaf.read.nbytes for leaf in leaves)
-        # Pieces of a leaf wait for the rest of it, if that is in another part.
+        # If pieces wait in memory for those in other parts, leaves come in batches.
         most = budget if len(sources) > 1 else nbytes
         batches = batched(leaves, lambda leaf: leaf.read.nbytes, most)
         with _progress.bar("load", nbytes, len(leaves), options.progress) as advance:
@@ -235,7 +241,7 @@ class Parts:
         self, leaves: Sequence[_PartedLeaf], parts: Sequence[int]
     ) -> Generator[_PartedLeaf, None, None]:
         """Reads some leaves, part by part. Gives each leaf once all of it has come."""
-        yield from [leaf for leaf in leaves if leaf.is_whole]  # Without elements.
+        yield from [leaf for leaf in leaves if leaf.is_whole]  # They have no elements.
         leaf_of = {i: leaf for leaf in leaves for i in leaf.read.leaves}
         verify, max_bytes = self._options.verify, self._options.max_bytes
         for part in parts:
@@ -246,18 +252,18 @@ class Parts:
                     leaf = leaf_of[read.leaves[0]]
                     leaf.take(part, result)
                     if leaf.is_whole:
-                        yield leaf
+                        yield leaf  # Errors of the caller do not come in here.
 
 
-def _whole(leaves: Leaves) -> Leaves:
+def _as_whole(leaves: Leaves) -> Leaves:
     """The leaves of a part, as if it had all of each."""
     templates, template_of = list(leaves.templates), list(leaves.template_of)
     number_of: dict[Template, int] = {}  # Of the templates that are added here.
-    for leaf_index, part in leaves.parts.items():
-        assert isinstance(part, LocalShards)
-        chunk = tuple(max(1, n) for n in part.shape)
+    for leaf_index, shards in leaves.parts.items():
+        assert isinstance(shards, LocalShards)
+        chunk = tuple(max(1, n) for n in shards.shape)
         stored = templates[template_of[leaf_index]]
-        whole = stored._replace(shape=part.shape, chunk=chunk, codec=None)
+        whole = stored._replace(shape=shards.shape, chunk=chunk, codec=None)
         if whole not in number_of:
             number_of[whole] = len(templates)
             templates.append(whole)
@@ -272,8 +278,10 @@ def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedL
 
     **Raises:** `Apart` for a leaf of which this process needs more than is there."""
     shape = wanted.record.template.shape
-    here = _from_host.regions(wanted.target)
-    regions = [_padded(region, shape) for region in ([()] if here is None else here)]
+    needed = _from_host.regions(wanted.target)
+    if needed is None:  # All of it.
+        needed = [()]
+    regions = [_padded(region, shape) for region in needed]
     found = {part: _record(source, wanted) for part, source in sources.items()}
     records = {part: record for part, record in found.items() if record is not None}
     by_part = _pieces(regions, records)
@@ -294,7 +302,7 @@ def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedL
 
 
 def _record(source: Source, wanted: LeafRead) -> LeafRecord | None:
-    """The part of a leaf that a part has, if it is of the same array."""
+    """The record of a leaf in one part, if it is of the same array."""
     leaves = source.index.leaves
     leaf_index = leaves.leaf_indices.get(wanted.record.name)
     if leaf_index is None:
@@ -305,53 +313,46 @@ def _record(source: Source, wanted: LeafRead) -> LeafRecord | None:
 
 def _pieces(
     wanted: Sequence[Region], records: Mapping[int, LeafRecord]
-) -> dict[int, list[PartPiece]] | None:
+) -> dict[int, list[_PartPiece]] | None:
     """The pieces of the `wanted` regions of a leaf, by the parts that they are read
     from; None if the parts do not have them all. `records`: of the leaf in each part.
     """
-    # If the leaf is whole in a part, that is enough.
+    # If the leaf is whole in a part, that part is enough.
     whole = [part for part, record in records.items() if record.part is None]
-    # Of several parts that have a region, the first is read.
-    firsts: dict[Any, HeldRegion] = {}
+    # Of several parts that hold a region, the first is read.
+    firsts: dict[Any, tuple[int, _HeldRegion]] = {}
     for part in whole[:1] or records:
-        for held in _held_regions(part, records[part]):
+        for held in _held_regions(records[part]):
             ends = tuple((s.start, s.stop) for s in held.region)
-            firsts.setdefault(ends, held)
-    sources = list(firsts.values())
-    out: dict[int, list[PartPiece]] = {}
+            firsts.setdefault(ends, (part, held))
+    there = list(firsts.values())
+    out: dict[int, list[_PartPiece]] = {}
     for number, region in enumerate(wanted):
         try:
-            found = _sharding.pieces([source.region for source in sources], region)
+            found = _sharding.pieces([held.region for _, held in there], region)
         except ValueError:
             return None
         for place, inside, to in found:
-            part, _, row = sources[place]
+            part, (_, row) = there[place]
             # A scalar has no rows.
             rows = tuple(slice(s.start + row, s.stop + row) for s in inside[:1])
-            piece = PartPiece(number, (*rows, *inside[1:]), to)
+            piece = _PartPiece(number, (*rows, *inside[1:]), to)
             out.setdefault(part, []).append(piece)
     return out
 
 
-class HeldRegion(NamedTuple):
-    """A region that a part has. In what the part stores, it begins at this row."""
-
-    part: int
-    region: Region
-    row: int
-
-
-def _held_regions(part: int, record: LeafRecord) -> list[HeldRegion]:
-    """The regions of a leaf that a part has. A leaf that was saved whole is one."""
+def _held_regions(record: LeafRecord) -> list[_HeldRegion]:
+    """The regions of a leaf that a part holds, by its record there. A leaf that was
+    saved whole is one."""
     shape = record.template.shape
     if not isinstance(record.part, LocalShards):
-        return [HeldRegion(part, _padded((), shape), 0)]
+        return [_HeldRegion(_padded((), shape), 0)]
     starts = record.part.starts
     # Shards of one size are stored one below the other.
     rows = shape[0] // len(starts)
     size = rows, *shape[1:]
     regions = [tuple(slice(s, s + n) for s, n in zip(start, size)) for start in starts]
-    return [HeldRegion(part, region, i * rows) for i, region in enumerate(regions)]
+    return [_HeldRegion(region, i * rows) for i, region in enumerate(regions)]
 
 
 def _read_of(i: int, record: LeafRecord, regions: Sequence[Region]) -> StoredRead:
@@ -362,9 +363,10 @@ def _read_of(i: int, record: LeafRecord, regions: Sequence[Region]) -> StoredRea
 
 
 def _readers(leaves: Leaves, wanted: Iterable[LeafRead], count: int) -> set[int]:
-    """The processes whose devices need some of the regions that a part has."""
+    """The processes whose devices need some of the regions that a part holds. Leaves
+    that it has whole do not count: all parts have them whole, or all are read."""
     found: set[int] = set()
-    # Leaves of one place on the same devices need the same: one of them is looked at.
+    # Of leaves with the same shards, for the same target, one is looked at.
     seen = set()
     for one in wanted:
         leaf_index = leaves.leaf_indices.get(one.record.name)
@@ -374,10 +376,10 @@ def _readers(leaves: Leaves, wanted: Iterable[LeafRead], count: int) -> set[int]
         if key in seen:
             continue
         seen.add(key)
-        held = _held_regions(0, leaves.record(leaf_index, known=True))
+        held = _held_regions(leaves.record(leaf_index, known=True))
         for region, processes in _holders(one.target, count):
             if not found.issuperset(processes):
-                if any(_overlap(region, other.region) for other in held):
+                if any(_overlap(region, x.region) for x in held):
                     found.update(processes)
     return found
 
@@ -387,7 +389,7 @@ def _overlap(a: Region, b: Region) -> bool:
 
 
 def _holders(target: Target, count: int) -> _sharding.Holders:
-    """The regions of a leaf that processes need."""
+    """The regions of a leaf that processes need, each with those processes."""
     sharding = target.sharding
     if sharding is None or _leaf.is_local(sharding):
         return (((), tuple(range(count))),)

@@ -172,7 +172,7 @@ class Search(NearSearch):
         if not _own.is_all(request.own):
             _own.check_count(self._disk.root.url, len(step.sources))
             own = [process]
-        return Restored(tree, {i: parts.own(i) for i in own}, step.step)
+        return Restored(tree, {i: parts.own_state(i) for i in own}, step.step)
 
     def finish(self, processes: Processes, data: Any, request: LoadRequest) -> Any:
         """Own states as they are asked for, once all processes have loaded theirs: the
