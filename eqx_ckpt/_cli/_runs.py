@@ -35,7 +35,7 @@ def steps(
     acts = [
         ("Pin", _pins.pin, pin),
         ("Unpin", _pins.unpin, unpin),
-        ("Delete", _removal.delete, delete),
+        ("Delete", _removal.delete_step, delete),
     ]
     for what, act, those in acts:
         for step in those:

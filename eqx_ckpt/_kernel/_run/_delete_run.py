@@ -130,11 +130,11 @@ def _others_in_begun(root: Backend) -> Iterator[str]:
 def _delete_step(run: Steps, step: int) -> None:
     """Deletes what is known to be ours. What has come since stays, and so does the
     directory then."""
-    if run.signature(step) is not None and not _removal.remove(run, step):
+    if run.signature(step) is not None and not _removal.remove_step(run, step):
         raise ValueError(f"Step {step} of the run at `{run.root}` was just pinned.")
     at = run.root.below(str(step))
     if run.is_local:
-        _removal.clean(run, step)
+        _removal.clean_step(run, step)
     else:
         for save in _published.saves(at.below("default")):
             at.delete(f"default/d/{save}")

@@ -28,8 +28,9 @@ class RunningSave(NamedTuple):
 
 
 class FollowUp:
-    """The work of process 0 after each save of a run, in the thread of the save. Nobody
-    was warned of the `failures` yet."""
+    """The work of process 0 after each save of a run: in the thread of the save, or of
+    the caller if that is over before it is asked to. Nobody was warned of the
+    `failures` yet."""
 
     def __init__(self, steps: Steps, policy: Policy, attempt_start: AttemptStart):
         self._steps, self._attempt_start = steps, attempt_start
@@ -38,52 +39,59 @@ class FollowUp:
         # The thread that deletes older steps now.
         self._thread: int | None = None
 
-    def run(self, saving: RunningSave, retain: bool, damaged: Set[int]) -> None:
-        """Marks the step and adds it to the history. With `retain`, older steps are
-        deleted, those that are `damaged` not among them."""
+    def do(self, saving: RunningSave, may_delete: bool, damaged: Set[int]) -> None:
+        """Marks the step and adds it to the history; and if it `may_delete`, deletes
+        older steps, those that are `damaged` not among them, and notes the step for the
+        journal. If the save has failed, a step that it was to replace is marked again.
+        """
         step = saving.step
         try:
             committed = _background.committed_by(saving.handle)
             marked: _threads.Outcome[None] = _threads.Outcome()
-            jobs: list[Callable[[], Any]] = []
-            jobs.append(lambda: self._mark(step, committed is not None, marked))
+            mark = lambda: self._mark(step, committed is not None, marked)
+            jobs: list[Callable[[], Any]] = [mark]
             if committed is not None:
                 # As it was written, without a look at it.
                 number, when = self._attempt_start.number, round(time.time(), 3)
                 facts = number, when, saving.handle.progress.total, saving.metrics
                 row = HistoryRow(step, committed.save_id, *facts)
                 new = SavedStep(Signature(committed.stamp), row)
+                if self._steps.listed is not None:
+                    self._steps.listed.add(step)
                 jobs.append(lambda: self._add_to_history(new))
-                if retain:
-                    jobs.append(lambda: self._retain(new, damaged, marked.result))
-            # In a directory each needs what the one before it has written.
+                if may_delete:
+                    jobs.append(lambda: self._delete_older(new, damaged, marked.result))
+            # In a directory each needs what the one before it has written. In a store
+            # all begin now, together: so there the deletion awaits the mark.
             for job in _store.ahead(self._steps.root, jobs):
                 job()
         except Exception as e:
             self.failures.append(f"after step {step}: {type(e).__name__}: {e}")
 
     def _mark(self, step: int, is_saved: bool, marked: _threads.Outcome[None]) -> None:
-        """Marks a step as complete. `marked` is done as soon as the mark is there."""
+        """Marks a step as complete, if there is one. `marked` is done as soon as the
+        mark is there, before it is looked whether another has deleted the step."""
         try:
             _marks.mark_complete(self._steps, step, is_saved, marked.set_result)
         except BaseException as e:
             marked.set_exception(e)
             raise
         finally:
-            marked.set_result(None)  # Unless it has a result or an error already.
+            # If nothing was marked: what an outcome was given first counts.
+            marked.set_result(None)
 
     def _add_to_history(self, new: SavedStep) -> None:
         self._steps.history.append([new.row])
         self._steps.saved[new.row.step] = new
 
-    def _retain(
+    def _delete_older(
         self, new: SavedStep, damaged: Set[int], await_mark: Callable[[], Any]
     ) -> None:
         # Orbax finds no step without its mark: older ones stay until that is there.
-        attempt, retain = self._attempt_start.attempt, self._retention.retain
+        attempt, delete = self._attempt_start.attempt, self._retention.delete_outdated
         self._thread = threading.get_ident()
         try:
-            failures = retain(new, damaged, attempt, await_mark)
+            failures = delete(new, damaged, attempt, await_mark)
         finally:
             self._thread = None
         self.failures.extend(failures)

@@ -447,7 +447,7 @@ class CheckpointManager:
         """
         self.wait()
         self._saves.do_in_first(
-            f"Deleting step {step}", lambda: _removal.delete(self._steps, step)
+            f"Deleting step {step}", lambda: _removal.delete_step(self._steps, step)
         )
 
     @_handlers.pass_through

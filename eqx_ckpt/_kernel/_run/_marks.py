@@ -1,5 +1,8 @@
 """The mark of a step of ours that is complete: a file that managers of Orbax look for
 which write steps in place.
+
+No load of ours asks for it: the index of a step completes it. In a store the mark tells
+whoever pins a step that nobody is deleting it: see `_pins`.
 """
 
 import contextlib
@@ -15,24 +18,23 @@ from ._steps import Steps
 def mark_complete(
     steps: Steps,
     step: int,
-    is_new: bool = False,
-    marked: Callable[[None], Any] = lambda _: None,
+    is_just_saved: bool = False,
+    on_marked: Callable[[None], Any] = lambda _: None,
 ) -> None:
-    """Marks a step of ours as complete. `is_new`: its save was just committed. `marked`
-    is called as soon as the mark is there."""
+    """Marks a step of ours as complete. `is_just_saved`: its save was just committed,
+    and in a store it is not looked for. `on_marked` is called as soon as the mark is
+    there."""
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         with steps.at(step).lock(wait=True):
-            if is_new and steps.listed is not None:
-                steps.listed.add(step)
-            if (is_new and not steps.is_local) or _is_ours(steps, step):
-                write_mark(steps, step, marked)
+            if (is_just_saved and not steps.is_local) or _is_ours(steps, step):
+                write_mark(steps, step, on_marked)
 
 
 def write_mark(
-    steps: Steps, step: int, marked: Callable[[None], Any] = lambda _: None
+    steps: Steps, step: int, on_marked: Callable[[None], Any] = lambda _: None
 ) -> None:
     steps.root.write(f"{step}/{_published.DONE}", [_published.OURS])
-    marked(None)
+    on_marked(None)
     # Where there are no locks, another may have deleted it.
     if not steps.is_local:
         look = lambda: steps.root.stamp(index_of(step))

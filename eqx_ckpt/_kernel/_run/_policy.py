@@ -104,7 +104,7 @@ class Policy(NamedTuple):
         ]
         return [step for _, step in sorted(ranked, reverse=True)]
 
-    def successors(self, counting: Mapping[int, dict[str, Any]], new: int) -> set[int]:
+    def reasons(self, counting: Mapping[int, dict[str, Any]], new: int) -> set[int]:
         """The steps because of which others may go: the newest, and the best of those
         that count."""
         assert self.keep is not None
@@ -118,18 +118,18 @@ class Policy(NamedTuple):
         counting: Mapping[int, dict[str, Any]],
         new: int,
         times: Mapping[int, int | None],
-        own: int,
+        own_count: int,
     ) -> set[int]:
-        """The steps of those `known` that stay beside the `successors` once a new one
+        """The steps of those `known` that stay beside the `reasons` once a new one
         is saved. `times` has the seconds at which steps were saved, if the policy
         `needs_times`; a step without a time stays. An earlier attempt has left a step
         that is not in `counting`. It stays until this attempt has `keep` steps; it has
-        `own` now. A rule that compares steps does so in each of the two alone."""
+        `own_count` now. A rule that compares steps does so in each of the two alone."""
         assert self.keep is not None
         if not self.has_metric(counting):
             return {*known}
         left = known.keys() - counting.keys()
-        found = {*left} if own < self.keep else set()
+        found = {*left} if own_count < self.keep else set()
         if self.keep_every is not None:
             found |= {step for step in known if step % self.keep_every == 0}
         if self.keep_nearest is not None:

@@ -16,7 +16,7 @@ from ._listing import ITEM
 from ._steps import check_step, Signature, Steps
 
 
-def delete(steps: Steps, step: SupportsIndex) -> None:
+def delete_step(steps: Steps, step: SupportsIndex) -> None:
     """Deletes a step, as the caller asks for. **Raises:** `ValueError` if it has to
     stay."""
     step = check_step(step)
@@ -32,7 +32,7 @@ def delete(steps: Steps, step: SupportsIndex) -> None:
             f"Step {step} of `{steps.root}` was saved by Orbax, and is left as it "
             "is. Delete it with Orbax's own manager."
         )
-    if not remove(steps, step):
+    if not remove_step(steps, step):
         raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
 
 
@@ -41,16 +41,23 @@ def is_read(steps: Steps, step: int) -> bool:
     return _background.is_read(steps.at(step))
 
 
-def remove(
+def remove_step(
     steps: Steps,
     step: int,
     may_still_go: Callable[[], bool] = lambda: True,
     unless: Callable[[], bool] = lambda: False,
     seen: Signature | None = None,
 ) -> bool:
-    """Deletes a step of ours, and returns whether it has. The step stays if it is
-    pinned, if `unless()` holds, or if it is not the one that was `seen` any more. When
-    it calls `may_still_go` is said by `_delete.remove`."""
+    """Deletes a step of ours, and returns whether it has. `_delete.remove_checkpoint`
+    goes through these, on a disk under the lock of writers:
+
+    1. `may_still_go()` says yes. In a store, the step also has to be the one `seen`.
+    2. Its mark is dropped, and after that it has no pin, and `unless()` does not hold.
+    3. It is renamed away, or its index deleted in a store: nobody can open it then.
+    4. The mark is dropped again, as another may have put it there since 2.
+
+    At the first no the step stays, and has its mark.
+    """
     saved = steps.saved.get(step)
     if saved is None or saved.signature != seen:
         _step_facts.add_to_history(steps, [step])
@@ -65,11 +72,10 @@ def remove(
             _marks.write_mark(steps, step)
         return False
 
-    # Another may have put the mark there since.
-    follow = lambda: _marks.drop_mark(steps, step)
-    stamp = seen.stamp if seen else ""
+    drop_again = lambda: _marks.drop_mark(steps, step)
+    at, stamp = steps.at(step), seen.stamp if seen else ""
     with _log.timed("delete") as timer:
-        if not _delete.remove(steps.at(step), confirm, may_still_go, follow, stamp):
+        if not _delete.remove_checkpoint(at, confirm, may_still_go, drop_again, stamp):
             if not steps.is_local:  # The mark may be that of a save since.
                 _marks.mark_complete(steps, step)
             return False
@@ -82,7 +88,7 @@ def remove(
     return True
 
 
-def clean(steps: Steps, step: int) -> None:
+def clean_step(steps: Steps, step: int) -> None:
     """Deletes what a killed save of a step has left, and a killed deletion."""
     if steps.is_local and not steps.is_linked(step):
         with contextlib.suppress(FileNotFoundError):

@@ -110,7 +110,7 @@ def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
         return Restored(tree, None, step)
     processes = Processes()
     if request.options.get("processes") != "own":
-        processes = saves.processes("restore own states", "Restoring own states")
+        processes = saves.processes_in("restore own states", "Restoring own states")
     with processes.share_errors():
         own = _own.load(ckpt, request.own)
         processes.gather()
@@ -183,7 +183,7 @@ def _try(search: _Search) -> Restored | None:
     share how that went.
     """
     near, steps, loaded = search.near, search.saves.steps, None
-    processes = search.saves.processes("restore", "Restoring")
+    processes = search.saves.processes_in("restore", "Restoring")
     with processes.share_errors():
         reports = processes.gather(near.report())
         choice = _choice(search, reports) if processes.leads else b""

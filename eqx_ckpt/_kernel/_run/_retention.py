@@ -55,35 +55,35 @@ class Retention:
         # Saves since all of them were looked at.
         self._saves = 0
 
-    def retain(
+    def delete_outdated(
         self,
-        known: SavedStep,
+        saved: SavedStep,
         damaged: Set[int],
         attempt: Attempt | None,
         await_mark: Callable[[], Any],
     ) -> list[str]:
-        """Deletes steps that need not stay once a step is saved, which is `known` as it
+        """Deletes steps that need not stay once a step is `saved`, which is known as it
         was written, and files that killed saves have left. Steps that are `damaged` are
         neither counted nor deleted. Nothing is deleted before `await_mark` returns.
 
         **Returns:** what was not deleted, and why.
         """
-        new, keeps = known.row.step, self._policy.keep is not None
-        if not keeps and not self._steps.is_local:
+        new, deletes = saved.row.step, self._policy.keep is not None
+        if not deletes and not self._steps.is_local:
             return []
         if attempt is not self._attempt:  # What was seen counts otherwise in it.
             self._attempt, self._is_sure = attempt, False
         self._saves += 1
         is_due = self._is_due()
-        if not keeps and not is_due:
+        if not deletes and not is_due:
             return []
         self._is_sure = False  # If anything goes wrong.
-        self._look({} if is_due else self._seen, new, known)
-        for _ in range(_TRIES if keeps else 0):
-            outdated, successors = self._outdated(new, damaged)
-            if self._delete(outdated, successors, await_mark):
+        self._look_and_clean({} if is_due else self._seen, new, saved)
+        for _ in range(_TRIES if deletes else 0):
+            outdated, reasons = self._outdated(new, damaged)
+            if self._delete_steps(outdated, reasons, await_mark):
                 break
-            self._look({}, new)
+            self._look_and_clean({}, new)
         self._is_sure = not self._failures
         return self._failures
 
@@ -97,12 +97,13 @@ class Retention:
             return True
         return self._saves >= _SAVES
 
-    def _look(
-        self, before: dict[int, SeenStep], new: int, known: SavedStep | None = None
+    def _look_and_clean(
+        self, before: dict[int, SeenStep], new: int, saved: SavedStep | None = None
     ) -> None:
         """Looks at the steps that there are, but for those seen `before`, and the new
-        one if it is `known`."""
-        keeps = self._policy.keep is not None
+        one if it is given as `saved`. What killed saves have left of the steps that it
+        looks at is deleted."""
+        deletes = self._policy.keep is not None
         listing = None
         if not before:
             self._saves = 0
@@ -116,21 +117,21 @@ class Retention:
             self._steps.history.refresh_added(listing and listing.history)
         changes = self._steps.history.changes.copy()
         changed, self._changes = {*changes[self._changes :]}, len(changes)
-        stays = lambda step: step in listed and step not in changed and step != new
-        seen = self._seen = {step: x for step, x in before.items() if stays(step)}
-        if known is not None and new in listed and new not in changed:
-            seen[new] = SeenStep(known.signature, known.row.metrics)
+        holds = lambda step: step in listed and step not in changed and step != new
+        seen = self._seen = {step: x for step, x in before.items() if holds(step)}
+        if saved is not None and new in listed and new not in changed:
+            seen[new] = SeenStep(saved.signature, saved.row.metrics)
         self._failures = []
         some = {step: of for step, of in listed.items() if step not in seen}
-        looks = _step_facts.survey(self._steps, some, keeps)
+        looks = _step_facts.survey(self._steps, some, deletes)
         for step, (signature, metrics, error) in looks.items():
             if error is not None:
                 # It is neither counted nor deleted, and may be the next time.
                 self._failures.append(f"step {step} cannot be looked at: {error}")
             elif signature is None:
                 if step < new:
-                    _removal.clean(self._steps, step)
-            elif metrics is not None or not keeps:
+                    _removal.clean_step(self._steps, step)
+            elif metrics is not None or not deletes:
                 seen[step] = SeenStep(signature, metrics or {})
 
     def _is_still(self, steps: Iterable[int]) -> bool:
@@ -147,15 +148,15 @@ class Retention:
         counting = {s: x for s, x in known.items() if not self._lineage.is_left(s)}
         ours = {step for step in known if seen[step].signature.is_ours}
         times = self._times_of() if self._policy.needs_times else {}
-        own = sum(map(self._lineage.is_own, known))
-        successors = self._policy.successors(counting, new)
-        stay = self._policy.stay(known, counting, new, times, own)
-        outdated = {*filter(self._may_go, ours - successors - stay)}
+        own_count = sum(map(self._lineage.is_own, known))
+        reasons = self._policy.reasons(counting, new)
+        stay = self._policy.stay(known, counting, new, times, own_count)
+        outdated = {*filter(self._may_go, ours - reasons - stay)}
         if self._policy.best is not None and not self._policy.has_metric(counting):
             metric, root = self._policy.best[0], self._steps.root
             text = f"Nothing is deleted in `{root}`: no step has the metric `{metric}`"
             _log.say(_log.WARNING, text)
-        return outdated, successors
+        return outdated, reasons
 
     def _is_behind(self) -> bool:
         """Whether steps have got metrics by which another step would go."""
@@ -187,33 +188,33 @@ class Retention:
             )
         return {step: time for (step, _), time in self._times.items()}
 
-    def _delete(
-        self, outdated: Set[int], successors: Set[int], await_mark: Callable[[], Any]
+    def _delete_steps(
+        self, outdated: Set[int], reasons: Set[int], await_mark: Callable[[], Any]
     ) -> bool:
-        """Deletes steps. Returns whether each, and its `successors`, was still what was
+        """Deletes steps. Returns whether each, and its `reasons`, was still what was
         seen. It ends at the first that was not."""
         for step in sorted(outdated):
             # A save that goes on may read it: then it goes after a later save.
             is_read = _removal.is_read(self._steps, step)
-            if not (is_read or self._delete_step(step, successors, await_mark)):
+            if not (is_read or self._delete_step(step, reasons, await_mark)):
                 return False
         return True
 
     def _delete_step(
-        self, step: int, successors: Set[int], await_mark: Callable[[], Any]
+        self, step: int, reasons: Set[int], await_mark: Callable[[], Any]
     ) -> bool:
-        """Deletes a step, if it and its `successors` are still what was seen. Returns
+        """Deletes a step, if it and its `reasons` are still what was seen. Returns
         whether they were, each time."""
         looks: list[bool] = []
 
         def may_still_go() -> bool:
-            looks.append(self._is_still({step, *successors}))
+            looks.append(self._is_still({step, *reasons}))
             await_mark()
             return looks[-1]
 
         try:
-            is_behind, as_seen = self._is_behind, self._seen[step].signature
-            if _removal.remove(self._steps, step, may_still_go, is_behind, as_seen):
+            is_behind, seen = self._is_behind, self._seen[step].signature
+            if _removal.remove_step(self._steps, step, may_still_go, is_behind, seen):
                 del self._seen[step]
             elif self._is_behind() or not self._is_still({step}):
                 return False

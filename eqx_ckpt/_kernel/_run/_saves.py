@@ -41,10 +41,10 @@ _DECISION = bool, {...: _METRIC}, str
 
 
 class Decision(NamedTuple):
-    """The decision of process 0 on a save that is due: whether a step that is there is
-    replaced; its metrics; and the error of computing them, or ""."""
+    """The decision of process 0 on a save that is due: whether it may replace a step
+    that is there; its metrics; and the error of computing them, or ""."""
 
-    is_replacing: bool
+    may_replace: bool
     metrics: dict[str, Any]
     metrics_error: str
 
@@ -63,7 +63,7 @@ class Saves:
         self.steps, self.policy, self.options = steps, policy, options
         self.together = _processes.together(options.processes)
         self.attempt_start = AttemptStart(steps)
-        self._after = FollowUp(steps, policy, self.attempt_start)
+        self._follow_up = FollowUp(steps, policy, self.attempt_start)
         self._pid = os.getpid()
         # Threads give their states one after the other.
         self._turn = _threads.Lock()
@@ -107,7 +107,7 @@ class Saves:
     def _in_turn(self, act: Callable[[], T]) -> T:
         """Runs a call after those of other threads."""
         _context.check_fork()  # Whoever had the turn may not be in a child.
-        self._after.check_thread()
+        self._follow_up.check_thread()
         return self._turn.run(act)
 
     def _save_if_due(self, state: PendingState) -> bool:
@@ -131,23 +131,23 @@ class Saves:
         self._has_raised = False
         return is_begun
 
-    def _save(self, state: PendingState, retain: bool = True) -> bool:
-        """Begins to save a step if it is due. With `retain`, older ones are deleted
-        once it is saved. Returns whether it has begun.
+    def _save(self, state: PendingState, may_delete: bool = True) -> bool:
+        """Begins to save a step if it is due. If it `may_delete`, older ones go once it
+        is saved. Returns whether it has begun.
 
         Processes make two calls together: in the first, process 0 decides, and the
         second is the save.
         """
         step, given = state.step, state.checked_metadata()
-        processes = self.processes("save a step", f"Saving step {step}", step)
-        decision = self._decide(state, processes)
+        deciding = self.processes_in("save a step", f"Saving step {step}", step)
+        decision = self._decide(state, deciding)
         if decision is None:
             return False
-        is_shared = self.policy.reuse and self.options.layout in _layouts.PACKED
+        may_link = self.policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
-            processes=processes.within(self.together, f"step {step}, save"),
-            overwrite=decision.is_replacing,
-            reuse=self.last_whole if is_shared else None,
+            processes=deciding.within(self.together, f"step {step}, save"),
+            overwrite=decision.may_replace,
+            reuse=self.last_whole if may_link else None,
             functions=state.functions,
             metadata={**given, "step": step, "metrics": decision.metrics},
         )
@@ -155,9 +155,9 @@ class Saves:
         handle = self._stage_and_start(state, options)
         self.last_begin = time.monotonic()
         saving = RunningSave(step, handle, decision.metrics, _threads.Event())
-        leads = processes.leads
-        handle.add_done_callback(lambda _: self._follow_up(saving, retain, leads))
-        # Last: whoever waits for it waits for both.
+        leads = deciding.leads
+        handle.add_done_callback(lambda _: self._after_save(saving, may_delete, leads))
+        # Last: whoever waits for it waits for the save and for what follows it.
         self.running.append(saving)
         self._starting = None
         try:
@@ -180,8 +180,7 @@ class Saves:
             try:
                 self.wait()
             except Exception as before:
-                if before is not e:
-                    e.add_note(f"The save before has failed: {before}")
+                e.add_note(f"The save before has failed: {before}")
             raise
         return Decision.decode(word) if word else None
 
@@ -200,7 +199,7 @@ class Saves:
         self._check_metrics(state)
         if step in self.damaged:
             _removal.set_aside(self.steps, step, force)
-        elif force or not self.steps.is_new(step):
+        elif force or not self.steps.is_known_absent(step):
             self._check_place(step, force)
         # The metrics of process 0 count for all.
         metrics, error = state.metrics_as_json()
@@ -213,8 +212,8 @@ class Saves:
         steps = self.steps
         steps.check_free(step)
         found = steps.find(step)
-        is_of_orbax = steps.orbax.items(step) if found is None else not found.is_ours
-        if is_of_orbax:
+        # Where Orbax has several trees in a step, none is found.
+        if steps.orbax.items(step) if found is None else not found.is_ours:
             raise FileExistsError(
                 f"Step {step} exists already in `{steps.root}`: there is an Orbax "
                 "checkpoint, which is left as it is."
@@ -266,10 +265,12 @@ class Saves:
             # The other processes may wait in the save by now. An error here is told to
             # them as one of that save.
             with writers.share_errors():
+                # Process 0 has waited in `_prepare`. Here the others do.
                 self.wait()
                 options = options._replace(own=_own.encode(state.own))
                 start = _async.stage_save(path, state.tree, options, writers)
                 if options.overwrite and writers.leads:
+                    # With the index, its metrics are about to go.
                     _step_facts.add_to_history(self.steps, [step])
                     undo.callback(_marks.mark_complete, self.steps, step)
                     _marks.unmark(self.steps, step)
@@ -279,30 +280,30 @@ class Saves:
             undo.pop_all()
         return handle
 
-    def _follow_up(self, saving: RunningSave, retain: bool, leads: bool) -> None:
+    def _after_save(self, saving: RunningSave, may_delete: bool, leads: bool) -> None:
         """Once a save is over, process 0 does what follows it."""
         try:
             if _background.committed_by(saving.handle) is not None:
                 self.damaged.discard(saving.step)
                 self.last_whole = saving.handle
             if leads:
-                self._after.run(saving, retain, self.damaged)
+                self._follow_up.do(saving, may_delete, self.damaged)
         finally:
             saving.over.set()
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted."""
-        self._after.check_thread()
+        self._follow_up.check_thread()
         for saving in self.running.copy():
             try:
                 saving.handle.result()
                 if not _background.await_event(saving.handle, saving.over):
-                    self._after.failures.append("The thread of the save has ended.")
+                    self._follow_up.failures.append("The thread of the save has ended.")
             except Exception:
                 self._count_as_over(saving)
                 raise
             self._count_as_over(saving)  # But not after Ctrl-C: it goes on.
-        self._after.warn_of_failures()
+        self._follow_up.warn_of_failures()
 
     def _count_as_over(self, saving: RunningSave) -> None:
         # Another thread may have waited for it too.
@@ -410,7 +411,7 @@ class Saves:
         else:
             try:
                 with kept.as_last() as state:
-                    self._save(state, retain=False)
+                    self._save(state, may_delete=False)
                 self.wait()
             except BaseException as e:
                 why = f"{type(e).__name__}: {e}" if str(e) else _STOPPED
@@ -448,7 +449,7 @@ class Saves:
 
     # ---- What others ask and tell.
 
-    def processes(self, kind: str, what: str, tag: object = None) -> Processes:
+    def processes_in(self, kind: str, what: str, tag: object = None) -> Processes:
         """The processes of the run, for one call that all of them make."""
         root = self.steps.root
         together = dataclasses.replace(self.together, tag=tag)
@@ -457,11 +458,11 @@ class Saves:
 
     def do_in_first(self, what: str, act: Callable[[], None]) -> None:
         """Process 0 acts; an error of it is one of all processes."""
-        self.processes(what, what).decide(lambda _: act() or b"")
+        self.processes_in(what, what).decide(lambda _: act() or b"")
 
     def is_true_in_any(self, is_told: bool) -> bool:
         """Whether something is so in any process of the run."""
-        processes = self.processes("stop", "Asking whether to stop")
+        processes = self.processes_in("stop", "Asking whether to stop")
         return bool(processes.decide(b"".join, lambda: b"1" if is_told else b""))
 
     def note_restored(self, path: Any, is_near: bool, damaged: set[int]) -> None:

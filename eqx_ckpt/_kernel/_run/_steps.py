@@ -162,7 +162,7 @@ class Steps:
             yield listing
             before = there
 
-    def is_new(self, step: int) -> bool:
+    def is_known_absent(self, step: int) -> bool:
         """Whether a step was neither listed nor saved here, where it takes requests to
         know more. If another process has saved it since, the commit is refused."""
         return self.listed is not None and step not in self.listed

@@ -102,7 +102,7 @@ def delete(path: str | os.PathLike[str]) -> None:
     with _log.timed("delete") as timer:
         if not _delete_file(root):
             try:
-                if not remove(root, lambda: not _rooms.is_pinned(root)):
+                if not remove_checkpoint(root, lambda: not _rooms.is_pinned(root)):
                     raise ValueError(
                         f"`{root}` is a step that is pinned. Nothing was deleted. "
                         "`unpin` it in its manager before."
@@ -127,11 +127,11 @@ def _delete_file(root: Backend) -> bool:
     return False
 
 
-def remove(
+def remove_checkpoint(
     root: Backend,
     confirm: Callable[[], bool] = lambda: True,
     may_still_go: Callable[[], bool] = lambda: True,
-    follow: Callable[[], Any] = lambda: None,
+    once_gone: Callable[[], Any] = lambda: None,
     stamp: str = "",
 ) -> bool:
     """Deletes a checkpoint: atomically where there are renames, else its index first.
@@ -139,7 +139,7 @@ def remove(
     `confirm` return True. `may_still_go` is called while its files are looked at, and
     `confirm` right before the deletion: where a store has locks, under that of writers.
     In an object store the checkpoint also stays if its index has another `stamp` than
-    the one given. `follow` is called once nobody can open the checkpoint any more.
+    the one given. `once_gone` is called once nobody can open the checkpoint any more.
 
     **Raises:** `FileNotFoundError` if there is none, `ValueError` if something else is
     in its directory; then nothing is deleted.
@@ -147,7 +147,7 @@ def remove(
     if root.entry() not in (None, "directory"):
         raise _nothing(root)
     if isinstance(root, ObjectStore):
-        return _remove_in_store(root, confirm, may_still_go, follow, stamp)
+        return _remove_in_store(root, confirm, may_still_go, once_gone, stamp)
     assert isinstance(root, LocalDirectory)
     try:
         with root.lock(wait=True):
@@ -156,14 +156,14 @@ def remove(
             if not (may_still_go() and confirm()):
                 return False
             _rename_and_delete(root, entries)
-            follow()
+            once_gone()
             return True
     except FileNotFoundError:  # Another has deleted it.
         raise _nothing(root) from None
 
 
 def check(root: Backend) -> None:
-    """**Raises:** as `remove`."""
+    """**Raises:** as `remove_checkpoint`."""
     if isinstance(root, ObjectStore):
         _stored(root)
         return
@@ -235,11 +235,11 @@ def _remove_in_store(
     root: ObjectStore,
     confirm: Callable[[], bool],
     may_still_go: Callable[[], bool],
-    follow: Callable[[], Any],
+    once_gone: Callable[[], Any],
     stamp: str,
 ) -> bool:
     """Deletes a checkpoint, its index first. One that was replaced meanwhile is looked
-    at anew. **Raises:** as `remove`."""
+    at anew. **Raises:** as `remove_checkpoint`."""
     while True:
         looks = _store.ahead(root, [ft.partial(_stored, root), may_still_go])
         found, is_wanted_still = (look() for look in looks)
@@ -250,7 +250,7 @@ def _remove_in_store(
     # Beside its data they are taken for a leftover, and without it for somebody else's.
     drop_unlisted(root, found.side)
     rest = {*found.keys} - {_files.INDEX, *found.side}
-    jobs = [ft.partial(root.delete_files, rest), root.list_all, follow]
+    jobs = [ft.partial(root.delete_files, rest), root.list_all, once_gone]
     _, now, _ = _store.gather(root, jobs)
     # The list may be older than the index that is deleted: another had saved.
     left = {key for key in now or () if key.startswith(f"{found.data}/")}
@@ -271,7 +271,7 @@ class _StoredCheckpoint(NamedTuple):
 
 
 def _stored(root: ObjectStore) -> _StoredCheckpoint:
-    """**Raises:** as `remove`."""
+    """**Raises:** as `remove_checkpoint`."""
     find = ft.partial(_find_in_store, root)
     look, listed = _store.ahead(root, [find, root.list_all])
     keys = listed() or []
