@@ -6,9 +6,10 @@ these that there is:
 
 1. The leaf of the same name. If the array that had the name is now saved under another
    one, nothing says which of the two is meant, and that is an error.
-2. Without that name, the same array, wherever it is now.
+2. Without that name, the same array, wherever it is now: the first leaf with it that no
+   other leaf of the function has become.
 3. Without that array, what is computed of it alone, as an average of models is. It has
-   to be at the same place of a node that has moved as a whole.
+   to be the only one, at the same place of a node that has moved as a whole.
 
 Leaves that are baked into a function have to be as they were, if they are saved.
 """
@@ -32,7 +33,7 @@ def keep(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
 
     **Raises:** `ValueError` if they are not what it needs.
     """
-    return _Candidate(function, _sort_leaves(leaves, function._source)).plan()
+    return _Candidate(function, _seen_from(leaves, function._source)).plan()
 
 
 def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
@@ -42,7 +43,7 @@ def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
     """
     found: dict[str, list[_Candidate]] = {}
     for source in _sources(leaves):
-        new = _sort_leaves(leaves, source)
+        new = _seen_from(leaves, source)
         for name in source.index.functions:
             candidate = _Candidate(Function(source, name), new)
             found.setdefault(name, []).append(candidate)
@@ -89,8 +90,8 @@ class _NewLeaves(NamedTuple):
     derived: dict[str, list[PlannedLeaf]]
 
 
-def _sort_leaves(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
-    """The leaves of a save, sorted by what they are of one checkpoint."""
+def _seen_from(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
+    """The leaves of a save, as seen from one checkpoint."""
     new = _NewLeaves({leaf.name: leaf for leaf in leaves}, {}, {})
     for leaf in leaves:
         if not isinstance(leaf.value, LazySource):
@@ -98,8 +99,7 @@ def _sort_leaves(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
         name = leaf.value.name_in(source)
         if name is not None:
             new.unchanged.setdefault(name, []).append(leaf)
-        parts = leaf.value.parts_in(source)
-        if len(parts) == 1:
+        elif len(parts := leaf.value.parts_in(source)) == 1:
             new.derived.setdefault(parts.pop(), []).append(leaf)
     return new
 
@@ -124,12 +124,11 @@ class _Candidate(NamedTuple):
 
         **Raises:** `ValueError` if they are not what it needs.
         """
-        stored = self.function._stored
         new_names = self._new_names()
         self._check_nodes_moved_whole(new_names)
         leaf_indices = {name: i for i, name in enumerate(self.new.by_name)}
         leaves = [leaf_indices[name] for name in new_names.values()]
-        stored = stored._replace(leaves=leaves, baked=self._baked())
+        stored = self.function._stored._replace(leaves=leaves, baked=self._baked())
         data = _extra_files.read_function(self.function._source, self.function.name)
         return PlannedFunction(stored, data)
 
@@ -167,10 +166,11 @@ class _Candidate(NamedTuple):
         """
         leaf, old = self.new.by_name.get(record.name), self._old
         origin = self._origin(record.leaf_index)
-        names = [x.name for x in self.new.unchanged.get(origin, ())]
-        if leaf is None or leaf.name in names:
+        names_of_array = [x.name for x in self.new.unchanged.get(origin, ())]
+        if leaf is None or leaf.name in names_of_array:
             return leaf
-        for name in names:
+        for name in names_of_array:
+            # Under a name that it had in the checkpoint too, it has not moved.
             leaf_index = old.leaf_indices.get(name)
             if leaf_index is None or self._origin(leaf_index) != origin:
                 raise self._lost_error(
@@ -224,8 +224,9 @@ class _Candidate(NamedTuple):
             # The two names end alike. The node that moved is above all that is alike.
             *_, (before, after) = _names.node_pairs(name, new_name)
             for other, new_other in new_names.items():
-                moved = _names.joined(after, _names.below(other, before))
-                if _names.is_under(other, before) and new_other != moved:
+                if not _names.is_under(other, before):
+                    continue
+                if new_other != _names.joined(after, _names.below(other, before)):
                     raise self._lost_error(
                         f"the leaf `{name}`, which is not saved; `{new_name}` is "
                         f"computed of it, and `{new_other}` is elsewhere"
