@@ -86,7 +86,7 @@ def _lazily(fn: Callable[..., Any], elementwise: bool, *args: Any) -> LazyArray:
         traced.shape,
         traced.dtype,
         traced.weak,
-        elementwise,
+        traced.elementwise,
         key=_key(called, traced, parts),
     )
     return _computed.computed(formula)

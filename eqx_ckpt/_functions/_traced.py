@@ -34,6 +34,10 @@ _ELEMENTWISE = frozenset(
     "shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square "
     "stop_gradient sub tan tanh xor zeta".split()
 )
+# Primitives of JAX, of all releases that we take, which run a jaxpr once, as it is.
+_CALLS = frozenset(
+    "call closed_call composite custom_jvp_call custom_vjp_call jit pjit remat2".split()
+)
 
 
 # What changes how the same function is traced and lowered.
@@ -68,14 +72,10 @@ class Traced:
     def x64(self) -> bool:
         return bool(self.settings[0])
 
-    def __call__(
-        self,
-        arrays: Sequence[np.ndarray],
-        state: object = None,
-        start: tuple[int, ...] = (),
-    ) -> np.ndarray:
+    def __call__(self, arrays: Sequence[np.ndarray], *where: object) -> np.ndarray:
         """The result for whole arrays, or for the same block of each if it is
-        elementwise. Scalars are always whole."""
+        elementwise: the `make` of a `Formula`, for which all blocks are alike. Scalars
+        are always whole."""
         cpu = jax.local_devices(backend="cpu")[0]
         with _enable_x64(self.x64), jax.default_device(cpu):
             if self.elementwise:
@@ -106,7 +106,8 @@ class Traced:
 def trace(
     fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], elementwise: bool
 ) -> Traced:
-    """Traces `fn` for arrays of these shapes and dtypes.
+    """Traces `fn` for arrays of these shapes and dtypes. What is made of scalars alone
+    is computed whole.
 
     **Raises:** `TypeError` unless it gives one array; `ValueError` if it is to be
     elementwise, and is not.
@@ -125,6 +126,7 @@ def trace(
             raise ValueError(f"it is not elementwise: it {problem}")
     (aval,) = jaxpr.out_avals
     weak = bool(getattr(aval, "weak_type", False))
+    elementwise = elementwise and any(x.shape for x in avals)
     dtype, jaxpr = np.dtype(out.dtype), _with_own(jaxpr)
     return Traced(fn, jaxpr, out.shape, dtype, weak, settings(), elementwise)
 
@@ -170,15 +172,19 @@ def _described(out: object) -> str:
 
 
 def _inner(eqn: Any) -> Any:
-    """The jaxpr that an equation calls, as `jit` does; None if it calls none."""
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-    return next((eqn.params[name] for name in names if name in eqn.params), None)
+    """The jaxpr that an equation calls, as `jit` does; None if it calls none: a `scan`
+    has one too, and runs it many times."""
+    if eqn.primitive.name not in _CALLS:
+        return None
+    return eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
 
 
 def _problems(jaxpr: Any, shape: tuple[int, ...]) -> Iterator[str]:
     """Why a jaxpr does not compute each element of arrays of `shape` by itself."""
     jaxpr, consts = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
-    for const in consts:
+    given = [*(x for eqn in jaxpr.eqns for x in eqn.invars), *jaxpr.outvars]
+    literals = [x.val for x in given if isinstance(x, jex_core.Literal)]
+    for const in [*consts, *literals]:
         if np.shape(const) != ():
             yield f"uses an array of shape {np.shape(const)} that is not an argument"
     for var in jaxpr.invars:

@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from jax import lax
 from support import inside
 from support.helpers import enable_x64
 
@@ -34,11 +35,14 @@ ELEMENTWISE = {
     "softplus": jax.nn.softplus,
     "clip": lambda w: jnp.clip(w, -1, 1),
     "of the shape": lambda w: w / w.shape[0],
-    "bits": lambda w: jax.lax.bitcast_convert_type(w, jnp.uint32) >> 3,
+    "bits": lambda w: lax.bitcast_convert_type(w, jnp.uint32) >> 3,
     "nan": jnp.nan_to_num,
     "constant": lambda w: jnp.full_like(w, 2),
     "bool": lambda w: jnp.isfinite(w) & (w != 0),
     "complex": lambda w: jnp.exp(1j * w).real,
+    "jit": jax.jit(lambda w: w * 2),
+    "checkpoint": jax.checkpoint(lambda w: w * 2),
+    "composite": lax.composite(lambda w: w * 2, name="tests.twice"),
 }
 NOT = {
     "norm": (lambda w: w / jnp.linalg.norm(w), "`reduce_sum`"),
@@ -48,8 +52,19 @@ NOT = {
     "transposed": (lambda w: w.T, "float32"),
     "an index": (lambda w: w * jnp.arange(w.shape[1]), "`iota`"),
     "closed over": (lambda w: w + np.ones((5, 7), np.float32), "not an argument"),
-    "bytes": (lambda w: jax.lax.bitcast_convert_type(w, jnp.uint8), "result of shape"),
+    "bytes": (lambda w: lax.bitcast_convert_type(w, jnp.uint8), "result of shape"),
     "reversed": (lambda w: w[::-1], "`rev`"),
+    "loop": (lambda w: lax.fori_loop(0, 3, lambda i, c: c * 2, w), "`scan`"),
+    "scan": (lambda w: lax.scan(lambda c, _: (c * 2, None), w, None, 3)[0], "`scan`"),
+    "rows": (lambda w: lax.map(lambda row: row * 2, w), "`scan`"),
+    "while": (
+        lambda w: lax.while_loop(lambda c: c.sum() < 99, lambda c: c * 2, w),
+        "`while`",
+    ),
+    "cond": (
+        lambda w: lax.cond(w.sum() > 0, lambda c: c * 2, lambda c: c, w),
+        "`reduce_sum`",
+    ),
 }
 
 
@@ -93,6 +108,88 @@ def test_scalars_and_several_arrays(number, dtype):
     got = np.asarray(computed(fn, a, a, scalar)[1:].read())
     assert got.dtype == expected.dtype
     np.testing.assert_array_equal(got, expected[1:])
+
+
+def test_an_array_of_scalars_alone():
+    fn = lambda a: jnp.broadcast_to(a, (5, 7)) * 2
+    lazy = computed(fn, np.float32(3))
+    np.testing.assert_array_equal(lazy[1:3, 2:].read(), np.full((2, 5), 6))
+    with pytest.raises(ValueError, match="has `iota` in it"):
+        computed(lambda a: a + jnp.arange(5), np.float32(3))
+
+
+_OF_NUMBERS = {
+    "add": lambda w: w + 1,
+    "double": lambda w: w * 2,
+    "clip": lambda w: jnp.clip(w, -20, 20),
+    "where": lambda w: jnp.where(w % 2 == 0, w, -w),
+    "index": lambda w: w + lax.broadcasted_iota(w.dtype, w.shape, 0),
+    "largest": lambda w: w - w.max(),
+    "reverse": lambda w: w[::-1],
+    "twice": lambda w: jnp.broadcast_to(w[:1], w.shape),
+}
+_AROUND = {
+    "jit": jax.jit,
+    "inline": lambda f: jax.jit(f, inline=True),
+    "checkpoint": jax.checkpoint,
+    "composite": lambda f: lax.composite(f, name="tests.some"),
+    "custom_jvp": lambda f: _with_jvp(f),
+    "custom_vjp": lambda f: _with_vjp(f),
+    "vmap": lambda f: lambda w: jax.vmap(f)(w) if w.ndim > 1 else f(w),
+    "fori": lambda f: lambda w: lax.fori_loop(0, 3, lambda i, c: f(c), w),
+    "scan": lambda f: lambda w: lax.scan(lambda c, _: (f(c), None), w, None, 2)[0],
+    "rows": lambda f: lambda w: lax.map(f, w) if w.ndim > 1 else f(w),
+    "while": lambda f: (
+        lambda w: lax.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, f(c[1])), (0, w)
+        )[1]
+    ),
+    "cond": lambda f: lambda w: lax.cond(True, f, lambda c: c, w),
+}
+
+
+def _with_jvp(f):
+    out = jax.custom_jvp(f)
+    out.defjvps(None)
+    return out
+
+
+def _with_vjp(f):
+    out = jax.custom_vjp(f)
+    out.defvjp(lambda w: (f(w), None), lambda _, g: (g,))
+    return out
+
+
+def _program(words):
+    def fn(w):
+        for word in words:
+            *around, last = word
+            step = _OF_NUMBERS[last]
+            for name in around:
+                step = _AROUND[name](step)
+            w = step(w)
+        return w
+
+    return fn
+
+
+_words = st.tuples(
+    st.lists(st.sampled_from([*_AROUND]), max_size=2), st.sampled_from([*_OF_NUMBERS])
+)
+
+
+@given(st.lists(_words.map(lambda x: (*x[0], x[1])), min_size=1, max_size=3))
+@settings(max_examples=30)
+def test_a_program_is_refused_or_gives_what_jax_gives(words):
+    fn, w = _program(words), np.arange(-14, 14, dtype=np.int32).reshape(7, 4)
+    expected = np.asarray(jax.jit(fn)(w))
+    try:
+        lazy = computed(fn, w)
+    except ValueError as e:
+        assert "it is not elementwise" in str(e)
+        return
+    np.testing.assert_array_equal(lazy.read(), expected)
+    np.testing.assert_array_equal(lazy[2:5, 1:].read(), expected[2:5, 1:])
 
 
 def test_x64_is_that_of_the_trace():
