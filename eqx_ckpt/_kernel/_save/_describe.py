@@ -119,7 +119,7 @@ def _are_zero_copy(
 ) -> list[bool]:
     """Per-leaf whether its memory is what is stored of it."""
     # Leaves of one template may lie elsewhere.
-    both = list(zip(spec.template_of, leaf_kinds.numbers))
+    both = list(zip(spec.template_of, leaf_kinds.kind_of))
     known = {
         (number, kind): kind >= 0
         and _host_copy.is_zero_copy(value, spec.templates[number])
@@ -138,7 +138,7 @@ def _key(
     """A key under which the spec of these leaves is kept. Leaves with equal keys have
     equal specs. It holds no arrays, nodes or functions of the caller. None if such a
     key cannot be made."""
-    if type(options.chunks) not in (type(None), int) or -1 in leaf_kinds.numbers:
+    if type(options.chunks) not in (type(None), int) or -1 in leaf_kinds.kind_of:
         return None
     if options.processes == "own" and any(map(_local_shards.is_spread, values)):
         return None
@@ -219,7 +219,7 @@ def _stored_kinds(
     # Of some leaves only some shards may be stored.
     has_parts = options.processes == "own" and any(map(_local_shards.is_spread, given))
     is_each = callable(options.chunks) or has_parts
-    kinds: list[Any] = [-1] * len(given) if is_each else list(leaf_kinds.numbers)
+    kinds: list[Any] = [-1] * len(given) if is_each else list(leaf_kinds.kind_of)
     loose = list(it.compress(it.count(), map(operator.eq, kinds, it.repeat(-1))))
     is_alone = is_each or options.dtype is not None
     for leaf_index in loose:
@@ -320,13 +320,13 @@ def _owners(
 
 def _shardings(values: Sequence[Any], leaf_kinds: LeafKinds) -> dict[str, int]:
     """Numbers of leaves that are spread over devices, by the text of their sharding."""
-    kinds, numbers = leaf_kinds
+    kinds, kind_of = leaf_kinds
     texts = dict(enumerate(_sharding_text(kind[-1]) for kind in kinds))
-    if -1 not in numbers and not any(texts.values()):
+    if -1 not in kind_of and not any(texts.values()):
         return {}
     own = [
-        texts[number] if number >= 0 else _sharding_text(getattr(x, "sharding", None))
-        for x, number in zip(values, numbers)
+        texts[kind] if kind >= 0 else _sharding_text(getattr(x, "sharding", None))
+        for x, kind in zip(values, kind_of)
     ]
     return dict(collections.Counter(filter(None, own)))
 

@@ -152,7 +152,7 @@ class LeafKinds(NamedTuple):
     nothing is known. Leaves of a kind have one template and one sharding."""
 
     kinds: tuple[Any, ...]
-    numbers: tuple[int, ...]
+    kind_of: tuple[int, ...]
 
 
 def find_kinds(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
