@@ -1,9 +1,10 @@
 """Finds few rename rules that take saved names to wanted ones, and checks them on all
 names.
 
-`moves` are the names to be renamed, and what each becomes. Of the other saved names,
-none may become a wanted one. Rules are tried on samples of the names; those are chosen
-that rename the most; and they are put in an order in which none undoes another.
+`moves` says what becomes of saved names, some of which stay as they are. None of the
+other saved names may become a wanted one. Rules are tried on samples of the names;
+those are chosen that rename the most; and they are put in an order in which none undoes
+another.
 """
 
 import graphlib
@@ -18,10 +19,12 @@ from .._rename import _rename
 
 # A saved name that has to make way for a wanted one goes below this node.
 _ASIDE = "old"
-# Names that are tried while rules are looked for; and how often a rule is tried on one,
-# to find rules, and to see whether they are right. Each takes less than half a second.
+# The most names on which rules are tried while they are looked for.
 _MAX_SAMPLES = 500
-_MAX_LOOKS, _MAX_CHECKS = 2**18, 2**20
+# The most of these trials, of one rule on one name: less than half a second.
+_MAX_LOOKS = 2**18
+# The most trials of the rules that were found, on all saved names: as long.
+_MAX_CHECKS = 2**20
 
 
 class NameRule(NamedTuple):
@@ -34,7 +37,8 @@ class NameRule(NamedTuple):
         return re.sub(self.pattern, self.replacement, name)
 
     def marking(self) -> "NameRule":
-        """This rule, but it marks the names that it makes: no other rule finds them."""
+        """This rule, but it marks the names that it makes: no other rule finds them but
+        one for all names (`^`), and `is_done_by` refuses what that spoils."""
         return self._replace(replacement=_MARK + self.replacement)
 
 
@@ -47,7 +51,7 @@ def rules(
     moves: Mapping[str, str], saved: Collection[str], wanted: Collection[str]
 ) -> list[NameRule]:
     """Rules that rename each name in `moves` to its new name, and no other saved name
-    to a wanted one. Empty if none are found, or if there are too many to try."""
+    to a wanted one. Empty if all stay, none are found, or there are too many to try."""
     taken = set(moves.values())
     aside = (x for x in saved if x in taken and x not in moves)
     task = _Task({**moves, **{x: f"{_ASIDE}.{x}" for x in aside}}, saved, wanted)
@@ -71,8 +75,8 @@ class _Effect(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """The names to be renamed, and what each becomes; all names that are saved; and
-    those that are wanted, none of which another name may become."""
+    """What becomes of names, some of which stay; all names that are saved; and those
+    that are wanted, none of which another name may become."""
 
     moves: Mapping[str, str]
     saved: Collection[str]
@@ -80,22 +84,20 @@ class _Task(NamedTuple):
 
     def is_done_by(self, found: list[NameRule]) -> bool:
         """Whether rules do it, each of them something, and no harm."""
-        used: set[int] = set()
-        rename = _rename.rename(found)
-        new = {x: _rename.apply(rename, x, used, "suggest").name for x in self.saved}
+        used: set[int] = set()  # The numbers of rules, which `apply` adds.
+        how, label = _rename.rename(found), "suggest"
+        new = {x: _rename.apply(how, x, used, label).name for x in self.saved}
+        others = {y for x, y in new.items() if x != y and x not in self.moves}
         return (
             len(used) == len(found)
             and len(set(new.values())) == len(new)
             and all(new[x] == y for x, y in self.moves.items())
-            and all(
-                x == y or x in self.moves or y not in self.wanted
-                for x, y in new.items()
-            )
+            and others.isdisjoint(self.wanted)
         )
 
     def find_few(self) -> list[NameRule]:
-        """The rules of the highest ranks, one by one, until all names are renamed.
-        Empty if there are too many to try."""
+        """The rules of the highest ranks, one by one, until all names are renamed, or
+        no rule renames one more. Empty if there are too many to try."""
         samples = self._samples()
         left = {x for x in samples if self.moves.get(x, x) != x}
         effects = self._effects(left, samples)
@@ -213,12 +215,12 @@ def _rule(
     old: str, new: str, is_general: bool = False, is_node: bool = False
 ) -> NameRule:
     """The rule that takes the name `old` to `new`, or the names below a node of that
-    name to names below the other. A general one has any numbers where both have the
-    same."""
+    name to names below the other; "" is the top. A general one matches any number in
+    the place of each that both names have, and keeps it."""
     if is_node and not old:
         return NameRule("^", f"{new}.")
     end = r"\." if is_node else "$"
-    if is_node and new:
+    if is_node and new:  # What goes to the top has no dot there.
         new += "."
     pattern, replacement = _numbered(old), _numbered(new)
     pattern[::2] = map(re.escape, pattern[::2])
@@ -231,11 +233,13 @@ def _rule(
                 place = pattern.index(replacement[i], place)
                 count += 1
                 pattern[place], replacement[i] = r"(\d+)", rf"\{count}"
+                place += 1
     return NameRule(f"^{''.join(pattern)}{end}", "".join(replacement))
 
 
 def _numbered(name: str) -> list[str]:
     """A name, split at its numbers: texts at even places, and numbers at odd ones."""
+    # A number is between dots, underscores and ends.
     return re.split(r"(?<![^._])([0-9]+)(?![^._])", name)
 
 
@@ -243,8 +247,8 @@ def _numbered(name: str) -> list[str]:
 
 
 def lines(found: Iterable[NameRule], adapters: Mapping[str, str]) -> list[str]:
-    """The call of `ec.rename` with these rules, and with rules that apply adapters: of
-    each its code, by the new name of the leaf."""
+    """The call of `ec.rename` with these rules, and with rules that apply adapters:
+    `adapters` has the code of each, by the new name of its leaf."""
     rows = [f"    ({_raw(old)}, {_raw(new)})," for old, new in found]
     # Leaves whose names differ only in numbers have one pattern, and one row.
     patterns = ((_rule(x, x, is_general=True).pattern, y) for x, y in adapters.items())
