@@ -90,7 +90,7 @@ CALLS = {
     "is a zip": "_kernel._rooms.is_archive",
     "files of Orbax": "_orbax._write._files_of",
     "start in the background": "_kernel._save._background.start",
-    "run in the background": "_kernel._save._background._run",
+    "run in the background": "_kernel._save._background._work_on",
     "stage": "_kernel._tree._host_copy.stage",
     "largest chunk": "_kernel._storage._arrays.largest_chunk",
     "stage a part": "_kernel._tree._host_copy._stage_part",

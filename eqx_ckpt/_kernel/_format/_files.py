@@ -62,7 +62,9 @@ def own(process: int) -> str:
 
 
 def staged(own: str, key: str) -> str:
-    """Where a file for the root lies in the directory of its save, until the commit."""
+    """Where a file for the root lies in the directory of its save, until the commit.
+    (A tree is staged once it is copied to the host: `stage_save` in `_save/_async.py`.)
+    """
     return f"{own}/{key.replace('/', '%')}{_STAGED}"
 
 

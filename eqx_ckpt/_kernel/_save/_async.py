@@ -114,7 +114,9 @@ def stage_save(
     processes: Processes,
 ) -> Callable[[], SaveHandle]:
     """Stages a save that `processes` make together, inside their `share_errors`. From
-    then on the tree may be changed. Returns a function that starts the save, outside.
+    then on the tree may be changed. Returns a function that starts the save, outside:
+    `start_staged`, by which a thread does `_background._work_on`, `write_quietly` and
+    at last `_serialise.write`.
 
     **Raises:** what is wrong with the tree or the path.
     """
@@ -122,7 +124,8 @@ def stage_save(
         root = _root.resolve(path)
         _background.raise_unreported()
         planned = _plan.plan(root, tree, options)
-        # In an object store this look would cost requests.
+        # Only to raise now what `_publish.begin` would raise later. In an object store
+        # this look would cost requests.
         if not root.is_remote and processes.leads:
             if _open_files.is_archive(root):
                 _rooms.check_file(root, options.overwrite)
@@ -150,7 +153,7 @@ def start_staged(
     process's part of what `processes` do together."""
     leaves, is_remote = planned.leaves, planned.root.is_remote
 
-    def run() -> Committed | None:
+    def write_quietly() -> Committed | None:
         # In an object store it is TensorStore's threads that write.
         quietly = contextlib.nullcontext() if is_remote else _threads.quietly()
         try:
@@ -165,7 +168,7 @@ def start_staged(
     collect = None if is_staged else ft.partial(_collect, leaves)
     if planned.has_lazies:
         handle._reads = _lazies.places(leaves)
-    return _background.start(handle, collect, run, processes.fail)
+    return _background.start(handle, collect, write_quietly, processes.fail)
 
 
 def _copied(planned: Plan, unchanged: Set[int]) -> int:

@@ -216,12 +216,12 @@ def start(
         handle._staged.set()
     # Whoever claims the save runs it, or gives it up: only one thread does.
     unclaimed = [handle]
-    run = ft.partial(_run, handle, unclaimed, collect, write)
-    worker = _threads.Worker(run, "eqx_ckpt save")
+    work = ft.partial(_work_on, handle, unclaimed, collect, write)
+    worker = _threads.Worker(work, "eqx_ckpt save")
     try:
         _pending.append(handle)
         if not _is_started(handle, worker):
-            run()
+            work()
             handle.result()
     except BaseException as e:
         # By Ctrl-C. If the thread has been started all the same, it goes on.
@@ -288,7 +288,7 @@ def _claim(unclaimed: list[SaveHandle]) -> bool:
     return True
 
 
-def _run(
+def _work_on(
     handle: SaveHandle,
     unclaimed: list[SaveHandle],
     collect: Callable[[], Any] | None,
