@@ -36,7 +36,7 @@ class InPlace(DirectoryTransaction):
             self.lock(locks)
             # A save that begins after the commit is not among these.
             others = {*_published.saves(root)} - {self.save_id}
-            self.commit(ft.partial(self._replace, index, staged), index)
+            self.commit(ft.partial(self._replace_index, index, staged), index)
             with self.errors_after_commit():
                 if durable:
                     root.sync_directories([""])
@@ -46,7 +46,7 @@ class InPlace(DirectoryTransaction):
                     # Unless it is being written.
                     _leftovers.delete_abandoned(root.below(f"d/{other}"))
 
-    def _replace(self, index: bytes, staged: str) -> bool:
+    def _replace_index(self, index: bytes, staged: str) -> bool:
         replace = lambda: self.root.replace(
             _files.INDEX, index, self.found.index, staged
         )

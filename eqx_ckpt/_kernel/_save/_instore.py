@@ -31,14 +31,14 @@ class InStore(Transaction[ObjectStore]):
     def publish(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:
         root = self.root
         _store.each(root, lambda key: root.write(key, [side[key]]), side)
-        self.commit(ft.partial(self._replace, index), index)
+        self.commit(ft.partial(self._replace_index, index), index)
         with self.errors_after_commit():
             with contextlib.suppress(OSError, ValueError):
                 # `write_orbax` may add some as soon as there is the new index.
                 drop_unlisted(root, self._stamps)
                 root.delete_files(self._outdated(side))
 
-    def _replace(self, index: bytes) -> bool:
+    def _replace_index(self, index: bytes) -> bool:
         replace = ft.partial(self.root.replace, _files.INDEX, index)
         while True:
             self._stamps = stamps_of(self.root, self._found_keys())

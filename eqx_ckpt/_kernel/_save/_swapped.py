@@ -55,13 +55,13 @@ class Swapped(BesideTransaction):
                 if not (is_still or self.accept_added_files()):
                     raise replaced_error(root, self.found)
                 check(root, self.found)
-                step = ft.partial(work.exchange, root)
+                put_there = ft.partial(work.exchange, root)
             else:
                 self.check_there()
                 mode = stat.S_IMODE(self.stat.st_mode)
-                step = ft.partial(work.rename, root, mode)
+                put_there = ft.partial(work.rename, root, mode)
             try:
-                self.commit(step, index)
+                self.commit(put_there, index)
             except OSError as e:
                 refused = _refusal_error(root, e, replaces)
                 if refused is None or self.has_failed_late:

@@ -61,13 +61,13 @@ class Transaction(abc.ABC, Generic[R]):
         """Makes what is written, with this index and these files for other readers, the
         checkpoint at the root: in one step, which goes through `commit`."""
 
-    def commit(self, step: Callable[[], bool | None], index: bytes = b"") -> None:
+    def commit(self, put_there: Callable[[], bool | None], index: bytes = b"") -> None:
         """Takes the one step that commits, and undoes the save if that has failed. An
-        error says what is at the path now. The step returns False if another writer has
-        come first; one that raises an error then may return nothing."""
+        error says what is at the path now. The step is `put_there`: it returns False if
+        another writer came first; one that raises an error then may return nothing."""
         undo = self.undo.pop_all()
         try:
-            is_first = step() is not False
+            is_first = put_there() is not False
         except Exception as e:
             fate = Fate.UNKNOWN
             with contextlib.suppress(OSError, ValueError):
