@@ -31,14 +31,16 @@ def publish(
     nbytes: int = 0,
 ) -> None:
     """Lets a file be written, and puts it at its path: in the place of whatever file is
-    there, or, without `overwrite`, if there is none. Errors name about how many
-    `nbytes` it has.
+    there, or, without `overwrite`, if there is none: the caller has seen none there.
+    `nbytes`: its size, more or less, for errors.
 
-    **Raises:** `FileExistsError`.
+    **Raises:** `FileExistsError` if one has come since.
     """
     if not isinstance(root, LocalDirectory):
         _send(root, write, overwrite)
         return
+    # `held` keeps the lock of the directory, and deletes it. `undo` also deletes the
+    # directories above it that were made, unless the save gets to its commit.
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
         txn = FileTransaction(root.real(), undo, overwrite)
         # Also after the commit, which leaves an empty directory.
@@ -54,7 +56,7 @@ def publish(
         try:
             txn.publish(b"", None, durable)
         except FileExistsError:
-            raise _came_meanwhile(root) from None
+            raise _came_meanwhile_error(root) from None
 
 
 class FileTransaction(BesideTransaction):
@@ -66,9 +68,10 @@ class FileTransaction(BesideTransaction):
     def __init__(
         self, root: LocalDirectory, undo: contextlib.ExitStack, overwrite: bool
     ):
+        # What it replaces is one file, of which it needs to know nothing.
         super().__init__(root, _path_state.NOTHING, undo)
         self.overwrite = overwrite
-        # Of the file that was written: `fate` knows it by that at its path.
+        # The stamp of the written file. If the path has it too, the save is there.
         self._stamp: Any = None
 
     def publish(self, index: bytes, side: object, durable: bool) -> None:
@@ -92,11 +95,11 @@ def _send(root: Backend, write: Callable[[BinaryIO], None], overwrite: bool) -> 
     write(buffer)
     if overwrite:
         directory.write(key, [buffer.getbuffer()])
-    elif not directory.replace(key, buffer.getvalue(), None):  # If there is none.
-        raise _came_meanwhile(root)
+    elif not directory.replace(key, buffer.getvalue(), None):  # None: if none is there.
+        raise _came_meanwhile_error(root)
 
 
-def _came_meanwhile(root: Backend) -> FileExistsError:
+def _came_meanwhile_error(root: Backend) -> FileExistsError:
     return FileExistsError(
         f"There is a file at `{root}`, which was not there when this save began, and "
         "`overwrite=False`."
