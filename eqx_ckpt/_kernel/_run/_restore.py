@@ -317,7 +317,7 @@ def _agree(
     """The worst outcome in any process."""
     kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced"), (Apart, "apart")]
     is_of = (word for kind, word in kinds if isinstance(error, kind))
-    other = "told" if error and _processes.is_told(error) else "failed"
+    other = "told" if error and _processes.is_of_others(error) else "failed"
     own = "loaded" if error is None else next(is_of, other)
     outcome = _Outcome(own, "" if error is None else str(error), blamed)
     said = share_records(processes, outcome, _SAID, _OUTCOME)

@@ -24,8 +24,8 @@ Its count would differ from then on. These rules bring it back:
    Otherwise it ends the number for nobody, and goes on to the next one.
 
 So a process that is behind passes all ends without a wait. One that is ahead has left
-the numbers that process 0 then uses: process 0 sees that, and passes them too. They
-always come to one number:
+the numbers that process 0 then uses: process 0 sees that, and passes them too. So they
+always come to one number. Besides:
 
 - Calls of different lines are never paired.
 - An answer is given to calls of all processes, each of which takes it once.
@@ -77,8 +77,8 @@ from ._messages import (
 # last so many.
 _MAX_APART = 32
 _BEHIND = (
-    "this call is behind that of other processes, which have made it already, and had "
-    "an error, as somebody has left out a call."
+    "other processes have made this call already, and it failed there. They have left "
+    "out a call, or this process has made one more."
 )
 # Seconds between looks of `until`: first; and at most, for collectives and for others.
 _FIRST_WAIT, _MAX_WAIT, _MAX_SLOW_WAIT = 0.0002, 0.002, 0.05
@@ -135,12 +135,12 @@ class Processes:
         """
 
     def decide(
-        self, decide: Callable[[list[bytes]], bytes], say: Callable[[], bytes] = bytes
+        self, choose: Callable[[list[bytes]], bytes], say: Callable[[], bytes] = bytes
     ) -> bytes:
-        """The decision of process 0, by what all `say`: a call of one round."""
+        """What process 0 is to `choose`, by what all `say`: a call of one round."""
         with self.share_errors():
             words = self.gather(say())
-            return self.broadcast(decide(words) if self.leads else b"")
+            return self.broadcast(choose(words) if self.leads else b"")
 
     def fail(self, error: BaseException) -> None:
         """Tells the others, outside `share_errors`, that this process gives up."""
@@ -157,8 +157,6 @@ class ManyProcesses(Processes):
     that of the sign.
 
     All make the same sequence of `gather` and `broadcast`, inside `share_errors`.
-    `_hear` and `_tell_leader` are for all but process 0; `_tell_all`, and what is from
-    `_meet` on to `_behind`, for process 0.
     """
 
     def __init__(self, what: str, mark: str, is_tagged: bool, channel: Channel):
@@ -174,9 +172,10 @@ class ManyProcesses(Processes):
         self._sign = CallSign("")
         # In process 0, of the first round: whether this call is vague.
         self._is_vague = False
-        # The signs of calls that it has met, and what went wrong in others, by process.
+        # The signs of calls that it has met, by process.
         self._heard: dict[int, CallSign] = {}
-        self._ignored: dict[int, str] = {}
+        # What went wrong in other calls of a process.
+        self._errors_elsewhere: dict[int, str] = {}
 
     @contextlib.contextmanager
     def share_errors(self) -> Iterator[None]:
@@ -257,6 +256,25 @@ class ManyProcesses(Processes):
             return who
         return dataclasses.replace(together(who), tag=f"{name} {self.channel.number}")
 
+    def _tell(self, error: BaseException) -> None:
+        """Says that this process has failed, or that it waits no longer."""
+        if self._is_over:
+            return
+        has_spoken = self.channel.number is not None
+        if not has_spoken:
+            self.channel.take_number()
+            self._sign = CallSign(self.mark)
+        text = _error_text(self.index, error)
+        if not self.leads:
+            self._tell_leader(text, has_spoken)
+            return
+        if not has_spoken:
+            self.channel.line.last = self._sign  # As `_meet` does.
+        silent = error.silent if isinstance(error, PeerError) else []
+        self._tell_all(text, silent)
+
+    # ---- In all but process 0.
+
     def _hear(self) -> bytes:
         """The answer of process 0. In the first round it passes ends that are for other
         calls."""
@@ -279,35 +297,9 @@ class ManyProcesses(Processes):
     def _is_ended_by(self, end: CallEnd) -> bool:
         """Whether an end is for this call."""
         is_like = any(map(self._sign.is_like, end.signs))
-        # Process 0 has waited in vain for this process. A vague call of it that comes
-        # late is taken for the next one.
-        is_next = end.is_vague and self.index in end.silent
-        return is_like and not is_next
-
-    def _tell(self, error: BaseException) -> None:
-        """Says that this process has failed, or that it waits no longer."""
-        if self._is_over:
-            return
-        has_spoken = self.channel.number is not None
-        if not has_spoken:
-            self.channel.take_number()
-            self._sign = CallSign(self.mark)
-        text = _error_text(self.index, error)
-        if not self.leads:
-            self._tell_leader(text, has_spoken)
-            return
-        if not has_spoken:
-            self.channel.line.last = self._sign
-        silent = error.silent if isinstance(error, PeerError) else []
-        self._tell_all(text, silent)
-
-    def _tell_all(self, text: str, silent: Sequence[int]) -> None:
-        """Says so to all: these have been `silent`."""
-        if self.channel.round > 0:
-            self.channel.say("answer", ERROR + text.encode())
-        else:
-            end = CallEnd(text, self._signs(), silent, self._is_vague)
-            self.channel.close(end)
+        # Process 0 gave this process up. Its call may be the next one by now.
+        may_be_next = end.is_vague and self.index in end.silent
+        return is_like and not may_be_next
 
     def _tell_leader(self, text: str, has_spoken: bool) -> None:
         """Says so to process 0: that it is gone, if it has said its word; else the
@@ -328,11 +320,11 @@ class ManyProcesses(Processes):
         **Raises:** as soon as one of them has failed, or left, with such a call.
         """
         channel = self.channel
-        channel.book.sweep(channel.client)
+        channel.book.sweep(channel.client)  # Deletes old keys.
         line, sign = channel.line, self._sign
-        self._is_vague = not (sign.account is not None or self.is_tagged) or (
-            line.last is not None and sign.is_like(line.last)
-        )
+        has_name = self.is_tagged or sign.account is not None
+        is_repeated = line.last is not None and sign.is_like(line.last)
+        self._is_vague = not has_name or is_repeated
         line.last = sign
         while True:
             channel.take_number()
@@ -344,6 +336,7 @@ class ManyProcesses(Processes):
                 continue
             behind = [] if sign.account is None else self._behind(line)
             if not behind:
+                # They may still differ: `gather_accounts` leaves that to its caller.
                 return words
             channel.close(CallEnd(_BEHIND, behind))
             if sign in behind:
@@ -383,8 +376,8 @@ class ManyProcesses(Processes):
         for value in said.values():
             if value[:1] != WORD:
                 raise PeerError(value[1:].decode())
-        for index in gone:
-            raise _gone_error(index)
+        if gone:
+            raise _gone_error(min(gone))
         return {index: value[1:] for index, value in said.items()}
 
     def _first_words(self, said: Words, gone: Words) -> Words | None:
@@ -403,14 +396,14 @@ class ManyProcesses(Processes):
             elif sign.is_like(self._sign):
                 raise PeerError(word.decode())
             else:
-                self._ignored[index] = word.decode()
+                self._errors_elsewhere[index] = word.decode()
                 return None
         return words
 
     def _absent_error(self, missing: list[int]) -> PeerError:
         """The error for processes that have not come to the first round."""
-        channel, ignored = self.channel, self._ignored
-        hints = [f" In another call {ignored[i]}" for i in missing if i in ignored]
+        channel, errors = self.channel, self._errors_elsewhere
+        hints = [f" In another call {errors[i]}" for i in missing if i in errors]
         return PeerError(
             f"of {self.count} processes these have not come in "
             f"{channel.timeout:g} seconds: {listed(missing)}. They may have died, be "
@@ -432,11 +425,20 @@ class ManyProcesses(Processes):
         if len(signs) == 1:
             line.apart = []
             return []
+        # If all are in it, nobody can tell who is behind.
         behind = [sign for sign in signs if sign in line.apart]
         if behind and len(behind) < len(signs):
             return behind
         line.apart = [*dict.fromkeys(line.apart + signs)][-_MAX_APART:]
         return []
+
+    def _tell_all(self, text: str, silent: Sequence[int]) -> None:
+        """Says so to all: these have been `silent`."""
+        if self.channel.round > 0:
+            self.channel.say("answer", ERROR + text.encode())
+        else:
+            end = CallEnd(text, self._signs(), silent, self._is_vague)
+            self.channel.close(end)
 
     # ---- Signs of life.
 
@@ -469,7 +471,7 @@ class ManyProcesses(Processes):
             )
 
 
-def is_told(error: BaseException) -> bool:
+def is_of_others(error: BaseException) -> bool:
     """Whether an error that `share_errors` raises is of another process, or for one
     that was silent."""
     return isinstance(error.__context__, PeerError)
