@@ -65,7 +65,7 @@ def has_pin(run: Backend, step: int) -> bool:
 def locked(steps: Steps, step: int) -> Iterator[Signature]:
     """Holds the lock of a step. **Raises:** `FileNotFoundError` if there is no such
     step."""
-    found = steps.find(step)
+    found = steps.find_signature(step)
     if found is None:
         raise missing_error(steps, step)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -80,7 +80,7 @@ def is_staying(steps: Steps, step: int) -> bool:
     puts its mark back if there is a pin: so a step of ours without a mark may be on its
     way."""
     end = time.monotonic() + _DELETION_SECONDS
-    while (found := steps.find(step)) is not None:
+    while (found := steps.find_signature(step)) is not None:
         is_marked = steps.is_local or steps.root.has(f"{step}/{_published.DONE}")
         if not found.is_ours or is_marked or time.monotonic() > end:
             return True

@@ -115,7 +115,7 @@ def add_to(run: Steps, step: SupportsIndex, metrics: Mapping[str, Any]) -> None:
     step = _steps.check_step(step)
     with _pins.locked(run, step) as found:
         save = run.journal.row(step, found.stamp).save if found.is_ours else ""
-        if run.find(step) == found:
+        if run.find_signature(step) == found:
             run.history.add(step, save, numbers)
             if _pins.is_staying(run, step):
                 return

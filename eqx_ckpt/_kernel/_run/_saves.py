@@ -211,7 +211,7 @@ class Saves:
         replaced."""
         steps = self.steps
         steps.check_free(step)
-        found = steps.find(step)
+        found = steps.find_signature(step)
         # Where Orbax has several trees in a step, none is found.
         if steps.orbax.items(step) if found is None else not found.is_ours:
             raise FileExistsError(

@@ -35,13 +35,13 @@ from ._orbax_steps import OrbaxSteps
 from ._step_journal import index_of, Journal
 
 
-# How often all steps are looked at, where others save and delete them meanwhile.
+# The most looks at all steps, where others save and delete them meanwhile.
 LOOKS = 100
 
 
 class Signature(NamedTuple):
-    """A mark that tells saves of a step apart: the stamp of the file that completes it.
-    `is_ours`: the step is not one of Orbax."""
+    """A value that tells saves of a step apart: the stamp of the file that completes
+    it. `is_ours`: the step is not one of Orbax."""
 
     stamp: Any
     is_ours: bool = True
@@ -61,16 +61,17 @@ class Steps:
         found = _root.resolve(root)
         is_path = isinstance(found, LocalDirectory)
         self.root = _root.resolve(found.target()) if is_path else found
-        # The directory of the run, as other calls take it: a `Store` has its options.
+        # The directory of the run, as a caller may pass it on: a `Store` if it was
+        # given as one, as that has options.
         self.location = _rooms.store_of(root) or self.root.url
         self.orbax = OrbaxSteps(self.root)
         self.journal = Journal(self.root, lambda: self.listing().steps)
         self.history = History(self.root)
         # The attempts that were read, by their numbers and, on a disk, the stamps of
         # their files. An attempt never changes, but another run may come in the place
-        # of this one. An object store is not asked for stamps: it has another run once
-        # none of the history's files has a name that was there before.
-        self._attempts: dict[tuple[int, str], Attempt] = {}
+        # of this one. In an object store there are no stamps: the cache is emptied when
+        # no file of the history is one that was there before.
+        self._known_attempts: dict[tuple[int, str], Attempt] = {}
         self._history_names: set[str] = set()
         # In an object store, the steps of the last list, with those saved here since,
         # and without those deleted here. None: it was not listed yet.
@@ -89,7 +90,7 @@ class Steps:
         """The path of a step, as other calls take it."""
         step = check_step(step)
         if self.is_local:
-            self.signature(step)  # One of Orbax may be elsewhere.
+            self.signature(step)  # It notes where one of Orbax is.
         return self.known_path(step)
 
     def known_path(self, step: int) -> str | os.PathLike[str]:
@@ -125,11 +126,11 @@ class Steps:
         if isinstance(self.root, ObjectStore):
             return self._list_store(self.root, asked)
         names = self.root.list_top() or {}
-        # Others may have called a file by a number.
+        # Others may have called a file by a number. `names` says what is a directory.
         may_be_step = lambda name: names[name] or self.root.is_link(name)
         own = filter(may_be_step, filter(_numbered.is_step, names))
         steps = [*map(int, own), *self.orbax.take_names(names)]
-        # Where there are any, they are listed only if they are asked for.
+        # None: there are some, which are listed once somebody asks.
         attempts = None if _attempts.PLACE in names else []
         history = None if _history.PLACE in names else []
         return Listing(dict.fromkeys(steps), attempts, history)
@@ -140,7 +141,7 @@ class Steps:
         self.listed = set(listing.steps)
         names = {*(listing.history or ())}
         if names.isdisjoint(self._history_names):
-            self._attempts.clear()
+            self._known_attempts.clear()
         self._history_names = names
         return listing
 
@@ -163,21 +164,24 @@ class Steps:
             before = there
 
     def is_known_absent(self, step: int) -> bool:
-        """Whether a step was neither listed nor saved here, where it takes requests to
-        know more. If another process has saved it since, the commit is refused."""
+        """In an object store, whether a step was neither listed nor saved here. If
+        another process has saved it since, the commit is refused. On a disk False:
+        there a look is cheap."""
         return self.listed is not None and step not in self.listed
 
     def signature(self, step: int) -> Signature | None:
         """The signature of a step, which changes with the save; None if the step is not
-        complete, or leads through a link."""
+        complete, or leads through a link. It also notes where a step of Orbax is, in
+        `orbax.trees`."""
         if stamp := self.root.stamp(index_of(step)):
             self.orbax.trees.pop(step, None)
             return Signature(stamp)
         stamp = self.orbax.stamp(step)
         return Signature(stamp, is_ours=False) if stamp else None
 
-    def find(self, step: int) -> Signature | None:
-        """The same, which one wrong answer of a store does not hide."""
+    def find_signature(self, step: int) -> Signature | None:
+        """The signature of a step. A store that gives none is asked twice: it may be
+        wrong once."""
         return _store.look_twice(self.root, lambda: self.signature(step), bool)
 
     def is_complete(self, step: int, listing: Listing) -> bool:
@@ -188,11 +192,13 @@ class Steps:
         for listed in self.listings() if listing is None else [listing]:
             steps = sorted(listed.steps)
             unsure = [step for step in steps if listed.steps[step] is None]
-            # The oldest first: an older one goes only once a newer one is complete.
+            # The oldest first: an older one goes only once a newer one is complete, so
+            # that one is seen.
             found = _store.each(self.root, self.signature, unsure)
             signatures = dict(zip(unsure, found))
-            if complete := [step for step in steps if signatures.get(step, True)]:
-                return complete
+            # Those that the list shows to be complete were not looked at.
+            if found_complete := [x for x in steps if signatures.get(x, True)]:
+                return found_complete
         return []
 
     # ---- Which of them count.
@@ -240,10 +246,10 @@ class Steps:
 
     def _attempt(self, number: int) -> Attempt | None:
         stamp = self.root.stamp(f"{_attempts.PLACE}/{number}") if self.is_local else ""
-        known = self._attempts.get((number, stamp))
+        known = self._known_attempts.get((number, stamp))
         found = known or _attempts.read_attempt(self.root, number)
         if found is not None:
-            self._attempts[number, stamp] = found
+            self._known_attempts[number, stamp] = found
         return found
 
     def _is_save(self, step: int, save: str, listing: Listing) -> bool:
