@@ -54,7 +54,7 @@ def rules(
     to a wanted one. Empty if all stay, none are found, or there are too many to try."""
     taken = set(moves.values())
     aside = (x for x in saved if x in taken and x not in moves)
-    task = _Task({**moves, **{x: f"{_ASIDE}.{x}" for x in aside}}, saved, wanted)
+    task = _Task({**moves, **{x: f"{_ASIDE}.{x}" for x in aside}}, saved, {*wanted})
     for found in (task.find_few(), _one_by_one(task.moves)):
         are_few = len(found) * len(saved) <= _MAX_CHECKS
         if are_few and task.is_done_by(found):
@@ -118,9 +118,9 @@ class _Task(NamedTuple):
         for name in self.saved:
             new = self.moves.get(name, "")
             olds, news = _numbered(name), _numbered(new)
-            stay = not new or olds[1::2] == news[1::2]
+            numbers_stay = not new or olds[1::2] == news[1::2]
             texts = tuple(olds[::2]), tuple(news[::2])
-            out.setdefault(texts if stay else name, name)
+            out.setdefault(texts if numbers_stay else name, name)
         return [*it.islice(out.values(), _MAX_SAMPLES)]
 
     def _effects(self, names: set[str], samples: list[str]) -> dict[NameRule, _Effect]:

@@ -206,7 +206,7 @@ class TreeRecord:
                 yield name, row
 
     def value_names(self, above: str = "") -> Iterator[str]:
-        """The names of all of these values, and of the parts of those with parts."""
+        """The names of all compared values, and of the parts that some of them have."""
         for name, row in self.nodes_with_values(above):
             for part, value in self.compared_values(row).items():
                 todo = [(_names.joined(name, part) or _names.ROOT, self.form(value))]
