@@ -175,7 +175,7 @@ class Near(NearSteps):
         root, start = saves.steps.root, saves.attempt_start
 
         def decide(reports: list[bytes]) -> bytes:
-            saves.check_begin()
+            saves.check_place_of_run()
             if start.attempt is None and not start.has_restored:
                 chosen = _near_search.choose(root, reports)
                 if chosen.step is not None:

@@ -35,9 +35,9 @@ with ec.CheckpointManager(
         stop = manager.should_stop()
         # The clocks of processes differ: process 0 decides.
         if step == 3 and rank == 0:
-            manager._saves.last_begin -= 1000
+            manager._saves.last_begin_time -= 1000
         if step == 2 and rank == 1:
-            manager._saves.last_begin -= 10000
+            manager._saves.last_begin_time -= 10000
         if manager.save(step, tree(step), {"loss": 1 / step}, force=stop):
             kept.append(step)
         if stop:

@@ -116,7 +116,7 @@ def test_when_it_saves(root):
 def test_when_time_has_passed(root):
     with ec.CheckpointManager(root, every_seconds=1000) as manager:
         assert not manager.save(1, tree_at(1))
-        manager._saves.last_begin -= 1000
+        manager._saves.last_begin_time -= 1000
         assert manager.save(2, tree_at(2)) and not manager.save(3, tree_at(3))
     with ec.CheckpointManager(root, every=2, every_seconds=0.01) as manager:
         assert manager.save(4, tree_at(4))

@@ -428,14 +428,14 @@ class CheckpointManager:
         **Raises:** `FileNotFoundError` if there is no such step.
         """
         self.wait()
-        self._saves.do_in_first(
+        self._saves.do_in_process_0(
             f"Pinning step {step}", lambda: _pins.pin(self._steps, step)
         )
 
     @_handlers.pass_through
     def unpin(self, step: SupportsIndex) -> None:
         """Undoes [`pin`][]."""
-        self._saves.do_in_first(
+        self._saves.do_in_process_0(
             f"Unpinning step {step}", lambda: _pins.unpin(self._steps, step)
         )
 
@@ -446,7 +446,7 @@ class CheckpointManager:
         **Raises:** `ValueError` if it is pinned; and what `delete` raises.
         """
         self.wait()
-        self._saves.do_in_first(
+        self._saves.do_in_process_0(
             f"Deleting step {step}", lambda: _removal.delete_step(self._steps, step)
         )
 

@@ -71,19 +71,19 @@ class Saves:
         # ---- What is saved.
 
         # When the last save began, in seconds of `time.monotonic`.
-        self.last_begin = time.monotonic()
+        self.last_begin_time = time.monotonic()
         # The save that goes on, if one does. There are more only where the handler of a
         # signal saves in the middle of a call.
         self.running: list[RunningSave] = []
         # The step of a save that is being started, until it is in `running`. It stays
         # here if that was interrupted: the save may go on all the same.
-        self._starting: int | None = None
+        self._starting_step: int | None = None
         # The last step that was saved here, or loaded: it is known to be whole.
         self.last_whole: SaveHandle | str | os.PathLike[str] | None = None
         # Steps that a load has found damaged: the next save of one moves it aside.
         self.damaged: set[int] = set()
-        # Whether a step has the metric of `best`, or it was told that none has it.
-        self._has_metric = False
+        # Whether it was checked that a step has the metric of `best`.
+        self._is_metric_checked = False
 
         # ---- What was given, and is not saved.
 
@@ -113,7 +113,7 @@ class Saves:
     def _save_if_due(self, state: PendingState) -> bool:
         self._has_raised = True  # Unless this comes to its end.
         is_begun = False
-        # If it may be due, process 0 decides, by its own clock.
+        # `is_due` says whether it may be, alike in all. Process 0 asks its clock too.
         if state.force or self.policy.is_due(state.step):
             try:
                 is_begun = self._save(state)
@@ -143,23 +143,23 @@ class Saves:
         decision = self._decide(state, deciding)
         if decision is None:
             return False
-        may_link = self.policy.reuse and self.options.layout in _layouts.PACKED
+        may_reuse = self.policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
             processes=deciding.within(self.together, f"step {step}, save"),
             overwrite=decision.may_replace,
-            reuse=self.last_whole if may_link else None,
+            reuse=self.last_whole if may_reuse else None,
             functions=state.functions,
             metadata={**given, "step": step, "metrics": decision.metrics},
         )
-        self._starting = step
+        self._starting_step = step
         handle = self._stage_and_start(state, options)
-        self.last_begin = time.monotonic()
+        self.last_begin_time = time.monotonic()
         saving = RunningSave(step, handle, decision.metrics, _threads.Event())
         leads = deciding.leads
         handle.add_done_callback(lambda _: self._after_save(saving, may_delete, leads))
-        # Last: whoever waits for it waits for the save and for what follows it.
+        # After the callback: who waits for a running save, waits for its follow-up too.
         self.running.append(saving)
-        self._starting = None
+        self._starting_step = None
         try:
             handle.staged()
         except Exception:
@@ -176,7 +176,7 @@ class Saves:
         try:
             word = processes.decide(lambda _: self._prepare(state))
         except Exception as e:
-            # If the save before has failed, that is told now, and not once more.
+            # If the save before has failed here, this call tells it, and no later one.
             try:
                 self.wait()
             except Exception as before:
@@ -190,11 +190,11 @@ class Saves:
 
         **Raises:** `FileExistsError` for a step that is there.
         """
-        step, force = state.step, state.force
-        if not (force or state.is_last or self.policy.is_due(step, self.last_begin)):
+        step, force, last_time = state.step, state.force, self.last_begin_time
+        if not (force or state.is_last or self.policy.is_due(step, last_time)):
             return b""
         self.wait()
-        self.check_begin()
+        self.check_place_of_run()
         self.steps.check_not_linked(step)
         self._check_metrics(state)
         if step in self.damaged:
@@ -213,7 +213,8 @@ class Saves:
         steps.check_free(step)
         found = steps.find_signature(step)
         # Where Orbax has several trees in a step, none is found.
-        if steps.orbax.items(step) if found is None else not found.is_ours:
+        is_of_orbax = not found.is_ours if found else bool(steps.orbax.items(step))
+        if is_of_orbax:
             raise FileExistsError(
                 f"Step {step} exists already in `{steps.root}`: there is an Orbax "
                 "checkpoint, which is left as it is."
@@ -229,9 +230,12 @@ class Saves:
                 "before you replace it."
             )
 
-    def check_begin(self) -> None:
+    def check_place_of_run(self) -> None:
         """Checks the place of the run before the first save, also to near disks.
-        **Raises:** where a run cannot be."""
+
+        **Raises:** `ValueError` or an `OSError` where no run can be saved.
+        """
+        # A step that is whole shows that the place is good.
         if self.last_whole is None:
             _options.check_name(self.steps.root)
             self.steps.root.check_writable()
@@ -243,10 +247,10 @@ class Saves:
         """Warns once of metrics without that of `best`, as long as no step has it: it
         may be misspelt, or an evaluator adds it later."""
         best = self.policy.best
-        if best is None or not state.metrics or self._has_metric:
+        if best is None or not state.metrics or self._is_metric_checked:
             return
         has = self.policy.has_metric
-        self._has_metric = True
+        self._is_metric_checked = True
         if best[0] not in state.metrics and not has(_best.metrics_of(self.steps)):
             some = _policy.nearest(best[0], state.metrics)
             _log.warn(
@@ -281,7 +285,7 @@ class Saves:
         return handle
 
     def _after_save(self, saving: RunningSave, may_delete: bool, leads: bool) -> None:
-        """Once a save is over, process 0 does what follows it."""
+        """Notes a save that is over. Process 0 does what follows it."""
         try:
             if _background.committed_by(saving.handle) is not None:
                 self.damaged.discard(saving.step)
@@ -302,7 +306,8 @@ class Saves:
             except Exception:
                 self._count_as_over(saving)
                 raise
-            self._count_as_over(saving)  # But not after Ctrl-C: it goes on.
+            # Not in a `finally`: after Ctrl-C the save goes on.
+            self._count_as_over(saving)
         self._follow_up.warn_of_failures()
 
     def _count_as_over(self, saving: RunningSave) -> None:
@@ -316,8 +321,8 @@ class Saves:
     # ---- States that are not saved yet.
 
     def _may_try_again(self, state: PendingState, error: BaseException) -> bool:
-        """Whether another try might save a state, such as when a disk was full. A state
-        that is refused leaves the one before it the last one."""
+        """Whether another try might save a state, such as when a disk was full. One
+        that is refused is not kept: the state before it stays."""
         is_refused = isinstance(error, (FileExistsError, TypeError, ValueError))
         is_running = self._is_running(state.step)
         return _processes.count() == 1 and not (is_refused or is_running)
@@ -339,7 +344,7 @@ class Saves:
         # Static fields of the caller's may raise whatever they like.
         with contextlib.suppress(Exception):
             is_checked = bool(looks == self._checked)
-        if kept.is_gone or not is_checked:
+        if kept.is_gone or not is_checked:  # Of donated arrays the plan raises.
             options = self.options._replace(functions="drop")
             _plan.plan(self.steps.at(state.step), state.tree, options)
             _own.encode(state.own)
@@ -376,7 +381,7 @@ class Saves:
                     self._save(state)
             self.wait()
         except BaseException as e:
-            self.end_after(e)
+            self._end_after(e)  # The kept state gets one more try.
             raise
         self.kept = None
 
@@ -426,7 +431,7 @@ class Saves:
         step = kept.state.step
         if self._is_running(step):
             return True
-        if self._starting != step:
+        if self._starting_step != step:
             return False
         # It may go on. With `force`, what is there may be an older save: it is saved
         # again.
@@ -456,7 +461,7 @@ class Saves:
         what = f"{what}, in `{root}`"
         return _processes.of_run(kind, root, together, what)
 
-    def do_in_first(self, what: str, act: Callable[[], None]) -> None:
+    def do_in_process_0(self, what: str, act: Callable[[], None]) -> None:
         """Process 0 acts; an error of it is one of all processes."""
         self.processes_in(what, what).decide(lambda _: act() or b"")
 
@@ -469,6 +474,6 @@ class Saves:
         """Notes a load: the path of its step, if it has read and checked all of that;
         whether that was a near step; and the steps that were found damaged."""
         self.damaged |= damaged
-        # A near step is no step of the root.
+        # The save after a near one reuses nothing: a near step is not at the root.
         if is_near or path is not None:
             self.last_whole = None if is_near else path
