@@ -24,8 +24,8 @@ Its count would differ from then on. These rules bring it back:
    Otherwise it ends the number for nobody, and goes on to the next one.
 
 So a process that is behind passes all ends without a wait. One that is ahead has left
-the numbers that process 0 then uses: process 0 sees that, and passes them too. So they
-always come to one number. Besides:
+the numbers that process 0 then uses: process 0 sees that, and passes them too. In
+the end all come to one number. Besides:
 
 - Calls of different lines are never paired.
 - An answer is given to calls of all processes, each of which takes it once.
@@ -170,9 +170,12 @@ class ManyProcesses(Processes):
         self._is_over = False
         # The sign of this call, from its first word on.
         self._sign = CallSign("")
-        # In process 0, of the first round: whether this call is vague.
+
+        # ---- In process 0, of the first round.
+
+        # Whether this call is vague.
         self._is_vague = False
-        # The signs of calls that it has met, by process.
+        # The signs of the calls that have come to this number, by process.
         self._heard: dict[int, CallSign] = {}
         # What went wrong in other calls of a process.
         self._errors_elsewhere: dict[int, str] = {}
@@ -302,8 +305,8 @@ class ManyProcesses(Processes):
         return is_like and not may_be_next
 
     def _tell_leader(self, text: str, has_spoken: bool) -> None:
-        """Says so to process 0: that it is gone, if it has said its word; else the
-        error, in place of that."""
+        """Tells process 0 of an error here: that this process is gone, if it has said
+        its word; else the error, in place of that."""
         if self._said is not None:
             self.channel.leave(self._said)
             return
@@ -425,7 +428,7 @@ class ManyProcesses(Processes):
         if len(signs) == 1:
             line.apart = []
             return []
-        # If all are in it, nobody can tell who is behind.
+        # If all are in `apart`, nobody can tell who is behind.
         behind = [sign for sign in signs if sign in line.apart]
         if behind and len(behind) < len(signs):
             return behind
@@ -433,7 +436,7 @@ class ManyProcesses(Processes):
         return []
 
     def _tell_all(self, text: str, silent: Sequence[int]) -> None:
-        """Says so to all: these have been `silent`."""
+        """Tells all of an error here; these have been `silent`."""
         if self.channel.round > 0:
             self.channel.say("answer", ERROR + text.encode())
         else:
