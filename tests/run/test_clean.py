@@ -57,6 +57,23 @@ def test_clean(tmp_path):
     assert files_of(steps).keys() == kept
 
 
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+@pytest.mark.parametrize("place", ["directory", "step", "store"])
+def test_a_signature_of_what_is_there_stays(tmp_path, place, layout):
+    run = tmp_path / "run"
+    path = f"memory://signed/{layout}" if place == "store" else run / "5/default"
+    if place == "step":
+        with ec.CheckpointManager(run, layout=layout) as manager:
+            manager.save(5, _tree(1))
+    else:
+        ec.tree_serialise_leaves(path, _tree(1), layout=layout)
+    files = StoredFiles(path)
+    files["model.sig"] = b"{}"
+    for at in {path, run if place == "step" else path}:
+        assert ec.clean(at, idle=place == "store") == []
+    assert files["model.sig"] == b"{}"
+
+
 def test_clean_of_a_checkpoint(tmp_path):
     steps, leftovers = _steps(tmp_path)
     assert ec.clean(steps / "0") == [leftovers[0]]

@@ -42,6 +42,8 @@ class InPlace(DirectoryTransaction):
                     root.sync_directories([""])
                 # `write_orbax` may have added some since.
                 _delete_side(root, root.list_top() or {})
+                if not root.is_directory(_files.SIGNATURE):
+                    discard(root, _files.SIGNATURE)
                 for other in others:
                     # Unless it is being written.
                     _leftovers.delete_abandoned(root.below(f"d/{other}"))
@@ -54,9 +56,10 @@ class InPlace(DirectoryTransaction):
 
 
 def delete_outdated(root: Backend) -> None:
-    """Deletes files for other readers that the save which is there does not have, and
-    files that were to be put in place at its root. What cannot be done now may be
-    later. Where there are no locks, the caller knows that nobody saves there."""
+    """Deletes files for other readers that the save which is there does not have, files
+    that were to be put in place at its root, and directories in which it has nothing. A
+    signature stays, as it may be of that save. What cannot be done now may be later.
+    Where there are no locks, the caller knows that nobody saves there."""
     with contextlib.suppress(OSError, ValueError), root.lock() as is_locked:
         published = None
         if is_locked or root.is_remote:
@@ -77,5 +80,3 @@ def _delete_side(root: Backend, entries: Iterable[str]) -> None:
     """Deletes the files for other readers at a root, which are of another save."""
     for key in _files.SIDE.intersection(entries):
         discard(root, key)
-    if not root.is_directory(_files.SIGNATURE):
-        discard(root, _files.SIGNATURE)
