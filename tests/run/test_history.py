@@ -252,6 +252,15 @@ def test_the_best_few_stay(root):
     assert ec.CheckpointManager(join(root, "new"), **options).best(n=2) == []
 
 
+def test_a_damaged_file_of_metrics_keeps_no_step(root):
+    options = dict(keep=2, best=("loss", "min"))
+    with ec.CheckpointManager(root, **options) as manager:
+        fill_run(manager, [1], loss=[1])
+        StoredFiles(root)[f"{PLACE}/added-1-{'0' * 16}"] = b"damaged"
+        fill_run(manager, range(2, 6), loss=range(2, 6))
+    assert manager.steps() == [1, 4, 5]
+
+
 def test_a_rule_of_ones_own(root):
     given = []
 

@@ -2,8 +2,8 @@
 
 It is a directory of files that nobody changes: one is written for each save. Where
 there are many of a size they are joined, so that their number grows as the logarithm of
-that of the steps. Several processes may write and join at a time: a row that is twice
-there counts once.
+that of the steps, until files have so many rows that they stay. Several processes may
+write and join at a time: a row that is twice there counts once.
 """
 
 import itertools as it
@@ -73,7 +73,9 @@ class History:
 
     def is_behind(self) -> bool:
         """Whether metrics were added that `refresh_added` would read."""
-        return bool(self._new(_KINDS[1:], None))
+        new = self._new(_KINDS[1:], None)
+        # A file without rows is torn, or damaged, and may stay so for good.
+        return any(x != [] for x in _store.each(self._root, self._rows_in, new))
 
     def _new(self, kinds: Sequence[str], names: Iterable[str] | None) -> list[str]:
         """The files of some kinds whose rows are not known."""
