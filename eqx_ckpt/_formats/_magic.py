@@ -119,7 +119,7 @@ def unread_format(probe: Probe) -> str | None:
 
 
 def unread_zip(members: Iterable[str]) -> str | None:
-    """What `unread_format` says, of a zip of these files."""
+    """The text of `unread_format` for a zip of these files."""
     return _find(_MEMBERS, members)
 
 

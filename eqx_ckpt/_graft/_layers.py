@@ -71,7 +71,7 @@ class LayerGroup:
         return at - self._top, "." not in self._texts[at + 1]
 
     def folded_numbers(self) -> list[tuple[NameNumber, ...]]:
-        """Of each layer, the numbers that are folded."""
+        """The numbers of each layer that are folded."""
         return [tuple(numbers[i] for i in self.folded) for numbers, _ in self.members]
 
 

@@ -151,7 +151,7 @@ def _rule(rule: object) -> RenameRule:
 
 
 def of_names(given: object) -> Rename:
-    """What `of` gives, in a call that takes arrays as they are.
+    """Equal to `of`, for a call that takes arrays as they are.
 
     **Raises:** `ValueError` for rules with adapters.
     """

@@ -371,7 +371,7 @@ class Matcher:
         return _text.message([*lines, elsewhere] if elsewhere else lines)
 
     def _hint(self, kind: str, name: str, text: str) -> str:
-        """What is to be said of a problem, beside its text."""
+        """The text that goes beside that of a problem."""
         if kind == "missing":
             return self._hint_of_missing(name)
         some = it.islice(_folding.unfold(name), len(self.origins))

@@ -98,7 +98,8 @@ def bar(
 
 
 class _Needed(NamedTuple):
-    """What a target needs of a leaf: views (None: all of it), and in which numbers."""
+    """The parts of a leaf that a target needs: views (None: all of it), and the
+    conversion of their numbers."""
 
     views: tuple[View, ...] | None
     conversion: Conversion | None
@@ -177,7 +178,7 @@ def _join(reads: list[StoredRead]) -> StoredRead:
 
 
 def _need_of(leaf: LeafRead) -> _Needed:
-    """What a target needs of a leaf: all of it, a view, or regions."""
+    """The parts of a leaf that its target needs: all of it, a view, or regions."""
     record, view, target, move = leaf
     views = None if view is None else (view,)
     regions = _from_host.regions(target)

@@ -244,7 +244,7 @@ def _number_templates(
 
 
 def stored_value(value: object, dtype: np.dtype | None) -> StoredValue:
-    """What a leaf is written from. `dtype` is what floating arrays are cast to."""
+    """The value that a leaf is written from. Floating arrays are cast to `dtype`."""
     if isinstance(value, LazyArray):
         unread = _lazies.lazy_source(value, dtype)
         return StoredValue(unread, unread.template)

@@ -42,8 +42,8 @@ def likeness(value: object) -> Any:
 
 
 def lazy_source(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
-    """What a lazy leaf is written from. Its template has chunks only if it lies in its
-    source as it will be stored. `dtype` is what floating arrays are cast to.
+    """The value that a lazy leaf is written from. Its template has chunks only if it
+    lies in its source as it will be stored. Floating arrays are cast to `dtype`.
 
     **Raises:** as `check_whole`.
     """

@@ -51,7 +51,7 @@ def _store_of_url(path: Any, url: str) -> Backend:
 
 
 def _kinds_of_stores() -> dict[str, Callable[[Any], Backend]]:
-    """What makes the store of a path, by the scheme of its URL; "*" is any other."""
+    """The makers of stores by the schemes of URLs; "*" is any other path."""
     return {"memory": _in_memory, **_rooms.kinds_of_stores()}
 
 

@@ -306,8 +306,8 @@ PREFETCH = 4
 def to_host_by_regions(
     leaf: object, template: Template, regions: Iterable[tuple[slice, ...]]
 ) -> Iterator[np.ndarray]:
-    """What `to_host` gives, of some regions in turn: no more than a few are copied at a
-    time."""
+    """The arrays of `to_host` for some regions in turn: no more than a few are copied
+    at a time."""
     if isinstance(leaf, Payload):
         yield from map(np.ascontiguousarray, leaf.read(regions))
         return

@@ -203,8 +203,8 @@ def match_entries(
     unlabelled = {position for position, label in wanted.items() if not any(label)}
     if unlabelled and others:
         _check_positions(state, unlabelled, others, False)
-    finder = _Finder(labelled)
-    led = {position: finder.find(label) for position, label in wanted.items()}
+    guide = _Guide(labelled)
+    led = {position: guide.lead(label) for position, label in wanted.items()}
     led |= {at: _Led(at if at in others else None, 0) for at in unlabelled}
     count = collections.Counter(led.values())
     first_way: dict[int | None, int] = {}
@@ -227,8 +227,8 @@ class _Led(NamedTuple):
 _MAX_PAIRS = 2**20
 
 
-class _Finder:
-    """Finds the one position that a label leads to, among those of known labels."""
+class _Guide:
+    """Leads a label to the one position that it means, among those of known labels."""
 
     def __init__(self, known: Mapping[int, Label]):
         self._known = known
@@ -241,9 +241,9 @@ class _Finder:
         if len(self._ends) * len(known) <= _MAX_PAIRS:
             self._ways.append(self._of_nearest_end)
 
-    def find(self, label: Label) -> _Led:
-        for way, find in enumerate(self._ways):
-            if found := find(label):
+    def lead(self, label: Label) -> _Led:
+        for way, positions in enumerate(self._ways):
+            if found := positions(label):
                 return _Led(min(found) if len(found) == 1 else None, way)
         return _Led(None, len(self._ways))
 
