@@ -6,7 +6,6 @@ no renames: there it is put in place as a whole, out of memory.
 
 import contextlib
 import io
-import os
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
@@ -19,7 +18,7 @@ from .._kernel._save._transaction import (
 )
 from .._kernel._storage import _local_files
 from .._kernel._storage._backend import Backend
-from .._kernel._storage._descriptor import Descriptor
+from .._kernel._storage._descriptor import Descriptor, NEW_FILE
 from .._kernel._storage._local import LocalDirectory
 
 
@@ -47,8 +46,8 @@ def publish(
         held.callback(discard, txn.work)
         with errors_before_commit(root, nbytes):
             txn.begin(held)
-            name, flags = f"{txn.work.path}/{txn.last_file}", os.O_WRONLY
-            with Descriptor(name, flags | os.O_CREAT | os.O_EXCL) as fd:
+            name = f"{txn.work.path}/{txn.last_file}"
+            with Descriptor(name, NEW_FILE) as fd:
                 with open(fd, "wb", closefd=False) as file:
                     write(file)
                 if durable:

@@ -18,8 +18,9 @@ import os
 # number of one would get what any library says there. So it is given a larger number.
 _LEAST = 3
 _DUPLICATE = fcntl.F_DUPFD_CLOEXEC
-# The flags that open a directory.
+# The flags that open a directory, and that make a file where nothing is.
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def _close(numbers: list[int], count: int) -> None:

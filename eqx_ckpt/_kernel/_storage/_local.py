@@ -19,7 +19,7 @@ from .._errors import MissingError
 from .._format import _files
 from . import _context, _directory_lock, _local_files
 from ._backend import Backend, Usage, Value
-from ._descriptor import Descriptor, DIRECTORY
+from ._descriptor import Descriptor, DIRECTORY, NEW_FILE
 
 
 _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
@@ -327,8 +327,7 @@ class LocalDirectory(Backend):
         above, _, name = f"{self.path}/{key}".rpartition("/")
         borrowed = _locked.get(above)
         directory = borrowed or self.below(key).parent()._open_directory()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with _named(f"{self.url}/{key}"), Descriptor(name, flags, directory) as fd:
+        with _named(f"{self.url}/{key}"), Descriptor(name, NEW_FILE, directory) as fd:
             if directory is not borrowed:
                 directory.close()
             _local_files.write_buffers(fd, buffers, sync)
