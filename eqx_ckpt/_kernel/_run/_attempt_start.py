@@ -67,7 +67,7 @@ class AttemptStart:
         lineage = self._steps.lineage(listing, self._had_near)
         newest = self._steps.newest(listing, lineage, damaged)
         counting, self.number = lineage.attempt, lineage.number
-        last = max(self._steps.attempts(listing), default=0)
+        last = max(self._steps.attempt_numbers(listing), default=0)
         # Training from a restored step gives only later steps.
         restored = self._restored
         origin = restored if restored is not None and restored < step else None

@@ -188,7 +188,7 @@ class Steps:
         return listing.steps[step] is not None or self.signature(step) is not None
 
     def complete(self, listing: Listing | None = None) -> list[int]:
-        """The complete steps, in order."""
+        """The complete steps, in order: of a listing, or as others leave them now."""
         for listed in self.listings() if listing is None else [listing]:
             steps = sorted(listed.steps)
             unsure = [step for step in steps if listed.steps[step] is None]
@@ -227,8 +227,8 @@ class Steps:
         """The attempt that counts: the last that has a complete step of its own; or the
         last one, if that `has_near` steps."""
         is_save = lambda step, save: self._is_save(step, save, listing)
-        for number in self.attempts(listing):
-            attempt = self._attempt(number)
+        for number in self.attempt_numbers(listing):
+            attempt = self._read_attempt(number)
             if attempt is not None:
                 lineage = Lineage(attempt, is_save)
                 newest_first = sorted(listing.steps, reverse=True)
@@ -237,14 +237,14 @@ class Steps:
                     return lineage
         return Lineage(None, is_save)
 
-    def attempts(self, listing: Listing) -> list[int]:
-        """The numbers of attempts, the last first. **Raises:** as `numbers` does."""
+    def attempt_numbers(self, listing: Listing) -> list[int]:
+        """The last first. **Raises:** `ValueError` if their directory is a link."""
         numbers = listing.attempts
         if numbers is None:
             numbers = _numbered.numbers(self.root, _attempts.PLACE)
         return sorted(numbers, reverse=True)
 
-    def _attempt(self, number: int) -> Attempt | None:
+    def _read_attempt(self, number: int) -> Attempt | None:
         stamp = self.root.stamp(f"{_attempts.PLACE}/{number}") if self.is_local else ""
         known = self._known_attempts.get((number, stamp))
         found = known or _attempts.read_attempt(self.root, number)
