@@ -77,8 +77,7 @@ def _parts_for(
     """The parts that a process reads: its own, if it has one, and one part of each
     other set of regions that it needs."""
     own = process if has_own else None
-    # Parts that need not be moved are preferred. Of equal ones, each process begins at
-    # another.
+    # Parts that need not be moved come first; of equal ones, for each process another.
     preference = lambda part: (
         part != own,
         process not in disks_of_part[part],
@@ -86,8 +85,7 @@ def _parts_for(
     )
     order = sorted(reports, key=preference)
     # Where parts differ in which leaves they have whole, all are read: such a leaf may
-    # be nowhere else. One that could not be read for its report differs too: it may
-    # have anything.
+    # be nowhere else. One that could not be read for its report differs from others.
     if len({report.whole for report in reports.values()}) > 1:
         return order
     chosen: dict[str, int] = {}
@@ -119,7 +117,7 @@ class _PartedLeaf:
     """A leaf whose regions arrive, part by part, in `arrays`.
 
     `read` is the read of all of its regions. `to_come` are the reads of the parts that
-    have not come yet, and `pieces` what comes of each part.
+    have not come yet, and `pieces` what comes of each part, in the order of its read.
     """
 
     read: StoredRead
@@ -208,8 +206,7 @@ class Parts:
             leaves = _checkpoint.source_of(self.open(part, file)).index.leaves
         except (OSError, DamagedError):
             return PartReport()
-        # If `like` does not fit, this part has no readers; the load itself raises that
-        # error.
+        # If `like` does not fit, this part has no readers: the load raises that error.
         readers: set[int] = set()
         with contextlib.suppress(Exception):
             readers = _readers(leaves, self._match.reads.values(), count)
