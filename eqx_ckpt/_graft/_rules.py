@@ -97,7 +97,7 @@ class _Task(NamedTuple):
 
     def find_few(self) -> list[NameRule]:
         """The rules of the highest ranks, one by one, until all names are renamed, or
-        no rule renames one more. Empty if there are too many to try."""
+        no rule renames one more: `is_done_by` decides. Empty if they are too many."""
         samples = self._samples()
         left = {x for x in samples if self.moves.get(x, x) != x}
         effects = self._effects(left, samples)
