@@ -7,7 +7,7 @@ from support import inside
 from support.conversations import Play, World
 
 
-def play(monkeypatch, seeds, hows=("tag", "mark", "account")):
+def play(monkeypatch, seeds, hows=("tag", "gist", "account")):
     for seed in seeds:
         for how in hows:
             for in_step in (True, False, None)[: 3 if how == "tag" else 2]:

@@ -73,12 +73,12 @@ class World:
         process.turn.acquire()
 
     def processes(
-        self, line: str, mark: str, tagged: bool, timeout: float
+        self, line: str, gist: str, tagged: bool, timeout: float
     ) -> Processes:
         process = self._local.process
         count, index = len(self.own), process.rank
         channel = Channel(index, count, line, line, timeout, self, process.book)
-        return ManyProcesses(line, mark, tagged, channel)
+        return ManyProcesses(line, gist, tagged, channel)
 
     # ---- As the module `time`.
 
@@ -135,7 +135,7 @@ class Call:
 class Play:
     """A program of calls that some processes skip, fail, make late, or with another
     tree; and then of ten good ones to each path. `how` says what tells calls apart:
-    "tag", "mark" (plain numbers in the tree), or "account" (what is compared). All wait
+    "tag", "gist" (plain numbers in the tree), or "account" (what is compared). All wait
     for all before each call if `in_step`, before the good ones if not, or never."""
 
     timeout = 10.0
@@ -190,9 +190,9 @@ class Play:
     def _save(self, rank: int, number: int, path: str, call: Call) -> None:
         """As `_serialise.write` does."""
         line = f"{path}{number if self.how == 'tag' else ''}"
-        mark = f"{number}-{call.tree}" if self.how == "mark" else ""
-        processes = self.world.processes(line, mark, self.how == "tag", self.timeout)
-        account = f"{number if self.how in ('mark', 'account') else ''}-{call.tree}"
+        gist = f"{number}-{call.tree}" if self.how == "gist" else ""
+        processes = self.world.processes(line, gist, self.how == "tag", self.timeout)
+        account = f"{number if self.how in ('gist', 'account') else ''}-{call.tree}"
         with processes.share_errors():
             if call.what == "plan":
                 raise OSError("bad tree")

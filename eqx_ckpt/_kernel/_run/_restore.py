@@ -241,8 +241,8 @@ def _load_chosen(search: _Search, step: int, processes: Processes) -> _Loaded:
             found = near.load(processes.index, request)
         else:
             who = request.options.get("processes", "all")
-            within = processes.within(who, "restore")
-            found = _load(search.saves.steps, step, _with_processes(request, within))
+            part = processes.for_part(who, "restore")
+            found = _load(search.saves.steps, step, _with_processes(request, part))
     except Exception as e:
         error = e
     outcome = _agree(processes, error, near.blamed)

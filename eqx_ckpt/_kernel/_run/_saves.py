@@ -145,7 +145,7 @@ class Saves:
             return False
         may_reuse = self.policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
-            processes=deciding.within(self.together, f"step {step}, save"),
+            processes=deciding.for_part(self.together, f"step {step}, save"),
             overwrite=decision.may_replace,
             reuse=self.last_whole if may_reuse else None,
             functions=state.functions,

@@ -39,7 +39,8 @@ class Journal:
         self._list_steps = list_steps
         self._summaries: dict[tuple[str, str], IndexSummary] = {}
         self._rows: dict[int, StepRow] | None = None
-        # What was read of steps that are not in it, or the error, by what marked them.
+        # What was read of steps that are not in it, or the error, by the stamps of
+        # their indices, or the signatures of steps of Orbax.
         self._looked: dict[int, tuple[Hashable, Any]] = {}
         # Steps whose rows are not in the file, and since when that is known.
         self._missing: dict[int, float] = {}
@@ -58,17 +59,17 @@ class Journal:
             row = self.known(step, stamp, ft.partial(self._look, step, stamp))
         return row
 
-    def known(self, step: int, mark: Hashable, read: Callable[[], T]) -> T:
+    def known(self, step: int, stamp: Hashable, read: Callable[[], T]) -> T:
         """The value that `read` gives for a step: it is read once while the step has
-        the mark. **Raises:** as `read`; a `ValueError` is kept like a value."""
+        the stamp. **Raises:** as `read`; a `ValueError` is kept like a value."""
         was, found = self._looked.get(step, (None, None))
-        if was != mark:
+        if was != stamp:
             try:
                 found = read()
             except ValueError as e:
-                self._looked[step] = mark, copy.copy(e)
+                self._looked[step] = stamp, copy.copy(e)
                 raise
-            self._looked[step] = mark, found
+            self._looked[step] = stamp, found
         if isinstance(found, ValueError):
             raise copy.copy(found)
         return cast(T, found)

@@ -62,12 +62,12 @@ class PeerError(Exception):
 class CallSign(NamedTuple):
     """The sign by which a call is told from others that it meets."""
 
-    mark: str
+    gist: str
     account: str | None = None
 
     def is_like(self, other: "CallSign") -> bool:
         accounts = self.account, other.account
-        return self.mark == other.mark and (None in accounts or len({*accounts}) == 1)
+        return self.gist == other.gist and (None in accounts or len({*accounts}) == 1)
 
 
 def signed(kind: bytes, sign: CallSign, word: bytes) -> bytes:

@@ -31,11 +31,11 @@ the end all come to one number. Besides:
 - An answer is given to calls of all processes, each of which takes it once.
 - A process that is late for a call has its error immediately, and meets the next call.
 
-A call that is part of another has a line of its own each time (`within`). Otherwise a
+A call that is part of another has a line of its own each time (`for_part`). Otherwise a
 process that is interrupted in the outer call, before the inner one, would come too late
 for the inner one when both are made again.
 
-**Signs** tell calls of one line apart if it has no tag. A sign has a *mark*: a digest
+**Signs** tell calls of one line apart if it has no tag. A sign has a *gist*: a digest
 of the plain numbers and the metadata that are saved. Once it is known, a sign also has
 the call's *account*: a digest of all that has to be the same in all processes (see
 `_agree`). A call is *vague* if it has neither tag nor account, or if its sign is like
@@ -145,7 +145,7 @@ class Processes:
     def fail(self, error: BaseException) -> None:
         """Tells the others, outside `share_errors`, that this process gives up."""
 
-    def within(self, who: Who, name: str) -> Who:
+    def for_part(self, who: Who, name: str) -> Who:
         """Options of a call that is a part of this one. No other call has its tag. So
         if a process is interrupted before it comes to the inner call, the next one does
         not find what was left of it."""
@@ -153,15 +153,15 @@ class Processes:
 
 
 class ManyProcesses(Processes):
-    """All processes of a run in one call. People are told `what` they do, and `mark` is
+    """All processes of a run in one call. People are told `what` they do, and `gist` is
     that of the sign.
 
     All make the same sequence of `gather` and `broadcast`, inside `share_errors`.
     """
 
-    def __init__(self, what: str, mark: str, is_tagged: bool, channel: Channel):
+    def __init__(self, what: str, gist: str, is_tagged: bool, channel: Channel):
         self.index, self.count, self.what = channel.index, channel.count, what
-        self.mark, self.is_tagged, self.channel = mark, is_tagged, channel
+        self.gist, self.is_tagged, self.channel = gist, is_tagged, channel
         # When this round began.
         self._since = 0.0
         # What this process has said in it, unless it is process 0.
@@ -203,7 +203,7 @@ class ManyProcesses(Processes):
 
     def gather(self, word: bytes = b"") -> list[bytes]:
         if self.channel.number is None:
-            return self._gather_first(CallSign(self.mark), word)
+            return self._gather_first(CallSign(self.gist), word)
         if self.leads:
             # It is None only in first rounds.
             return self._collect(word) or []
@@ -212,7 +212,7 @@ class ManyProcesses(Processes):
         return []
 
     def gather_accounts(self, account: bytes) -> list[bytes]:
-        return self._gather_first(CallSign(self.mark, account.decode()), account)
+        return self._gather_first(CallSign(self.gist, account.decode()), account)
 
     def _gather_first(self, sign: CallSign, word: bytes) -> list[bytes]:
         self._sign = sign
@@ -254,7 +254,7 @@ class ManyProcesses(Processes):
         with contextlib.suppress(Exception):
             self._tell(error)
 
-    def within(self, who: Who, name: str) -> Who:
+    def for_part(self, who: Who, name: str) -> Who:
         if who == "own":
             return who
         return dataclasses.replace(together(who), tag=f"{name} {self.channel.number}")
@@ -266,7 +266,7 @@ class ManyProcesses(Processes):
         has_spoken = self.channel.number is not None
         if not has_spoken:
             self.channel.take_number()
-            self._sign = CallSign(self.mark)
+            self._sign = CallSign(self.gist)
         text = _error_text(self.index, error)
         if not self.leads:
             self._tell_leader(text, has_spoken)
@@ -496,10 +496,10 @@ def of_run(
     path: object,
     together: Together,
     what: str,
-    mark: Callable[[], str] = str,
+    gist: Callable[[], str] = str,
 ) -> Processes:
     """The processes of this run, for one call that all make. It meets calls of the same
-    `kind`, path and tag; `what` tells people of it, and `mark` tells apart calls
+    `kind`, path and tag; `what` tells people of it, and `gist` tells apart calls
     without a tag."""
     tag = together.tag
     state = distributed.global_state
@@ -510,7 +510,7 @@ def of_run(
     where = f"{kind}, `{path}`{tagged(tag)}"
     index = state.process_id or 0
     channel = Channel(index, count(), key, where, together.timeout, state.client)
-    return ManyProcesses(what, mark() if tag is None else "", tag is not None, channel)
+    return ManyProcesses(what, gist() if tag is None else "", tag is not None, channel)
 
 
 def tagged(tag: object) -> str:

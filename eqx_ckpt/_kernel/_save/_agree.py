@@ -22,7 +22,7 @@ from ._plan import Plan
 _PLAIN = (bool, int, float, complex, np.generic)
 
 
-def mark(pytree: PyTree, metadata: object) -> str:
+def gist(pytree: PyTree, metadata: object) -> str:
     """The plain numbers of a tree, such as that of the step, and the metadata, as a
     digest: they tell one save from the next before anything is looked at, or fails."""
     try:

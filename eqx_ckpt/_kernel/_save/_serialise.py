@@ -177,8 +177,8 @@ def processes_of(path: object, tree: PyTree, options: SaveOptions) -> Processes:
         return Processes()
     together = _processes.together(options.processes)
     what = f"Saving to `{path}`{_processes.tagged(together.tag)}"
-    mark = ft.partial(_agree.mark, tree, options.metadata)
-    return _processes.of_run("save", _root.place(path), together, what, mark)
+    gist = ft.partial(_agree.gist, tree, options.metadata)
+    return _processes.of_run("save", _root.place(path), together, what, gist)
 
 
 def write(
