@@ -101,7 +101,8 @@ class NearSearch:
 
 
 class NearSteps:
-    """The near steps of a run. Here there are none: `latest` is that of the root."""
+    """The near steps of a run. Here there are none: `latest` is that of the root. With
+    `near`, a manager has the subclass in `_near/_near_steps.py`."""
 
     def __init__(self, saves: Saves):
         self._saves = saves

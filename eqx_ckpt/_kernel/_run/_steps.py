@@ -86,15 +86,19 @@ class Steps:
         still being saved."""
         return isinstance(self.root, LocalDirectory)
 
+    # ---- Where a step is: its path, as other calls take it, its key and its directory.
+    # One of Orbax may be elsewhere than one of ours: `path` looks for it, `known_path`
+    # and `key` go by the last look, and `own_path` and `at` are of a step of ours.
+
     def path(self, step: SupportsIndex) -> str | os.PathLike[str]:
-        """The path of a step, as other calls take it."""
+        """The path of a step, by a look."""
         step = check_step(step)
         if self.is_local:
             self.signature(step)  # It notes where one of Orbax is.
         return self.known_path(step)
 
     def known_path(self, step: int) -> str | os.PathLike[str]:
-        """The same, without a look: of a step of Orbax, as it was last seen."""
+        """The path of a step, by the last look."""
         return below(self.location, self.key(step))
 
     def own_path(self, step: int) -> str | os.PathLike[str]:
@@ -102,7 +106,7 @@ class Steps:
         return below(self.location, f"{step}/{ITEM}")
 
     def key(self, step: int) -> str:
-        """The key of a step at the root; of one of Orbax, as it was last seen."""
+        """The key of a step at the root, by the last look."""
         return self.orbax.trees.get(step, f"{step}/{ITEM}")
 
     def at(self, step: int) -> Backend:

@@ -111,8 +111,8 @@ def read_bytes(root: Backend, key: str, start: int, stop: int) -> bytes:
 def ahead(
     root: Backend, jobs: Sequence[Callable[[], Any]]
 ) -> Sequence[Callable[[], Any]]:
-    """Jobs that look at files below a root, of which not all may be needed. Each is
-    done when it is called, and raises then; in a store all are done now, together."""
+    """Jobs at files below a root, of which not all may be needed. Each is done when it
+    is called, and raises then; in a store all are done now, together."""
     if not root.is_remote:
         return jobs
     done = gather(root, [ft.partial(_outcome, job) for job in jobs])
