@@ -28,9 +28,9 @@ class RunningSave(NamedTuple):
 
 
 class FollowUp:
-    """The work of process 0 after each save of a run: in the thread of the save, or of
-    the caller if that is over before it is asked to. Nobody was warned of the
-    `failures` yet."""
+    """The work of process 0 after each save of a run: in the thread of the save; or in
+    that of the caller, if the save is over by then. Nobody was warned of the `failures`
+    yet."""
 
     def __init__(self, steps: Steps, policy: Policy, attempt_start: AttemptStart):
         self._steps, self._attempt_start = steps, attempt_start
@@ -91,10 +91,9 @@ class FollowUp:
         attempt, delete = self._attempt_start.attempt, self._retention.delete_outdated
         self._thread = threading.get_ident()
         try:
-            failures = delete(new, damaged, attempt, await_mark)
+            self.failures.extend(delete(new, damaged, attempt, await_mark))
         finally:
             self._thread = None
-        self.failures.extend(failures)
         self._steps.journal.note_saved(new.row.step)
 
     def warn_of_failures(self) -> None:

@@ -58,8 +58,7 @@ def remove_step(
 
     At the first no the step stays, and has its mark.
     """
-    saved = steps.saved.get(step)
-    if saved is None or saved.signature != seen:
+    if (saved := steps.saved.get(step)) is None or saved.signature != seen:
         _step_facts.add_to_history(steps, [step])
 
     def confirm() -> bool:
