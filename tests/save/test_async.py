@@ -605,6 +605,31 @@ def test_what_follows_a_save_that_fails_early_is_not_written_before_others():
     assert order == ["first", "third"]
 
 
+def test_a_save_that_was_given_up_has_failed(monkeypatch):
+    """Also if its thread begins, and ends, before whoever gave it up says so."""
+    begun, handles = [], []
+
+    def make(start):
+        def interrupted(worker):
+            begun.append(lambda: start(worker) and worker.join())
+            raise KeyboardInterrupt
+
+        return interrupted
+
+    def give_up(handle):
+        handles.append(handle)
+        begun[0]()
+
+    inside.wrap(monkeypatch, "start a thread", make)
+    with pytest.raises(KeyboardInterrupt):
+        inside.start_in_background("memory://given-up", None, lambda: 1 / 0, give_up)
+    monkeypatch.undo()
+    assert "failed" in repr(handles[0])
+    with pytest.raises(RuntimeError, match="interrupted before it began"):
+        handles[0].result()
+    ec.async_tree_serialise_leaves("memory://given-up", {"x": 1}).result()
+
+
 def test_saves_that_wait_have_a_bounded_number_of_copies(tmp_path, monkeypatch):
     inside.limit(monkeypatch, queued_copy_bytes=3 * 2**20)
     handles, written = [], []

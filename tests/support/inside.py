@@ -90,6 +90,7 @@ CALLS = {
     "is a zip": "_kernel._rooms.is_archive",
     "files of Orbax": "_orbax._write._files_of",
     "start in the background": "_kernel._save._background.start",
+    "start a thread": "_kernel._runtime._threads.Worker.start",
     "run in the background": "_kernel._save._background._work_on",
     "stage": "_kernel._tree._host_copy.stage",
     "largest chunk": "_kernel._storage._arrays.largest_chunk",
@@ -390,10 +391,17 @@ def registered_types_forgotten() -> Iterator[None]:
 # ---- Single steps of a call.
 
 
-def start_in_background(url: str, stage: Any, write: Any) -> Any:
-    """Begins a save of two functions: the handle."""
+def start_in_background(
+    url: str,
+    stage: Any,
+    write: Any,
+    give_up: Callable[[Any], Any] = lambda handle: None,
+) -> Any:
+    """Begins a save of two functions: the handle. `give_up` is called with it if it is
+    interrupted before it begins."""
     handle = _found("_kernel._save._background.SaveHandle")(_root(url))
-    return _found(CALLS["start in the background"])(handle, stage, write)
+    start = _found(CALLS["start in the background"])
+    return start(handle, stage, write, lambda error: give_up(handle))
 
 
 def is_waited_for(handle: Any) -> bool:

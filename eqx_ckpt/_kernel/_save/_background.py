@@ -227,8 +227,7 @@ def start(
         # By Ctrl-C. If the thread has been started all the same, it goes on.
         if _claim(unclaimed):
             give_up(e)
-            _end(handle, [RuntimeError("It was interrupted before it began.")])
-            _drop(_failed, handle)
+            _end_given_up(handle)
         raise
     return handle
 
@@ -294,11 +293,12 @@ def _work_on(
     collect: Callable[[], Any] | None,
     write: Callable[[], Committed | None],
 ) -> None:
+    # None, once the save has succeeded.
     errors: list[BaseException] = [_ended()]
     with _cleanup.surely(ft.partial(_end, handle, errors)):
         try:
             if not _claim(unclaimed):
-                errors.clear()
+                _end_given_up(handle)
                 return
             if collect is not None:
                 collect()
@@ -325,12 +325,18 @@ def _end(handle: SaveHandle, errors: list[BaseException]) -> None:
         if errors and handle not in _failed:
             _failed.append(handle)
         _drop(_pending, handle)
-        # Who has given it up may say so at the same time.
+        # Another thread may say so at the same time. What is said first counts.
         if errors:
             handle._saved.set_exception(errors[0])
         else:
             handle._saved.set_result(None)
     handle._staged.set()
+
+
+def _end_given_up(handle: SaveHandle) -> None:
+    """Says that a save is over which nobody runs. Its caller is told by an error."""
+    _end(handle, [RuntimeError("It was interrupted before it began.")])
+    _drop(_failed, handle)
 
 
 def _forget_locals(error: BaseException | None) -> None:
