@@ -78,7 +78,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail("\n".join([*usage, e.format_message()]))
     except click.ClickException as e:
         return _fail(e.format_message())
-    except click.Abort:
+    except click.Abort as e:
+        if isinstance(e.__cause__, KeyboardInterrupt):  # And not the answer "no".
+            return _fail("It was interrupted. What it had done by then stays.")
         return _fail("Nothing was done.")
     except KeyError as e:
         return _fail(_wording.worded(str(e.args[0]), command))

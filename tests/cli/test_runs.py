@@ -7,6 +7,7 @@ import shutil
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
+from support import inside
 
 import eqx_ckpt as ec
 
@@ -73,6 +74,16 @@ def test_it_asks_first(steps, run, answer, monkeypatch):
     assert (steps / "10").exists() != is_told
     assert code == (0 if is_told else 2)
     assert ("Nothing was done." in err) != is_told
+
+
+def test_it_says_that_it_was_interrupted(steps, run, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    inside.replace(monkeypatch, "delete what is left", interrupted)
+    code, _, err = run("clean", steps)
+    assert code == 2 and "It was interrupted." in err
+    assert "Nothing was done." not in err
 
 
 def test_verify(steps, run, asked):
