@@ -1,7 +1,8 @@
 """Trees, tables and reports as HTML, for notebooks.
 
 What is made stands by itself: no script, style or picture is fetched. Whatever was
-stored is escaped, and what was made has at most so many characters.
+stored is escaped. What was made of a tree has at most so many characters; of a table,
+those of all rows that it is given, which are few.
 """
 
 import html
@@ -15,7 +16,7 @@ from ._lines import TreeLine
 from ._tables import Table
 
 
-# Of one output, in characters, all of which are ASCII; and of a name in it.
+# Of one tree, in characters, all of which are ASCII; and of a name in it.
 _MOST, _MOST_OF_NAME = 160_000, 120
 # Of the children of one node, so that its siblings have some as well.
 _MOST_CHILDREN = 1000
@@ -186,7 +187,7 @@ def table(table: Table) -> str:
     )
     titles = "".join(cell("th", x.title, x.style) for x in table.columns)
     out = [f"<table><tr>{titles}</tr>"] if table.rows else []
-    for cells in table.rows[:_MOST_CHILDREN]:
+    for cells in table.rows:
         out.append(f"<tr>{''.join(cell('td', *x) for x in cells)}</tr>")
     return "".join([*out, "</table>" * bool(out)])
 
