@@ -296,8 +296,9 @@ def export(
     **options: Any,
 ) -> CommandResult:
     ckpt = _checkpoint.open(source)
-    is_held = not node and _foreign_index.is_texts(ckpt.metadata)
-    texts = {**(ckpt.metadata if is_held else {}), **dict(metadata)}
+    own = None if node else ckpt.metadata
+    is_held = _foreign_index.is_texts(own)
+    texts = {**(own if is_held else {}), **dict(metadata)}
     _export.export_safetensors(
         target,
         _tree(ckpt, node),
@@ -305,4 +306,9 @@ def export(
         metadata=texts or None,
         **options,
     )
-    return _written(target)
+    done = _written(target)
+    if own is None or is_held:
+        return done
+    lost = "without the metadata of the source, which are not a dict of strings"
+    data = {**done.data, "lost": ["metadata"]}
+    return CommandResult(data, [*done.lines, [Span(f"  {lost}", "odd")]])

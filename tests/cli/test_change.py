@@ -1,5 +1,7 @@
 """`edit`, `average`, `merge`, `convert` and `export`."""
 
+import json
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -97,6 +99,19 @@ def test_an_export_keeps_texts(tmp_path, run):
     ec.export_safetensors(source, {"w": jnp.ones(2)}, metadata={"format": "pt"})
     assert run("export", source, target, "--metadata", "by=me")[0] == 0
     assert ec.open(target).metadata == {"format": "pt", "by": "me"}
+
+
+@pytest.mark.parametrize("metadata", [None, {"a": "b"}, {"lr": 0.5}])
+def test_an_export_says_which_metadata_it_lacks(tmp_path, run, metadata):
+    source, target = tmp_path / "a", tmp_path / "b.safetensors"
+    ec.tree_serialise_leaves(source, {"w": jnp.ones(2)}, metadata=metadata)
+    code, out, err = run("export", source, target)
+    assert (code, err) == (0, "")
+    is_lost = ec.open(target).metadata != metadata
+    assert is_lost == (metadata == {"lr": 0.5})
+    assert ("without the metadata of the source" in out) == is_lost
+    code, out, _ = run("export", source, target, "--overwrite", "--json")
+    assert ("lost" in json.loads(out)) == is_lost
 
 
 class _Norms(eqx.Module):
