@@ -26,11 +26,11 @@ _PHRASES = [
 _groups = """
     norm ln bn normalization layrnorm, linear fc dense lin, final f,
     layer layers block blocks h resblock resblocks stage stages unit units
-    encoderblock decoderblock resnetblock sequential features,
+    encoderblock decoderblock sequential features,
     embedding emb embed embedder embeddings, query q wq, key k wk, value v wv,
-    output o wo out, mlp ff ffn ffw feedforward mlpblock intermediate, token word,
+    output o wo out, mlp ff ffn ffw mlpblock intermediate, token word,
     position pos positional posembed positions, attention attn att attentions sa,
-    conv convolution convs conv_init, downsample downsamplers downsampler,
+    conv convolution convs, downsample downsamplers downsampler,
     projection proj, vision visual image, critic critics qf, experts expert
 """
 _SYNONYMS = {x: y for y, *some in map(str.split, _groups.split(",")) for x in some}
@@ -39,7 +39,7 @@ _opposites = """
     query key value output qkv, up down gate, encoder decoder, cross self,
     actor critic,
     online target, teacher student, vision text audio, pre post, before after,
-    in output, input output, weight bias, ih hh, mean var, std mean, std mu, mu nu,
+    in output, input output, ih hh, mean var, std mean, std mu, mu nu,
     token position segment patch cls, norm linear conv deconv, forward backward,
     attention mlp, generator discriminator
 """
