@@ -300,7 +300,8 @@ def names_of_paths(
     """Paths of string keys as dotted names of ours, with the kinds of their keys.
 
     A node whose children are 0, 1, 2, ... is a sequence. Where a path goes on after one
-    that is a leaf, as `weight.absmax` beside `weight`, the rest of it is one key.
+    that is a leaf, as `weight.absmax` beside `weight`, one key is the last part of that
+    leaf and the rest.
 
     **Raises:** `ValueError` for paths that are too many.
     """
@@ -372,7 +373,8 @@ def _glued(
 
 
 def flat_name(name: str) -> str:
-    """The inverse of `names_of`."""
+    """The joined name, with dots, that `names_of` would make a name of ours of. Several
+    names of ours may have the same."""
     if "%" not in name:
         return name
     return ".".join(map(_names.unquote, name.split(".")))
