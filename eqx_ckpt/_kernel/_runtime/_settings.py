@@ -17,7 +17,9 @@ T = TypeVar("T")
 
 
 class Setting(Generic[T]):
-    """A setting that blocks change, and that the last of them to end puts back.
+    """A setting that blocks change, and that the last of them to end puts back. A block
+    that begins as that one ends may go on without it: what is set this way makes calls
+    faster, and nothing else.
 
     - `get`, `put`: the functions of the process.
     - `change`: from what blocks find to what they put there. `is_changed` tells that
