@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 import tracemalloc
+import weakref
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -272,6 +273,29 @@ def test_a_state_that_is_refused_costs_none_before_it(root, wrong, why):
             manager.save(3, **{"tree": tree} | wrong)
     tree, step = manager.restore(tree)
     assert step == 2 and tree["x"].tolist() == [2, 2, 2] and manager.steps() == [2]
+
+
+def test_a_save_before_that_has_failed_costs_no_state_after_it(root):
+    """Whatever its error: a damaged checkpoint is a `ValueError`."""
+    source = root.parent / "source"
+    ec.tree_serialise_leaves(source, {"x": np.arange(3e5)})
+    lazy = ec.open(source).tree.x
+    (file,) = source.glob("d/*/0")
+    with pytest.raises(ec.DamagedError):
+        with ec.CheckpointManager(root) as manager:
+            file.write_bytes(bytes(file.stat().st_size))
+            manager.save(1, {"x": lazy})
+            manager.save(2, {"x": np.ones(3)})
+    assert manager.steps() == [2]
+
+
+def test_a_run_that_has_ended_holds_no_array_of_a_device(root):
+    x = jnp.ones(3)
+    with ec.CheckpointManager(root, every=10) as manager:
+        manager.save(1, {"x": x})
+        x = weakref.ref(x)
+    gc.collect()
+    assert manager.steps() == [1] and x() is None
 
 
 def test_a_state_that_is_not_due_takes_one_walk_and_no_new_memory(root, monkeypatch):

@@ -120,7 +120,8 @@ class Matcher:
             is_apart = self.problems.rows.keys() == {"part"}
             raise (_partial.Apart if is_apart else RuntimeError)(self._message())
         if not reads:
-            some = [name for name, good in zip(self.names, self.chosen) if good]
+            numbers = range(len(self.names)) if picked.leaves is None else picked.leaves
+            some = [self.names[i] for i in sorted(numbers) if self.chosen[i]]
             hint = self._source_hint(some)
             raise RuntimeError(
                 f"None of the leaves of `like` that are selected is in the {self.what},"

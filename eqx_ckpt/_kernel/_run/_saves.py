@@ -10,8 +10,10 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from .._format import _json, _layouts, _schema
 from .._runtime import _log, _processes, _threads
@@ -115,10 +117,11 @@ class Saves:
         is_begun = False
         # `is_due` says whether it may be, alike in all. Process 0 asks its clock too.
         if state.force or self.policy.is_due(state.step):
+            before = [saving.handle for saving in self.running]
             try:
                 is_begun = self._save(state)
             except BaseException as e:
-                if self._may_try_again(state, e):
+                if self._may_try_again(state, e, before):
                     self._keep(self._as_kept(state))
                 raise
         if is_begun:
@@ -304,6 +307,7 @@ class Saves:
                 if not _background.await_event(saving.handle, saving.over):
                     self._follow_up.failures.append("The thread of the save has ended.")
             except Exception:
+                _background.await_event(saving.handle, saving.over)
                 self._count_as_over(saving)
                 raise
             # Not in a `finally`: after Ctrl-C the save goes on.
@@ -320,12 +324,16 @@ class Saves:
 
     # ---- States that are not saved yet.
 
-    def _may_try_again(self, state: PendingState, error: BaseException) -> bool:
-        """Whether another try might save a state, such as when a disk was full. One
-        that is refused is not kept: the state before it stays."""
+    def _may_try_again(
+        self, state: PendingState, error: BaseException, before: Sequence[SaveHandle]
+    ) -> bool:
+        """Whether another try might save a state, such as when a disk was full, or the
+        error is that of a save `before`. A state that is refused is not kept: the one
+        before it stays."""
+        if _processes.count() > 1 or self._is_running(state.step):
+            return False
         is_refused = isinstance(error, (FileExistsError, TypeError, ValueError))
-        is_running = self._is_running(state.step)
-        return _processes.count() == 1 and not (is_refused or is_running)
+        return not is_refused or any(_background.error_of(x) is error for x in before)
 
     def _as_kept(self, state: PendingState) -> KeptState:
         return KeptState.of(state, self.options.is_leaf)
@@ -356,7 +364,9 @@ class Saves:
         # one is spoiled, and must not be the kept one any more.
         self.kept = kept
         self.kept = kept.copied(self._copies)
-        self._copies = self.kept.leaves
+        # Those of devices are no copies, and would stay in their memory.
+        is_copy = lambda x: isinstance(x, np.ndarray)
+        self._copies = [x if is_copy(x) else None for x in self.kept.leaves]
 
     # ---- The end of a run.
 
@@ -419,11 +429,12 @@ class Saves:
                     self._save(state, may_delete=False)
                 self.wait()
             except BaseException as e:
-                why = f"{type(e).__name__}: {e}" if str(e) else _STOPPED
+                is_error = isinstance(e, Exception)
+                why = f"{type(e).__name__}: {e}" if is_error else _STOPPED
                 if why == f"{type(error).__name__}: {error}":
                     why = "it fails again, as above"
                 error.add_note(self._not_saved(kept, why))
-                if not isinstance(e, Exception):
+                if not is_error:
                     raise
 
     def _is_under_way(self, kept: KeptState) -> bool:

@@ -149,7 +149,7 @@ class SaveHandle:
         logged and ignored, as by `concurrent.futures.Future.add_done_callback`.
         """
         _context.check_fork()
-        # A run deletes steps in one: whoever waits for its save waits for that as well.
+        # A run deletes steps in one, and waits for that by `RunningSave.over`.
         self._saved.add_done_callback(lambda _: fn(self))
 
 
@@ -165,12 +165,17 @@ def state_of(handle: SaveHandle) -> str:
     """The state of a save, for people."""
     if not handle._saved.done():
         return "being saved"
-    return "failed" if handle._saved.exception() else "saved"
+    return "failed" if error_of(handle) else "saved"
+
+
+def error_of(handle: SaveHandle) -> BaseException | None:
+    """The error of a save that is over and has failed."""
+    return handle._saved.exception() if handle._saved.done() else None
 
 
 def committed_by(handle: SaveHandle) -> Committed | None:
     """The commit of a save that is over; None if it goes on, or has failed."""
-    is_saved = handle._saved.done() and handle._saved.exception() is None
+    is_saved = handle._saved.done() and error_of(handle) is None
     return handle._committed if is_saved else None
 
 

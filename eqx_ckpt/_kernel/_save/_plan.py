@@ -252,8 +252,7 @@ def index_of(
     """The index of a save, which has these files for other readers at its root."""
     options, spec, facts = plan.options, plan.spec, plan.facts
     others = dict(zip(side, map(_index.digest, side.values())))
-    # What is compressed lies elsewhere in each save.
-    make_table = _make_table if spec.is_compressed else _kept_table
+    make_table = _kept_table if written.is_fixed else _make_table
     table = make_table(spec, facts, tuple(plan.parts.items()), written.placed)
     return Index(
         save,

@@ -157,7 +157,8 @@ def finish(task: WriteTask, files: RunsOfFiles, into: Destination[Sink]) -> Writ
     digests = [task.data.digest_table[page].tobytes() for page in pages]
     into.write(f"{into.data_key}/digests", digests)
     own = dict(zip(others, map(_index.digest, others.values())))
-    return Written(placed, "".join(map(_index.digest, digests)), own, manifest)
+    text, is_fixed = "".join(map(_index.digest, digests)), task.is_fixed_by_spec
+    return Written(placed, text, own, manifest, is_fixed=is_fixed)
 
 
 class _Placed(NamedTuple):

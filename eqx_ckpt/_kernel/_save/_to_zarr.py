@@ -78,7 +78,7 @@ def finish(task: WriteTask, files: RunsOfFiles, into: Destination[Backend]) -> W
     digests = bytes(task.data.digests)
     root.write(_files.DIGESTS, [digests], sync)
     side = {"zarr.json": _group(task.spec)}
-    return Written(_NOWHERE, _index.digest(digests), {}, side=side)
+    return Written(_NOWHERE, _index.digest(digests), {}, side=side, is_fixed=True)
 
 
 # Of the stored arrays that zarr-python can decode.

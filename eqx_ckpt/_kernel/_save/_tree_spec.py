@@ -4,6 +4,7 @@ A training loop saves one form again and again. What follows from it alone, such
 the files for other readers, is made once, and kept with it.
 """
 
+import contextlib
 import dataclasses
 import functools as ft
 import itertools as it
@@ -106,11 +107,12 @@ def remembered(function: F) -> F:
     @ft.wraps(function)
     def call(spec: TreeSpec, *args: Any) -> Any:
         key = function, args
-        if key not in spec.results:
-            made = function(spec, *args)
-            if len(spec.results) >= _MAX_RESULTS:
-                spec.results.clear()
-            spec.results[key] = made
-        return spec.results[key]
+        with contextlib.suppress(KeyError):  # Another thread may clear them.
+            return spec.results[key]
+        made = function(spec, *args)
+        if len(spec.results) >= _MAX_RESULTS:
+            spec.results.clear()
+        spec.results[key] = made
+        return made
 
     return call  # pyright: ignore[reportReturnType]

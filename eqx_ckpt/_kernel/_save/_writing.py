@@ -307,13 +307,15 @@ class DataFiles:
 class Written(NamedTuple):
     """Where the layout put the leaves, the digests of the pages of the file of digests,
     and those of what else it wrote. `manifest` is that of the database, and `side` are
-    files at the root for other readers."""
+    files at the root for other readers. `is_fixed`: whether each save of the spec puts
+    the leaves there."""
 
     placed: DataFiles
     digests: str
     others: dict[str, str]
     manifest: bytes = b""
     side: dict[str, bytes] = {}
+    is_fixed: bool = False
 
 
 @runtime_checkable
