@@ -205,6 +205,6 @@ def suggest(a: str, b: str) -> CommandResult:
     if tied:
         more.append("  perhaps tied, with no array of its own there:")
         more += [f"    {x}  as `{y}`" for x, y in tied.items()]
-    lines: list[Line] = [*_rules.lines(rules, adapters)]
+    lines: list[Line] = [*_rules.lines(rules, adapters, alike.names.values())]
     lines += [[Span(f"# {line}", "quiet")] for line in more]
     return CommandResult(data, lines, int(len(more) > 1))

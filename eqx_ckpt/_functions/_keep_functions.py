@@ -4,12 +4,13 @@ A function is stored without its leaves. To be kept as it is, it needs for each 
 a leaf of the same shape and dtype among those that are saved now. That is the first of
 these that there is:
 
-1. The leaf of the same name. If the array that had the name is now saved under another
-   one, nothing says which of the two is meant, and that is an error.
+1. The leaf of the same name. If it is another array, and that which had the name is now
+   saved under one that it did not have, nothing says which is meant: an error.
 2. Without that name, the same array, wherever it is now: the first leaf with it that no
    other leaf of the function has become.
-3. Without that array, what is computed of it alone, as an average of models is. It has
-   to be the only one, at the same place of a node that has moved as a whole.
+3. Without that array, what is computed of it and of no other array of the checkpoint,
+   as an average of models is. It has to be the only one, at the same place of a node
+   that has moved as a whole.
 
 Leaves that are baked into a function have to be as they were, if they are saved.
 """
@@ -82,7 +83,8 @@ class _NewLeaves(NamedTuple):
 
     - `by_name`: all of them, in the order of the save.
     - `unchanged`: by the name of an array there, the leaves that are this array.
-    - `derived`: by such a name, the leaves that are computed of this array alone.
+    - `derived`: by such a name, the leaves that are computed of it, and of no other
+      array there.
     """
 
     by_name: dict[str, PlannedLeaf]
@@ -170,7 +172,8 @@ class _Candidate(NamedTuple):
         if leaf is None or leaf.name in names_of_array:
             return leaf
         for name in names_of_array:
-            # Under a name that it had in the checkpoint too, it has not moved.
+            # Under a name that it had in the checkpoint too, it has not moved. So only
+            # another name is an error.
             leaf_index = old.leaf_indices.get(name)
             if leaf_index is None or self._origin(leaf_index) != origin:
                 raise self._lost_error(
@@ -183,7 +186,8 @@ class _Candidate(NamedTuple):
         """The leaf that a leaf of the function has become under another name, if that
         is none of those `taken`.
 
-        **Raises:** `ValueError` if there is none.
+        **Raises:** `ValueError` if there is none, or all are taken; and if several are
+        computed of its array.
         """
         origin = self._origin(record.leaf_index)
         moved = self.new.unchanged.get(origin)

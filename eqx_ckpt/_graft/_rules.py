@@ -21,7 +21,8 @@ from .._rename import _rename
 _ASIDE = "old"
 # The most names on which rules are tried while they are looked for.
 _MAX_SAMPLES = 500
-# The most of these trials, of one rule on one name: less than half a second.
+# The most of these trials, of one rule on one name, for general rules and for others:
+# less than half a second for each.
 _MAX_LOOKS = 2**18
 # The most trials of the rules that were found, on all saved names: as long.
 _MAX_CHECKS = 2**20
@@ -160,7 +161,7 @@ class _Task(NamedTuple):
 
 
 def _one_by_one(moves: Mapping[str, str]) -> list[NameRule]:
-    """A rule for each name. None changes a name that another has made."""
+    """A rule for each name that changes. None changes a name that another has made."""
     changed = {x: y for x, y in moves.items() if x != y}
     out = [_rule(x, y).marking() for x, y in changed.items()]
     return [*out, _UNMARK] if out else []
@@ -216,7 +217,7 @@ def _rule(
 ) -> NameRule:
     """The rule that takes the name `old` to `new`, or the names below a node of that
     name to names below the other; "" is the top. A general one matches any number in
-    the place of each that both names have, and keeps it."""
+    the place of each that both names have, in one order, and keeps it."""
     if is_node and not old:
         return NameRule("^", f"{new}.")
     end = r"\." if is_node else "$"
@@ -246,13 +247,22 @@ def _numbered(name: str) -> list[str]:
 # ---- Rules as Python.
 
 
-def lines(found: Iterable[NameRule], adapters: Mapping[str, str]) -> list[str]:
+def lines(
+    found: Iterable[NameRule], adapters: Mapping[str, str], names: Iterable[str]
+) -> list[str]:
     """The call of `ec.rename` with these rules, and with rules that apply adapters:
-    `adapters` has the code of each, by the new name of its leaf."""
+    `adapters` has the code of each, by the new name of its leaf, which is one of these
+    `names`."""
     rows = [f"    ({_raw(old)}, {_raw(new)})," for old, new in found]
-    # Leaves whose names differ only in numbers have one pattern, and one row.
-    patterns = ((_rule(x, x, is_general=True).pattern, y) for x, y in adapters.items())
-    rows += [f"    ({_raw(x)}, ec.adapters.{y})," for x, y in dict.fromkeys(patterns)]
+    # Leaves whose names differ only in numbers have one row, if they have one adapter.
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_rule(name, name, is_general=True).pattern, []).append(name)
+    for pattern, some in alike.items():
+        codes = {adapters.get(name) for name in some}
+        of = [pattern] if len(codes) == 1 else [_rule(x, x).pattern for x in some]
+        pairs = dict.fromkeys(zip(of, map(adapters.get, some)))
+        rows += [f"    ({_raw(x)}, ec.adapters.{y})," for x, y in pairs if y]
     return ["ec.rename([", *rows, "])"] if rows else []
 
 

@@ -323,7 +323,7 @@ class _Twins:
             return None
         adapters = {_names.below(x, new): y for x, y in self._alike.adapters.items()}
         # The last line ends the call of `rename`; here that is the end of a pair too.
-        first, *rows, _ = _rules.lines(rules, adapters)
+        first, *rows, _ = _rules.lines(rules, adapters, moves.values())
         first = f"(lambda m: {code}, lambda c: {stored.code(old)}, {first}"
         numbers = {self._numbers[x] for x in self._origins}
         leaf_indices = {stored.saved.leaf_indices[x] for x in found}

@@ -153,7 +153,8 @@ class _PartedLeaf:
 class Parts:
     """The parts that this process has opened, and what it loads of them.
 
-    A part that cannot be read is a `DamagedError`, and its number comes into `bad`.
+    A part that cannot be opened or read is a `DamagedError`, and its number comes into
+    `bad`.
     """
 
     def __init__(self, request: LoadRequest):

@@ -63,10 +63,10 @@ def verify(
     of them no other read is begun.
 
     **Raises:** `FileNotFoundError` if there is no checkpoint; `RuntimeError` if it was
-    replaced or deleted meanwhile (a path is verified again then, for half a minute at
-    most); `ValueError` for another format, as those have no digests: a list without
-    problems would say what nobody knows; `OSError` where the system or the store does
-    not let it read, which says nothing about the bytes.
+    replaced or deleted meanwhile (a path is verified again then, at least twice and
+    for half a minute); `ValueError` for another format, as those have no digests: a
+    list without problems would say what nobody knows; `OSError` where the system or the
+    store does not let it read, which says nothing about the bytes.
 
     !!! example
 

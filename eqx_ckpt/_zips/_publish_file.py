@@ -29,9 +29,9 @@ def publish(
     durable: bool,
     nbytes: int = 0,
 ) -> None:
-    """Lets a file be written, and puts it at its path: in the place of whatever file is
-    there, or, without `overwrite`, if there is none: the caller has seen none there.
-    `nbytes`: its size, more or less, for errors.
+    """Lets a file be written, and puts it at its path, in the place of whatever file is
+    there. Without `overwrite` the caller has seen that there is none. `nbytes`: its
+    size, more or less, for errors.
 
     **Raises:** `FileExistsError` if one has come since.
     """

@@ -279,6 +279,20 @@ def test_a_model_of_equinox_takes_gpt2(tmp_path, capsys):
     assert np.array_equal(fc1, theirs["transformer.h.2.mlp.c_fc.weight"].T)
 
 
+def test_an_adapter_is_for_the_layers_that_need_it(tmp_path, capsys):
+    shapes = {"0.kernel": (3, 5), "1.kernel": (5, 7), "2.weight": (9, 7)}
+    turned = {"0.weight": (5, 3), "1.weight": (7, 5), "2.weight": (9, 7)}
+    for name, leaves in (("theirs", shapes), ("ours", turned)):
+        tree = {x: np.ones(s, "float32") for x, s in leaves.items()}
+        ec.tree_serialise_leaves(tmp_path / name, ec.nest(tree))
+    command.main(["suggest", f"{tmp_path}/theirs", f"{tmp_path}/ours"])
+    rename = eval(capsys.readouterr().out, {"ec": ec})
+    ours = ec.nest({x: np.zeros(s, "float32") for x, s in turned.items()})
+    pair = (lambda m: m, lambda c: c, rename)
+    _, report = ec.graft(ours, tmp_path / "theirs", [pair])
+    assert report.names("adapted") == ["0.weight", "1.weight"]
+
+
 def test_a_graft_says_one_pair_with_a_rename(tmp_path):
     """Where it would be many pairs. It is code to paste."""
     theirs = {x: np.ones(s, "float32") for x, s in _gpt2().items()}

@@ -20,7 +20,7 @@ if user == 0:
 else:
     os.chmod(f"{disk}/lost+found", 0)
 try:
-    assert [run.latest.number for run in ec.runs(disk)] == [1]
+    assert [run.latest and run.latest.number for run in ec.runs(disk)] == [1]
     assert ec.clean(disk) == [f"{disk}/killed/d/0123456789abcdef"]
     assert sorted(os.listdir(disk)) == ["lost+found", "run"]
 finally:

@@ -1,7 +1,7 @@
 """The journal of a run: facts of the indices of its steps, in one file.
 
 It is a cache, which anyone may lose, damage or write. A row in it counts only if the
-index of its step still has the stamp that it had when it was read.
+index of its step still has the stamp, or is of the save, that the row names.
 """
 
 from typing import Any, NamedTuple
@@ -10,8 +10,9 @@ from ._rows import RowFormat
 from ._schema import COUNT, ID, optional
 
 
+# The key of the file, at the root of a run.
 KEY = "eqx_ckpt.journal"
-# The most data files of a step: whoever looks at it, looks at each.
+# More than the most data files of a step: whoever looks at it, looks at each.
 _MAX_FILES = 10**6
 
 

@@ -37,8 +37,8 @@ class Kind(NamedTuple):
 
 
 # A "leaf" is stored; a "value" is a leaf that is compared instead; a "left" one is
-# neither, such as an array that `filter_spec` leaves out. All others are nodes: the
-# table in FORMAT.md, "The tree", says what each is.
+# neither, as an array that `filter_spec` leaves out; at an "absent" one is nothing.
+# All others are nodes: the table in FORMAT.md, "The tree", says what each is.
 HOWS = (
     *("leaf", "value", "left", "none", "absent", "list", "tuple", "dict", "ordered"),
     *("default", "namedtuple", "module", "wrapper", "dataclass", "partial", "static"),
@@ -75,7 +75,8 @@ LEAF = 0
 
 @dataclasses.dataclass(eq=False)
 class TreeRecord:
-    """All of a tree but its leaves. `rows[-1]` is the tree; `values` are encoded."""
+    """All of a tree but the arrays in its leaves. `rows[-1]` is the tree; `values` are
+    encoded."""
 
     kinds: list[Kind]
     values: list[Any]
@@ -153,7 +154,7 @@ class TreeRecord:
         return self._places[self.rows[row].kind].get(part)
 
     def row_at(self, name: str) -> int | None:
-        """The row of the node of a name ("": the tree)."""
+        """The row of the node or leaf of a name ("": the tree), if there is one."""
         row = len(self.rows) - 1
         for depth, part in enumerate(_names.parts(name)):
             place = self.place_of(row, part)
@@ -172,8 +173,8 @@ class TreeRecord:
     def nodes(
         self, wanted: Sequence[bool], above: str = ""
     ) -> Iterator[tuple[str, int]]:
-        """Names and rows of nodes and leaves, in order, whose rows are `wanted`, as the
-        rows of all above them are. `above` is the name of the tree."""
+        """Names and rows of nodes and leaves, in order, whose rows are `wanted`. What
+        is below a row that is not is passed. `above` is the name of the tree."""
         stack = [(above, len(self.rows) - 1)]
         while stack:
             name, row = stack.pop()
@@ -212,6 +213,7 @@ class TreeRecord:
                 todo = [(_names.joined(name, part) or _names.ROOT, self.form(value))]
                 for whole, form in todo:  # Parts are added meanwhile.
                     yield whole
+                    # Longer names have no parts: as in `_values`.
                     if len(whole) - len(name) - len(part) <= _values.MAX_NAMED:
                         inner = _values.parts(form) or {}
                         todo += [(f"{whole}.{key}", x) for key, x in inner.items()]

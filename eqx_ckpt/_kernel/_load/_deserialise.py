@@ -99,8 +99,9 @@ def tree_deserialise_leaves(
     need. If that fails in one process, it is an error in all.
 
     Where another process saves to the path while this one reads it, what is loaded is
-    one of the two saves: if the first one is lost, the call begins again, for half a
-    minute at most, and then raises. An open `Checkpoint` stays at the save that it is.
+    one of the two saves: if the first one is lost, the call begins again, at least
+    twice and for half a minute, and then raises. An open `Checkpoint` stays at the save
+    that it is.
 
     **Returns:** `like`, with the selected leaves loaded.
 

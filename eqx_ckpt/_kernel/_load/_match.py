@@ -142,7 +142,8 @@ class Matcher:
         return is_whole and self.saved.is_recorded_as(self._record)
 
     def _moved_names(self) -> dict[int, str | None]:
-        """The stored names of leaves that have other ones here."""
+        """The stored names of leaves that have other ones here: below nodes whose
+        children go by their attributes, and of entries of a State."""
         entries = self.entries
         if self._is_same_tree and all(x.label.names for x in entries.values()):
             return {}
@@ -305,6 +306,7 @@ class Matcher:
             if stored is not None and stored.endswith(end):
                 return stored.removesuffix(end)
             entry = self.entries.get(number)
+            # It is an entry, or in one: it is below the State.
             if stored is None and entry is not None and len(node) > len(entry.state):
                 return None
         return node

@@ -196,7 +196,7 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
     return own or source
 
 
-# A call is made at least so often, and again for at least so many seconds.
+# A call is made at least so often, and is begun again for `limits.reopen_seconds`.
 _TRIES = 3
 # How often a file is looked at that others replace meanwhile.
 _LOOKS = 100

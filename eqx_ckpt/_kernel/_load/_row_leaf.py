@@ -74,7 +74,8 @@ class _RowPart(NamedTuple):
 
 class RowLeaf(LargeLeaf[_RowPart]):
     """A leaf that is read in units: each is one row, or the `unit_rows` of a chunk,
-    where chunks are verified."""
+    where chunks are verified. In (8, 6) of chunks of (2, 6) a row is 6 numbers, and a
+    verified unit is 2 rows."""
 
     def __init__(self, state: ReadState, read: StoredRead, axis: int):
         """A row is all that is along the axes after this one.

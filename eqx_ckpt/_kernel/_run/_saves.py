@@ -78,7 +78,7 @@ class Saves:
         # signal saves in the middle of a call.
         self.running: list[RunningSave] = []
         # The step of a save that is being started, until it is in `running`. It stays
-        # here if that was interrupted: the save may go on all the same.
+        # here if that has failed: an interrupted one may go on all the same.
         self._starting_step: int | None = None
         # The last step that was saved here, or loaded: it is known to be whole.
         self.last_whole: SaveHandle | str | os.PathLike[str] | None = None
@@ -91,7 +91,7 @@ class Saves:
 
         # What was last given to `save`, until it is saved.
         self.kept: KeptState | None = None
-        # The leaves of the last kept state: the next ones are copied into their memory.
+        # The copies of its arrays: those of the next one are made in their memory.
         self._copies: list[Any] = []
         # What the last state that was checked looks like, but for its values: see
         # `KeptState.looks`.
@@ -160,7 +160,8 @@ class Saves:
         saving = RunningSave(step, handle, decision.metrics, _threads.Event())
         leads = deciding.leads
         handle.add_done_callback(lambda _: self._after_save(saving, may_delete, leads))
-        # After the callback: who waits for a running save, waits for its follow-up too.
+        # After the callback, which may run here and now, and would wait for itself: who
+        # waits for a running save, waits for its follow-up too.
         self.running.append(saving)
         self._starting_step = None
         try:
@@ -299,7 +300,7 @@ class Saves:
             saving.over.set()
 
     def wait(self) -> None:
-        """Waits until the save that goes on is done, and older steps are deleted."""
+        """Waits until the save that goes on is done, and what follows it."""
         self._follow_up.check_thread()
         for saving in self.running.copy():
             try:
@@ -341,8 +342,8 @@ class Saves:
     def _check_kept(self, state: PendingState, kept: KeptState) -> None:
         """Checks a state before it is kept. Of states that are alike one is checked.
 
-        **Raises:** what its save would raise at once. The state before it then stays
-        the kept one.
+        **Raises:** the error of what can never be saved, as far as this process can
+        tell by itself. The state before it then stays the kept one.
         """
         _json.check_json(state.checked_metadata())
         # Of many processes, the others would not hear of it.

@@ -87,11 +87,12 @@ class Steps:
         return isinstance(self.root, LocalDirectory)
 
     # ---- Where a step is: its path, as other calls take it, its key and its directory.
-    # One of Orbax may be elsewhere than one of ours: `path` looks for it, `known_path`
-    # and `key` go by the last look, and `own_path` and `at` are of a step of ours.
+    # One of Orbax may be elsewhere than one of ours: `path` looks for it on a disk;
+    # `known_path` and `key` go by the last look, as `path` does in an object store; and
+    # `own_path` and `at` are of a step of ours.
 
     def path(self, step: SupportsIndex) -> str | os.PathLike[str]:
-        """The path of a step, by a look."""
+        """The path of a step: on a disk by a look, else by the last one."""
         step = check_step(step)
         if self.is_local:
             self.signature(step)  # It notes where one of Orbax is.
@@ -116,9 +117,9 @@ class Steps:
     # ---- Which steps there are.
 
     def listing(self, asked: KeyList | None = None) -> Listing:
-        """A list of the steps that have a directory, complete or not. Only that of an
-        object store (`_listing.list_run`) shows which are complete; what it needs may
-        have been `asked` for before.
+        """A list of the steps that have a directory, or a link, complete or not. Only
+        that of an object store (`_listing.list_run`) shows which are complete; what it
+        needs may have been `asked` for before.
 
         **Raises:** `ValueError` over HTTP, where nothing is listed.
         """
@@ -210,8 +211,8 @@ class Steps:
     def latest(
         self, has_near: bool = False, first: Listing | None = None
     ) -> int | None:
-        """The newest complete step that counts; older ones are not looked at.
-        `has_near`: as of `lineage`; `first`: as of `listings`."""
+        """The first complete step, in the order in which they are restored. Those after
+        it are not looked at. `has_near`: as of `lineage`; `first`: as of `listings`."""
         for listing in self.listings(first):
             lineage = self.lineage(listing, has_near)
             if (step := self.newest(listing, lineage)) is not None:

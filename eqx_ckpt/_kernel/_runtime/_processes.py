@@ -18,8 +18,9 @@ Its count would differ from then on. These rules bring it back:
 2. Process 0 closes a number for all: with an answer, or with an *end*. That is an
    error, and the *signs* of the calls that the error is for. Ends stay until a later
    number of the line has been answered.
-3. A process that finds an end for a call like its own raises the error. Otherwise it
-   makes the same call with the next number.
+3. A process that finds an end for a call like its own raises the error; but not if the
+   call is vague and the end says that this process was silent. Otherwise it makes the
+   same call with the next number.
 4. Process 0 raises an error of another process only if its call is like its own.
    Otherwise it ends the number for nobody, and goes on to the next one.
 
@@ -73,8 +74,8 @@ from ._messages import (
 )
 
 
-# Signs of calls that met and differed are kept, to find which process is behind: of the
-# last so many.
+# The signs of so many calls, the last that met and differed, are kept to find which
+# process is behind.
 _MAX_APART = 32
 _BEHIND = (
     "other processes have made this call already, and it failed there. They have left "
@@ -372,7 +373,8 @@ class ManyProcesses(Processes):
         return [words[index] for index in range(self.count)]
 
     def _words(self, said: Words, gone: Words) -> Words | None:
-        """The words that were said by now; None as of `_collect`. **Raises:**
+        """The words that were said by now; None if another call has failed here, or was
+        left. **Raises:**
         `PeerError` for a word that is an error, and for a process that is gone."""
         if self.channel.round == 0:
             return self._first_words(said, gone)
@@ -384,7 +386,7 @@ class ManyProcesses(Processes):
         return {index: value[1:] for index, value in said.items()}
 
     def _first_words(self, said: Words, gone: Words) -> Words | None:
-        """The same in the first round, in which words have signs."""
+        """Equal to `_words`, for the first round, in which words have signs."""
         for index, value in gone.items():
             # It may have left another call. Of a vague one nobody can tell.
             if self._is_vague or not unsigned(value).sign.is_like(self._sign):

@@ -27,7 +27,7 @@ class InPlace(DirectoryTransaction):
             root.write(staged, [index], durable)
             self.stamp = root.stamp(staged)  # Which a rename does not change.
             if durable:
-                # The name of `d` is durable where a checkpoint has one.
+                # Where a durable save was before, the name of `d` is durable.
                 is_new = self.found.index is None or bool(self.made_above)
                 root.sync_directories([self.data_key, "d", *[""] * is_new])
                 root.sync_above(self.made_above)

@@ -63,8 +63,8 @@ class Transaction(abc.ABC, Generic[R]):
 
     def commit(self, put_there: Callable[[], bool | None], index: bytes = b"") -> None:
         """Takes the one step that commits, and undoes the save if that has failed. An
-        error says what is at the path now. The step is `put_there`: it returns False if
-        another writer came first; one that raises an error then may return nothing."""
+        error says what is at the path now. The step is `put_there`: it returns False,
+        or raises an error, if another writer came first."""
         undo = self.undo.pop_all()
         try:
             is_first = put_there() is not False

@@ -71,7 +71,8 @@ class Destination(Generic[S]):
             self.outbox.send(key, buffers)
 
     def settle(self) -> None:
-        """Waits until all that was written is there, and durable if it is to be."""
+        """Waits until all that was written is there, and durable if it is to be, but
+        for names: the step that commits sees to them."""
         if self.outbox is not None:
             self.outbox.wait()
         if self.sync_all is not None:

@@ -357,8 +357,8 @@ class LocalDirectory(Backend):
     @contextlib.contextmanager
     def make_locked(self, is_aside: bool = False) -> Iterator[os.stat_result]:
         """Makes the directory and those above it, and holds its lock. Yields its state,
-        by which `is_same` knows it. What `is_aside` nobody else may look into: its mode
-        is then the one that it would have otherwise."""
+        by which `is_same` knows it. If it `is_aside`, nobody else may look into it; the
+        mode in the state is that from before."""
         path = self.path
         lock = _directory_lock.DirectoryLock(path, True, self._make_directory)
         with lock:

@@ -327,7 +327,7 @@ def is_on_this_machine(directory: str) -> bool:
 
 def _type_of(directory: str) -> str:
     """The type of the file system that a directory is in: "" for one that is none of
-    `_kinds`, or that nobody knows."""
+    `_LOCAL_TYPES`, or that nobody knows."""
     if sys.platform != "linux":
         return ""
     # The first field is the type; what follows it is no more than this.
