@@ -205,13 +205,13 @@ class Parts:
         try:
             nbytes = file.stat().st_size
             leaves = _checkpoint.source_of(self.open(part, file)).index.leaves
+            sharded = [leaves.record(i, known=True) for i in sorted(leaves.parts)]
         except (OSError, DamagedError):
             return PartReport()
         # If `like` does not fit, this part has no readers: the load raises that error.
         readers: set[int] = set()
         with contextlib.suppress(Exception):
             readers = _readers(leaves, self._match.reads.values(), count)
-        sharded = [leaves.record(i, known=True) for i in sorted(leaves.parts)]
         whole = [name for i, name in enumerate(leaves.names) if i not in leaves.parts]
         return PartReport(nbytes, _digest(sharded), _digest(whole), sorted(readers))
 
