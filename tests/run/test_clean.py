@@ -61,7 +61,7 @@ def test_clean(tmp_path):
 @pytest.mark.parametrize("place", ["directory", "step", "store"])
 def test_a_signature_of_what_is_there_stays(tmp_path, place, layout):
     run = tmp_path / "run"
-    path = f"memory://signed/{layout}" if place == "store" else run / "5/default"
+    path = f"memory://signed-step/{layout}" if place == "store" else run / "5/default"
     if place == "step":
         with ec.CheckpointManager(run, layout=layout) as manager:
             manager.save(5, _tree(1))
