@@ -134,7 +134,8 @@ class ReadState:
         return _text.escape(unreadable(self.source.root, error, MISSING))
 
 
-class ReadJob(NamedTuple, Generic[T]):
+@dataclasses.dataclass(slots=True)
+class ReadJob(Generic[T]):
     """A part of a read, for which so many bytes are under way. `start` sends requests
     to a store, and returns `finish`. A thread calls that for the result: it waits for
     the store, or reads from a disk."""
@@ -166,18 +167,18 @@ def in_order(
         count = budget // max(1, *(job.nbytes for job in ahead))
         threads = max(1, min(8, per_core * _machine.cores(), count))
     with Crew(threads) as crew:
-        for nbytes, start in it.chain(ahead, jobs):
+        for job in it.chain(ahead, jobs):
             # What is done is given first: after an error, such as that of a store that
             # does not answer, nothing more is asked for.
             is_done = len(waiting) > 0 and waiting[0][1].done()
             while waiting and (
-                is_done or used + nbytes > budget or len(waiting) >= most
+                is_done or used + job.nbytes > budget or len(waiting) >= most
             ):
                 size, future = waiting.popleft()
                 used, is_done = used - size, False
                 yield crew.result(future)
-            waiting.append((nbytes, crew.submit(start())))
-            used += nbytes
+            waiting.append((job.nbytes, crew.submit(job.start())))
+            used += job.nbytes
         while waiting:
             yield crew.result(waiting.popleft()[1])
 
