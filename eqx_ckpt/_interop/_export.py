@@ -2,6 +2,7 @@
 
 import contextlib
 import functools as ft
+import io
 import itertools as it
 import json
 import os
@@ -190,7 +191,8 @@ class FileSink:
 
     has_slow_writes = True  # It may be a pipe, or a file of any library.
 
-    def __init__(self, file: BinaryIO):
+    # A `BytesIO` is no `BinaryIO` to checkers of types.
+    def __init__(self, file: BinaryIO | io.BytesIO):
         self._file = file
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
