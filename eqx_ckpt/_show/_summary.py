@@ -4,7 +4,7 @@ import functools as ft
 
 from .._kernel._errors import DamagedError
 from .._kernel._format._index import Newer
-from .._kernel._format._journal import StepRow
+from .._kernel._format._journal import JournalRow
 from .._kernel._load import _checkpoint
 from .._kernel._run import _pins, _step_facts, _step_state
 from .._kernel._run._listing import ITEM
@@ -64,7 +64,7 @@ def _summary(steps: Steps, step: int) -> Summary:
         return Summary(step, "unread", str(e))
 
 
-def _usage(steps: Steps, row: StepRow) -> Usage | None:
+def _usage(steps: Steps, row: JournalRow) -> Usage | None:
     """Usage of the data files of a step."""
     if row.files is None:
         return steps.at(row.step).usage()

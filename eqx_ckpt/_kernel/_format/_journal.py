@@ -16,7 +16,7 @@ KEY = "eqx_ckpt.journal"
 _MAX_FILES = 10**6
 
 
-class StepRow(NamedTuple):
+class JournalRow(NamedTuple):
     """Facts in the index of a step: the id of its save, the numbers of its leaves, of
     their bytes and of its data `files`, and its metrics. `files` is None where each
     leaf has its own. `stamp` is that of the file of the index, which was written at
@@ -43,4 +43,4 @@ _KINDS = (
     optional(float),  # time
     dict,  # metrics
 )
-FORMAT = RowFormat("journal", StepRow, _KINDS)
+FORMAT = RowFormat("journal", JournalRow, _KINDS)

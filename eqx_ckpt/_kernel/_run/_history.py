@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 from .._format import _history, _json
 from .._format._history import HistoryRow, PLACE
-from .._format._journal import StepRow
+from .._format._journal import JournalRow
 from .._runtime import _log
 from .._storage import _store
 from .._storage._backend import Backend
 from . import _numbered
 
 
-R = TypeVar("R", StepRow, HistoryRow)
+R = TypeVar("R", JournalRow, HistoryRow)
 
 # What the rows of a file are.
 _KINDS = "saved", "added"

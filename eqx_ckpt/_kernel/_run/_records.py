@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from .._format import _files
 from .._format._history import PLACE
-from .._format._journal import StepRow
+from .._format._journal import JournalRow
 from .._load import _checkpoint
 from .._runtime import _arguments, _handlers
 from .._runtime._arguments import Rule
@@ -175,7 +175,7 @@ def _dense(found: Iterable[Step]) -> list[Step]:
     return [last[key]._replace(attempt=places[key[0]]) for key in sorted(last)]
 
 
-def _row(run: Steps, listing: Listing, step: int) -> StepRow | None:
+def _row(run: Steps, listing: Listing, step: int) -> JournalRow | None:
     """The facts of a step that is complete and can be opened."""
     save = listing.steps[step]
     row = None if save is None else run.journal.row_of(step, save)
@@ -188,10 +188,10 @@ def _row(run: Steps, listing: Listing, step: int) -> StepRow | None:
         return None if found is None else _orbax(run, step, found)
 
 
-def _orbax(run: Steps, step: int, found: Signature) -> StepRow:
+def _orbax(run: Steps, step: int, found: Signature) -> JournalRow:
     ckpt = _checkpoint.open(run.path(step))
     metrics = _step_facts.read_metrics(run, step, found)
-    return StepRow(step, "", "", len(ckpt), ckpt.nbytes, None, None, metrics)
+    return JournalRow(step, "", "", len(ckpt), ckpt.nbytes, None, None, metrics)
 
 
 # ---- Many runs.

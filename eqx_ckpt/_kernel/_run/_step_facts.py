@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .._format import _index, _json
 from .._format._history import HistoryRow
-from .._format._journal import StepRow
+from .._format._journal import JournalRow
 from .._storage import _store
 from ._step import as_numbers, Step
 from ._step_journal import index_of
@@ -71,7 +71,7 @@ def read_metrics(steps: Steps, step: int, signature: Signature) -> dict[str, Any
     return {**own, **steps.history.added(step, "")}
 
 
-def row_of(steps: Steps, step: int, found: Signature) -> StepRow | None:
+def row_of(steps: Steps, step: int, found: Signature) -> JournalRow | None:
     """The journal's row of a step; None if it is gone, damaged or not ours."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return steps.journal.row(step, found.stamp) if found.is_ours else None

@@ -15,7 +15,7 @@ from typing import Any, cast, TypeVar
 
 from .._format import _files, _index_summary, _journal, _json
 from .._format._index_summary import IndexSummary
-from .._format._journal import StepRow
+from .._format._journal import JournalRow
 from .._limits import limits
 from .._storage import _store
 from .._storage._backend import Backend, Value
@@ -38,7 +38,7 @@ class Journal:
         self._root = root
         self._list_steps = list_steps
         self._summaries: dict[tuple[str, str], IndexSummary] = {}
-        self._rows: dict[int, StepRow] | None = None
+        self._rows: dict[int, JournalRow] | None = None
         # What was read of steps that are not in it, or the error, by the stamps of
         # their indices, or the signatures of steps of Orbax.
         self._looked: dict[int, tuple[Hashable, Any]] = {}
@@ -46,8 +46,8 @@ class Journal:
         self._missing: dict[int, float] = {}
         self._is_listed = False
 
-    def row(self, step: int, stamp: str) -> StepRow:
-        """StepRow of an index with a stamp.
+    def row(self, step: int, stamp: str) -> JournalRow:
+        """The row of an index with a stamp.
 
         **Raises:** `FileNotFoundError` if it is gone; `ValueError` as
         `_index_summary.summarise`, or for what is no file.
@@ -78,14 +78,14 @@ class Journal:
         """The steps that it knows, which may be gone."""
         return set(self._read_rows())
 
-    def row_of(self, step: int, save: str) -> StepRow | None:
-        """StepRow of the index of this save, if it is in the journal."""
+    def row_of(self, step: int, save: str) -> JournalRow | None:
+        """The row of the index of this save, if it is in the journal."""
         row = self._read_rows().get(step)
         return row if row is not None and row.save == save else None
 
-    def _read_rows(self) -> dict[int, StepRow]:
+    def _read_rows(self) -> dict[int, JournalRow]:
         if self._rows is None:
-            rows: list[StepRow] = []
+            rows: list[JournalRow] = []
             # Whatever is wrong with it, the indices are right.
             with contextlib.suppress(OSError, ValueError):
                 found = self._root.read(_journal.KEY, limit=_json.MAX_INDEX)
@@ -94,7 +94,7 @@ class Journal:
             self._rows = {row.step: row for row in rows}
         return self._rows
 
-    def _look(self, step: int, stamp: str) -> StepRow:
+    def _look(self, step: int, stamp: str) -> JournalRow:
         def look() -> tuple[Value, IndexSummary]:
             got = self._root.read(index_of(step), limit=_json.MAX_INDEX)
             if got is None:
@@ -104,7 +104,7 @@ class Journal:
         got, found = _store.look_twice(self._root, look)
         save, metadata, leaves, nbytes, files = found
         metrics = metrics_in(metadata)
-        return StepRow(step, stamp, save, leaves, nbytes, files, got.time, metrics)
+        return JournalRow(step, stamp, save, leaves, nbytes, files, got.time, metrics)
 
     # ---- Writing it.
 
@@ -129,7 +129,7 @@ class Journal:
         if self._rows is not None:
             self._rows.pop(step, None)
 
-    def _list(self, rows: dict[int, StepRow]) -> None:
+    def _list(self, rows: dict[int, JournalRow]) -> None:
         there = set(self._list_steps())
         for gone in rows.keys() - there:
             del rows[gone]
@@ -137,7 +137,7 @@ class Journal:
             self._missing.setdefault(step, -math.inf)
         self._is_listed = True
 
-    def _record(self, steps: list[int], rows: dict[int, StepRow]) -> None:
+    def _record(self, steps: list[int], rows: dict[int, JournalRow]) -> None:
         for step, row in zip(steps, _store.each(self._root, self._settled, steps)):
             self._missing.pop(step, None)
             if row is not None:
@@ -147,7 +147,7 @@ class Journal:
             self._root.delete(_journal.KEY)
         self._root.write(_journal.KEY, [data])
 
-    def _settled(self, step: int) -> StepRow | None:
+    def _settled(self, step: int) -> JournalRow | None:
         """The row of a step, if another index there would have another stamp."""
         with contextlib.suppress(OSError, ValueError):
             stamp = self._root.stamp(index_of(step))
