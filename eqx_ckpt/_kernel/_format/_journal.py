@@ -1,7 +1,8 @@
 """The journal of a run: facts of the indices of its steps, in one file.
 
-It is a cache, which anyone may lose, damage or write. A row in it counts only if the
-index of its step still has the stamp, or is of the save, that the row names.
+It is a cache, which anyone may lose, damage or write. A row counts only if the index of
+its step still has the row's stamp, or if a listing of the run shows that the step is
+still the row's save.
 """
 
 from typing import Any, NamedTuple
@@ -12,15 +13,16 @@ from ._schema import COUNT, ID, optional
 
 # The key of the file, at the root of a run.
 KEY = "eqx_ckpt.journal"
-# More than the most data files of a step: whoever looks at it, looks at each.
+# No step has this many data files. The bound protects readers of a forged journal: a
+# summary of the run looks at each of these files.
 _MAX_FILES = 10**6
 
 
 class JournalRow(NamedTuple):
-    """Facts in the index of a step: the id of its save, the numbers of its leaves, of
-    their bytes and of its data `files`, and its metrics. `files` is None where each
-    leaf has its own. `stamp` is that of the file of the index, which was written at
-    `time`, if that is known.
+    """Facts in the index of a step: the id of its save, how many leaves it has, how
+    many bytes these have, how many data `files` there are, and its metrics. `files` is
+    None where each leaf has its own. `stamp` is that of the file of the index, which
+    was written at `time`, if that is known.
     """
 
     step: int
