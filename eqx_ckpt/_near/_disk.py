@@ -20,7 +20,7 @@ from .._kernel._format._schema import COUNT, ID
 from .._kernel._load import _checkpoint
 from .._kernel._run import _numbered
 from .._kernel._save import _transaction
-from .._kernel._storage import _root
+from .._kernel._storage import _backend, _root
 
 
 _PLACE = "eqx_ckpt.near"
@@ -136,8 +136,12 @@ class Disk:
 
     def report(self) -> bytes:
         """Report for process 0: the parts that are here; the run, the save and the
-        error of each that cannot be used; and where the disk is."""
+        error of each that cannot be used; and where the disk is.
+
+        **Raises:** an error that says nothing of the files, as this process is full."""
         parts, problems = self.find_parts()
+        for e in filter(_backend.is_exhausted, problems.values()):
+            raise e
         rows = [(f.parts[-3], f.parts[-2], str(e)) for f, e in problems.items()]
         return json.dumps([parts, rows, self.root.url]).encode()
 

@@ -39,6 +39,7 @@ from .._kernel._run import _own
 from .._kernel._run._near_interface import LoadRequest
 from .._kernel._runtime import _progress
 from .._kernel._runtime._batching import batched
+from .._kernel._storage import _backend
 from .._kernel._tree import _from_host, _leaf, _sharding
 from .._kernel._tree._target import Target
 
@@ -170,6 +171,8 @@ class Parts:
         try:
             yield
         except (OSError, ReplacedError, DamagedError) as e:
+            if _backend.is_exhausted(e):
+                raise
             self.bad.append(part)
             raise DamagedError(str(e)) from e
 
@@ -203,10 +206,11 @@ class Parts:
     def report(self, part: int, file: pathlib.Path, count: int) -> PartReport:
         """The report of a part on this disk, for `count` processes."""
         try:
-            nbytes = file.stat().st_size
             leaves = _checkpoint.source_of(self.open(part, file)).index.leaves
+            with self._reading(part):
+                nbytes = file.stat().st_size
             sharded = [leaves.record(i, known=True) for i in sorted(leaves.parts)]
-        except (OSError, DamagedError):
+        except DamagedError:
             return PartReport()
         # If `like` does not fit, this part has no readers: the load raises that error.
         readers: set[int] = set()

@@ -13,6 +13,7 @@ from .._kernel._run._near_interface import LoadRequest, NearSearch, Restored
 from .._kernel._run._shared_records import share_records
 from .._kernel._runtime import _log, _processes
 from .._kernel._runtime._processes import Processes
+from .._kernel._storage import _backend
 from .._kernel._storage._backend import Backend
 from . import _disk, _exchange, _near_parts, _whole
 from ._disk import Disk, Incoming
@@ -154,6 +155,9 @@ class Search(NearSearch):
             read = ft.partial(_disk.read_into, out)
             incoming = Incoming(self._disk, into)
             errors = _exchange.exchange(some, read, incoming.write, processes)
+            for e in errors:
+                if e is not None and _backend.is_exhausted(e):
+                    raise e
             # What has not come is not whole, which is seen as it is opened.
             with contextlib.suppress(Exception):
                 incoming.finish(errors.write)

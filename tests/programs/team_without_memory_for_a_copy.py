@@ -1,4 +1,5 @@
-"""Two processes save to near disks; process 1 has no memory for its first copy."""
+"""Two processes save to near disks; process 1 has no memory for its first copy. Later
+it has a new disk, and no memory for the part that comes to it."""
 
 import numpy as np
 import pytest
@@ -30,3 +31,12 @@ patch.undo()
 manager.save(2, tree)
 manager.wait()
 print(manager.latest())
+manager = ec.CheckpointManager(path / "run", **how | {"near": path / f"disk{-rank}"})
+if rank == 1:
+    patch.setattr(_disk, "open", fail, raising=False)
+try:
+    manager.restore(tree)
+except Exception as e:
+    print(type(e).__name__, e)
+patch.undo()
+print(manager.restore(tree)[1])

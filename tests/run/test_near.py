@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from support import inside, near, near_kills, near_worlds
+from support import inside, near, near_kills, near_worlds, refusing, scripts
 from support.helpers import tree_at
 from support.processes import good, run_team_program
 
@@ -291,12 +291,21 @@ def test_a_part_that_fails_after_an_error_is_told_with_it(
 
 
 def test_a_copy_for_which_there_is_no_memory(tmp_path):
-    """It is an error in both processes, which go on to the next step."""
+    """It is an error in both processes, which go on to the next step. In a restore it
+    says nothing of the part that is copied."""
     name = "team_without_memory_for_a_copy"
     first, second = good(run_team_program(2, name, tmp_path))
-    assert "process 1 has failed: MemoryError: no room" in first
-    assert "MemoryError no room\n2\n" in second
+    assert first.count("process 1 has failed: MemoryError: no room") == 2
+    assert second.count("MemoryError no room\n2\n") == 2
     assert first.split()[-1] == second.split()[-1] == "2"
+
+
+def test_a_process_that_is_full_restores_no_older_step(tmp_path):
+    if not refusing.is_possible():
+        pytest.skip("the kernel cannot be asked to refuse reads here")
+    done = scripts.run_module("support.near_reading", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout) > 20
 
 
 def test_the_root_may_be_a_store(tmp_path):

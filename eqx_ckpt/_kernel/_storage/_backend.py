@@ -337,6 +337,14 @@ def is_missing(error: Exception) -> bool:
     return isinstance(error, (MissingError, FileNotFoundError, IsADirectoryError))
 
 
+def is_exhausted(error: Exception) -> bool:
+    """Whether an error says only that this process gets no more files or memory, and
+    nothing of what it was about to read or write."""
+    if isinstance(error, OSError):
+        return error.errno in _local_files.EXHAUSTED
+    return isinstance(error, MemoryError)
+
+
 # The answer of a server to a range that begins where its file ends, or later.
 _beyond = re.compile("(?:http_response_code='|HTTP code )416")
 # How TensorStore's errors begin and, where the system has refused a call, end.

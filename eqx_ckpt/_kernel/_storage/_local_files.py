@@ -24,6 +24,8 @@ from ._descriptor import Descriptor, DIRECTORY
 LONGEST_NAME, LONGEST_PATH = 255, 4096
 # Errors of the system for names that no file has, or that are too long for one.
 NOWHERE = errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG
+# Errors of a system that has no more files or memory for this process.
+EXHAUSTED = errno.EMFILE, errno.ENFILE, errno.ENOMEM
 # The file systems of this machine itself, as `statfs` of Linux numbers them. A network
 # file system can lose a memory-mapped file while we read it, which is a SIGBUS.
 _LOCAL_TYPES = {
