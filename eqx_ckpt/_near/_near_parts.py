@@ -179,10 +179,7 @@ class Parts:
     def open(self, part: int, file: pathlib.Path) -> Checkpoint:
         if part not in self._opened:
             with self._reading(part):
-                try:
-                    self._opened[part] = _checkpoint.open(file)
-                except ValueError as e:  # It is no checkpoint.
-                    raise DamagedError(str(e)) from e
+                self._opened[part] = _opened(file)
         return self._opened[part]
 
     def own_state(self, part: int) -> bytes:
@@ -255,6 +252,18 @@ class Parts:
                     leaf.take(part, result)
                     if leaf.is_whole:
                         yield leaf  # Errors of the caller do not come in here.
+
+
+def _opened(file: pathlib.Path) -> Checkpoint:
+    """**Raises:** `DamagedError` unless it is a checkpoint whose leaves can be."""
+    try:
+        ckpt = _checkpoint.open(file)
+        index = _checkpoint.source_of(ckpt).index
+        index.check_leaves()
+        _ = index.leaves.leaf_indices  # No name is there twice.
+    except ValueError as e:
+        raise DamagedError(str(e)) from e
+    return ckpt
 
 
 def _as_whole(leaves: Leaves) -> Leaves:

@@ -244,12 +244,12 @@ def _reparts(text: Text) -> Callable[[pathlib.Path], None]:
         with tempfile.TemporaryDirectory() as away:
             ec.tree_serialise_leaves(f"{away}/c", tree(16))
             _alter_metadata(pathlib.Path(away, "c"), text())
-            part_of(path).write_bytes(_zipped(pathlib.Path(away, "c")))
+            part_of(path).write_bytes(zipped(pathlib.Path(away, "c")))
 
     return alter
 
 
-def _zipped(path: pathlib.Path) -> bytes:
+def zipped(path: pathlib.Path) -> bytes:
     """A checkpoint as one file."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:

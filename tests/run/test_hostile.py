@@ -4,7 +4,10 @@ link is followed. `attacks/runs.py` makes many more.
 
 import json
 import os
+import zipfile
 
+import attacks
+import attacks.runs
 import numpy as np
 import pytest
 from support import inside
@@ -67,6 +70,30 @@ def test_directories_of_a_manager_are_no_links(tmp_path, place):
         (tmp_path / name).rename(tmp_path / f"real-{name}")
         os.symlink(tmp_path / f"real-{name}", tmp_path / name)
     assert manager(tmp_path).restore(TREE)[1] == 1
+
+
+@pytest.mark.parametrize(
+    "what, alter",
+    [
+        ("two leaves", lambda index: index.update(names=["w", "w"])),
+        ("the tree has no", lambda index: index.update(tree={"rows": 1})),
+    ],
+)
+def test_a_part_whose_leaves_cannot_be_is_damaged(tmp_path, what, alter):
+    """Others, and copies of it, may be good."""
+    tree = {"w": np.ones(3), "v": np.ones(3)}
+    with manager(tmp_path) as saved:
+        saved.save(9, tree)
+        saved.save(10, tree)
+        saved._saves.kept = None
+    (part,) = tmp_path.glob("disk/*/*/*/0.zip")
+    with zipfile.ZipFile(part) as archive:
+        archive.extractall(tmp_path / "part")
+    attacks.forge(tmp_path / "part", alter)
+    part.write_bytes(attacks.runs.zipped(tmp_path / "part"))
+    match = f"near step 10: part 0 on the disk of process 0: .*{what}"
+    with pytest.warns(UserWarning, match=match):
+        assert manager(tmp_path).restore(tree)[1] == 9
 
 
 def test_what_process_0_says_of_a_save_is_checked(tmp_path):
