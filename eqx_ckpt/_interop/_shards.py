@@ -130,23 +130,31 @@ class ShardedExport(NamedTuple):
                 f"`{self.root}` is no directory, and many processes write parts of one "
                 "file there. Export to a local path, or in one process of a checkpoint."
             )
-        said = run.gather(_index.digest(b"".join(self.heads.values())).encode())
-        if len(set(said)) > 1:
-            raise RuntimeError(
-                "the processes disagree about the tensors that they export."
-            )
         root, number = self.root.real(), secrets.token_hex(8)
         assert isinstance(root, LocalDirectory)
         path, part = root.path, lambda name: f"{name}.{number}.part"
+
+        def begin(digests: list[bytes]) -> bytes:
+            if len(set(digests)) > 1:
+                raise RuntimeError(
+                    "the processes disagree about the tensors that they export."
+                )
+            os.makedirs(path, exist_ok=True)
+            for name, tensors in self.files.items():
+                size = sum(x.template.nbytes for x in tensors)
+                with open(os.path.join(path, part(name)), "xb") as file:
+                    file.write(self.heads[name])
+                    file.truncate(file.tell() + size)
+            return number.encode()
+
+        def publish(_: list[bytes]) -> bytes:
+            root.write(part(INDEX), [self._encoded_index()], self.durable)
+            self._publish(root, part)
+            return b""
+
         try:
-            if run.leads:
-                os.makedirs(path, exist_ok=True)
-                for name, tensors in self.files.items():
-                    size = sum(x.template.nbytes for x in tensors)
-                    with open(os.path.join(path, part(name)), "xb") as file:
-                        file.write(self.heads[name])
-                        file.truncate(file.tell() + size)
-            number = run.broadcast(number.encode()).decode()
+            digest = _index.digest(b"".join(self.heads.values())).encode()
+            number = run.round(digest, begin).decode()
             for name, tensors in self.files.items():
                 with open(os.path.join(path, part(name)), "r+b", buffering=0) as file:
                     at = len(self.heads[name])
@@ -155,11 +163,7 @@ class ShardedExport(NamedTuple):
                         at += tensor.template.nbytes
                     if self.durable:
                         _local_files.fsync(file.fileno())
-            run.gather()
-            if run.leads:
-                root.write(part(INDEX), [self._encoded_index()], self.durable)
-                self._publish(root, part)
-            run.broadcast()
+            run.round(choose=publish)
         finally:
             if run.leads:
                 _drop(root, map(part, [*self.files, INDEX]))

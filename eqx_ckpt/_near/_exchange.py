@@ -66,7 +66,7 @@ def exchange(
         if start < to_send and unread is None:
             unread = _error_of(read, start, own[: to_send - start])
         moved = permute(own)
-        processes.until(moved.is_ready)
+        processes.wait_until(moved.is_ready)
         got = np.asarray(moved.addressable_data(0))
         if start < to_get and unwritten is None:
             unwritten = _error_of(write, got[: to_get - start])

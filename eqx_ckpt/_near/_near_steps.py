@@ -219,8 +219,8 @@ class Near(NearSteps):
         """Writes the part of this process, from a thread of its own."""
         assert self._attempt is not None
         with _log.timed("near") as timer, processes.share_errors():
-            processes.gather()
-            save = processes.broadcast(secrets.token_hex(8).encode()).decode()
+            make_id = lambda _: secrets.token_hex(8).encode()
+            save = processes.round(choose=make_id).decode()
             run, number, *_ = self._attempt
             count, index = processes.count, processes.index
             part = NearPart(run, number, saving.step, save, count, index)
@@ -253,8 +253,7 @@ class Near(NearSteps):
         step, what = saving.step, f"Copying step {saving.step} to near disks"
         processes = self._saves.processes_in("copy a near step", what, step)
         with _log.timed("near") as timer, processes.share_errors():
-            processes.gather()
-            processes.broadcast()
+            processes.round()
             own = self._copy(saving.part, saving.rows, processes)
             for index, got in enumerate(share_records(processes, own, _OF_PART, _GOT)):
                 _check_copies(index, got, saving.rows)

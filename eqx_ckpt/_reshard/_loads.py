@@ -191,15 +191,14 @@ def _move_batch(
         programs.append((some, program, bits))
         for i in some:
             out[i] = None
-    processes.gather()
-    processes.broadcast()
+    processes.round()
     errors: list[Exception] = []
     programs.reverse()
     while programs:
         some, program, bits = programs.pop()
         moved = program(bits)
         del bits
-        processes.until(lambda moved=moved: all(x.is_ready() for x in moved))
+        processes.wait_until(lambda moved=moved: all(x.is_ready() for x in moved))
         # If one array is wrong, this process still takes part in moving the others.
         for i, array in zip(some, moved):
             try:

@@ -37,7 +37,7 @@ from eqx_ckpt._kernel._run import _attempts
 from eqx_ckpt._kernel._run._pins import pinned
 from eqx_ckpt._kernel._run._step_journal import Journal
 from eqx_ckpt._kernel._run._steps import Steps
-from eqx_ckpt._kernel._runtime._processes import Processes
+from eqx_ckpt._kernel._runtime._conversation import Processes
 from eqx_ckpt._kernel._storage import _root
 
 from . import forge, index_of
@@ -429,16 +429,11 @@ class Words:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        def gather(_: Any, word: bytes = b"", alike: bool = False) -> list[bytes]:
-            return [self.pass_on(word)]
+        def say(_: Any, word: bytes = b"", choose: Any = None, *args: Any) -> bytes:
+            answer = choose([self.pass_on(word)]) if choose else b""
+            return self.pass_on(answer)
 
-        def broadcast(_: Any, word: bytes = b"") -> bytes:
-            return self.pass_on(word)
-
-        with (
-            mock.patch.object(Processes, "gather", gather),
-            mock.patch.object(Processes, "broadcast", broadcast),
-        ):
+        with mock.patch.object(Processes, "round", say):
             yield
 
 

@@ -42,7 +42,7 @@ for name, call in calls.items():
     call()
     # No line before the call has told that it is made, which nobody could know of.
     lines = interrupts.lines_of(call, "MainThread")
-    begun = next(i for i, (file, _) in enumerate(lines) if "_processes" in file)
+    begun = next(i for i, (file, _) in enumerate(lines) if "_conversation" in file)
     own = [
         i
         for i, (file, _) in enumerate(lines, 1)

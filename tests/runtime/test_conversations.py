@@ -41,3 +41,42 @@ def test_a_process_that_was_stopped_hears_what_the_others_said(monkeypatch, rank
 
         world.run(call)
         assert heard == dict.fromkeys(range(3), b"012")
+
+
+@pytest.mark.parametrize("how", ["tag", "account"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_interrupt_at_any_message_is_told_at_once(monkeypatch, rank, how):
+    """Calls of three rounds, one of which Ctrl-C ends: nobody waits for a timeout, and
+    the last is good."""
+    ended = 0
+    for number in range(1, 40):
+        for when in ("before", "after"):
+            world = World(3, random.Random(number))
+            world.interrupt = rank, number, when
+            inside.pass_time_as(monkeypatch, world)
+            ends: dict[int, list[str]] = {i: [] for i in range(3)}
+
+            def call(own: int, world=world, ends=ends) -> None:
+                for name in ("a", "b", "c"):
+                    line, is_tagged = (name, True) if how == "tag" else ("", False)
+                    processes = world.processes(line, "", is_tagged, 1000.0)
+                    try:
+                        with processes.share_errors():
+                            for i in range(3):
+                                word, is_account = (
+                                    name.encode(),
+                                    i == 0 and how == "account",
+                                )
+                                said = processes.round(word, b"".join, is_account)
+                                assert said == 3 * word
+                        ends[own].append("good")
+                    except (RuntimeError, KeyboardInterrupt) as e:
+                        ends[own].append(type(e).__name__)
+
+            world.run(call)
+            assert world.now < 100, (number, when, ends)
+            if ends[rank][-1] == "KeyboardInterrupt":  # It came in the last call.
+                break
+            assert [x[-1] for x in ends.values()] == ["good"] * 3, (number, when, ends)
+            ended += any("good" not in x[:1] for x in ends.values())
+    assert ended > 5

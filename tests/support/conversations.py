@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from eqx_ckpt._kernel._runtime import _messages
+from eqx_ckpt._kernel._runtime._conversation import conversation, Processes
 from eqx_ckpt._kernel._runtime._messages import Channel
-from eqx_ckpt._kernel._runtime._processes import ManyProcesses, Processes
 
 
 class _Process:
@@ -21,6 +21,7 @@ class _Process:
         self.ready: Callable[[], bool] = lambda: True
         self.until = 0.0
         self.is_over = False
+        self.sent = 0
         self.book = _messages.CallBook()
 
 
@@ -32,6 +33,8 @@ class World:
         self.own = [_Process(rank) for rank in range(size)]
         # For how long the next message finds a process stopped, as by SIGSTOP.
         self.stopped: dict[int, float] = {}
+        # Which message of which process Ctrl-C comes at: before it is sent, or after.
+        self.interrupt: tuple[int, int, str] | None = None
         self.rng = rng
         self.now = 0.0
         self.store: dict[str, bytes] = {}
@@ -78,7 +81,7 @@ class World:
         process = self._local.process
         count, index = len(self.own), process.rank
         channel = Channel(index, count, line, line, timeout, self, process.book)
-        return ManyProcesses(line, gist, tagged, channel)
+        return conversation(line, gist, tagged, channel)
 
     # ---- As the module `time`.
 
@@ -96,18 +99,30 @@ class World:
         if not hasattr(self._local, "process"):
             return False
         self.wait(lambda: True, 0)
+        self._local.process.sent += 1
+        self._interrupt("before")
         return True
+
+    def _interrupt(self, when: str) -> None:
+        process = self._local.process
+        if self.interrupt == (process.rank, process.sent, when):
+            raise KeyboardInterrupt
 
     def key_value_set_bytes(self, key: str, value: bytes, again: bool = False) -> None:
         if self._pass():
             if key in self.store and not again:
                 raise ValueError(f"{key} is there")
             self.store[key] = value
+            self._interrupt("after")
 
     def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
         if not self._pass():
             return []
         return [(k, v) for k, v in self.store.items() if k.startswith(key)]
+
+    def key_value_try_get_bytes(self, key: str) -> bytes:
+        self._pass()
+        return self.store[key]
 
     def blocking_key_value_get_bytes(self, key: str, milliseconds: int) -> bytes:
         if (seconds := self.stopped.pop(self._local.process.rank, 0)) > 0:
@@ -123,6 +138,11 @@ class World:
             for k in list(self.store):
                 if k == key or k.startswith(key.rstrip("/") + "/"):
                     del self.store[k]
+            self._interrupt("after")
+
+
+def _differ(words: list[bytes]) -> bytes:
+    raise RuntimeError("the trees differ")
 
 
 class Call:
@@ -191,26 +211,27 @@ class Play:
         """As `_serialise.write` does."""
         line = f"{path}{number if self.how == 'tag' else ''}"
         gist = f"{number}-{call.tree}" if self.how == "gist" else ""
-        processes = self.world.processes(line, gist, self.how == "tag", self.timeout)
+        processes: Any = self.world.processes(
+            line, gist, self.how == "tag", self.timeout
+        )
         account = f"{number if self.how in ('gist', 'account') else ''}-{call.tree}"
         with processes.share_errors():
             if call.what == "plan":
                 raise OSError("bad tree")
         with processes.share_errors():
-            accounts = processes.gather_accounts(account.encode())
-            if not processes.broadcast(b"+" if len(set(accounts)) == 1 else b""):
-                processes.gather()
-                if processes.leads:
-                    raise RuntimeError("the trees differ")
-                processes.broadcast()
+            same = lambda accounts: b"+" if len(set(accounts)) == 1 else b""
+            if not processes.round(account.encode(), same, is_account=True):
+                processes.round(choose=_differ)
             if call.what == "write":
                 raise OSError("disk full")
             self.world.sleep(self.rng.random())
-            words = processes.gather(b"%d" % number)
-            if processes.leads:
+
+            def save(words: list[bytes]) -> bytes:
                 numbers = [int(word) for word in words]
                 self.saved[line, processes.channel.number] = numbers
-            processes.broadcast()
+                return b""
+
+            processes.round(b"%d" % number, save)
         self.ok.setdefault((line, processes.channel.number), set()).add(rank)
 
     def faults(self) -> list[str]:

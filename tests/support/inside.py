@@ -436,7 +436,7 @@ def write_journal(root: Any, step: int) -> None:
 
 def pass_time_as(patch: pytest.MonkeyPatch, clock: Any) -> None:
     """Lets the time that processes wait for each other be that of a clock."""
-    for module in ("_messages", "_processes"):
+    for module in ("_messages", "_conversation"):
         patch.setattr(f"eqx_ckpt._kernel._runtime.{module}.time", clock)
 
 

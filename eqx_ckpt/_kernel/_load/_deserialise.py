@@ -193,30 +193,30 @@ def read_in_step(
         with processes.share_errors():
             _check_same(processes, saves, " ".join(plan.digest for plan in plans))
             values = read()
-            processes.gather()
-            processes.broadcast()
+            processes.round()
     for plan in plans:
         plan.log_moves()
     return values
 
 
 def _check_same(processes: Processes, saves: list[str], moves: str) -> None:
-    gathered = processes.gather(json.dumps([saves, moves]).encode())
-    reports = [_schema.read(x, "what a load says", _READ_REPORT) for x in gathered]
-    # Only process 0 has the reports.
-    for index, (own_saves, own_moves) in enumerate(reports):
-        if own_saves != reports[0][0]:
-            raise ReplacedError(
-                f"{processes.what}: process {index} has opened another save than "
-                "process 0: it was replaced meanwhile. Load again."
-            )
-        if own_moves != reports[0][1]:
-            raise RuntimeError(
-                f"{processes.what}: process {index} would move other arrays over "
-                "the devices than process 0, and nothing was loaded. Pass the same "
-                "shardings, `reshard` and `max_bytes` in all processes."
-            )
-    processes.broadcast()
+    def compare(words: list[bytes]) -> bytes:
+        reports = [_schema.read(x, "what a load says", _READ_REPORT) for x in words]
+        for index, (own_saves, own_moves) in enumerate(reports):
+            if own_saves != reports[0][0]:
+                raise ReplacedError(
+                    f"{processes.what}: process {index} has opened another save than "
+                    "process 0: it was replaced meanwhile. Load again."
+                )
+            if own_moves != reports[0][1]:
+                raise RuntimeError(
+                    f"{processes.what}: process {index} would move other arrays over "
+                    "the devices than process 0, and nothing was loaded. Pass the same "
+                    "shardings, `reshard` and `max_bytes` in all processes."
+                )
+        return b""
+
+    processes.round(json.dumps([saves, moves]).encode(), compare)
 
 
 @_arguments.checked(_load_options.DEFAULTS)

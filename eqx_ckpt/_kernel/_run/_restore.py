@@ -15,7 +15,7 @@ from .._format._schema import COUNT, optional
 from .._load import _checkpoint, _deserialise
 from .._load._load_options import LoadOptions
 from .._load._partial import Apart
-from .._runtime import _log, _processes
+from .._runtime import _conversation, _log, _processes
 from .._runtime._arguments import Who
 from .._runtime._processes import Processes
 from . import _attempt_start, _own, _step_state, _steps
@@ -83,7 +83,7 @@ def _check_agreed(saves: Saves, step: int, who: Who) -> None:
 
 def _line(steps: Steps, step: int, request: LoadRequest) -> Processes:
     """The processes of the load that follows: what goes wrong before it is told on the
-    line (see `_processes`) of that. The others may wait there by now, and have it as
+    line (see `_meeting`) of that. The others may wait there by now, and have it as
     the error of that call."""
     with contextlib.suppress(Exception):  # The call itself says what is wrong.
         steps.path(step)
@@ -113,8 +113,7 @@ def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
         processes = saves.processes_in("restore own states", "Restoring own states")
     with processes.share_errors():
         own = _own.load(ckpt, request.own)
-        processes.gather()
-        processes.broadcast()
+        processes.round()
     return Restored(tree, own, step)
 
 
@@ -185,10 +184,9 @@ def _try(search: _Search) -> Restored | None:
     near, steps, loaded = search.near, search.saves.steps, None
     processes = search.saves.processes_in("restore", "Restoring")
     with processes.share_errors():
-        reports = processes.gather(near.report())
-        choice = _choice(search, reports) if processes.leads else b""
+        choose = lambda reports: _choice(search, reports)
         # What process 0 has skipped, the others have to know.
-        step = _take(search, processes.broadcast(choice))
+        step = _take(search, processes.round(near.report(), choose))
         if step is not None:
             loaded = _load_chosen(search, step, processes)
     if step is None or loaded is None:
@@ -317,7 +315,7 @@ def _agree(
     """The worst outcome in any process."""
     kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced"), (Apart, "apart")]
     is_of = (word for kind, word in kinds if isinstance(error, kind))
-    other = "told" if error and _processes.is_of_others(error) else "failed"
+    other = "told" if error and _conversation.is_of_others(error) else "failed"
     own = "loaded" if error is None else next(is_of, other)
     outcome = _Outcome(own, "" if error is None else str(error), blamed)
     said = share_records(processes, outcome, _SAID, _OUTCOME)

@@ -18,8 +18,7 @@ def share_records(
     **Raises:** `DamagedError` for a record that is not of this `kind`. Its error says
     that it should have been `what`.
     """
-    words = processes.gather(json.dumps(own).encode())
-    said = json.dumps([json.loads(word) for word in words])
+    together = lambda words: b"[%s]" % b",".join(words)
     # Not by `_schema.read`: it refuses texts longer than the record of any file.
-    said = json.loads(processes.broadcast(said.encode()))
+    said = json.loads(processes.round(json.dumps(own).encode(), together))
     return _schema.checked(said, what, (kind,) * processes.count)

@@ -1,4 +1,4 @@
 """Threads, the processes of a run, clean-ups, the progress bar: what calls run on.
 
-It imports no other room. Begin with `_processes`.
+It imports no other room. Begin with `_conversation`.
 """

@@ -1,7 +1,8 @@
 """The messages that the processes of a run exchange in one call.
 
-It goes through the key-value store of JAX's distributed runtime. `_processes` says how
-calls meet; here are the keys that they use, and how long one waits for them.
+They go through the key-value store of JAX's distributed runtime. `_conversation` and
+`_meeting` say what processes tell each other; here are the keys that they use, and how
+long one waits for them.
 """
 
 import collections
@@ -11,7 +12,7 @@ import itertools as it
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from . import _log, _threads
@@ -57,6 +58,10 @@ class PeerError(Exception):
     def __init__(self, text: str, silent: Collection[int] = ()):
         super().__init__(text)
         self.silent = list(silent)
+
+
+class ToldError(PeerError):
+    """An error that process 0 has told all: nobody tells it again."""
 
 
 class CallSign(NamedTuple):
@@ -124,16 +129,18 @@ def warner(where: str) -> Callable[[Collection[int]], None]:
     return warn
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class CallLine:
-    """This process's record of the calls of one kind, path and tag."""
+    """This process's record of the calls of one kind, path and tag. It is never dropped
+    (a later call would begin at a number that is used), and a run may have millions:
+    so it is small."""
 
-    next: int = 0
+    numbers: Iterator[int] = dataclasses.field(default_factory=it.count)
     # Of process 0: the sign of its call before; the signs of the last calls that met
     # and differed; and the numbers that were ended since the last answer.
     last: CallSign | None = None
-    apart: list[CallSign] = dataclasses.field(default_factory=list)
-    ended: list[str] = dataclasses.field(default_factory=list)
+    apart: tuple[CallSign, ...] = ()
+    ended: tuple[str, ...] = ()
 
 
 class CallBook:
@@ -142,7 +149,6 @@ class CallBook:
     def __init__(self) -> None:
         self.lines: dict[str, CallLine] = collections.defaultdict(CallLine)
         self.old: dict[str, float] = {}
-        self.lock = _threads.Lock()
 
     def sweep(self, client: Any) -> None:
         for key, end in list(self.old.items()):
@@ -167,14 +173,22 @@ class Channel:
     timeout: int | float
     client: Any
     book: CallBook = _book
-    number: int | None = None
     round: int = 0
+    # When this round began, in seconds of `now`.
+    since: float = 0.0
     # Of processes at work.
     seen: dict[int, LifeSign] = dataclasses.field(default_factory=dict)
+    # The numbers that the call has had. The last is its own.
+    _numbers: list[int] = dataclasses.field(default_factory=list)
     _over: _threads.Event | None = None
     _is_shown: bool = False
     # Seconds awake, and when that was looked at last.
     _awake: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def number(self) -> int | None:
+        """The number of the call in its line; None before its first word."""
+        return self._numbers[-1] if self._numbers else None
 
     def now(self) -> float:
         """Seconds that this process has been awake in this call. Time in which it was
@@ -195,29 +209,38 @@ class Channel:
         return f"{self.key}/{self.number}"
 
     def take_number(self) -> None:
-        self.book.lock.run(self._take_number)
+        # One step, in which no Ctrl-C is handled: the number is taken, or it is not.
+        self._numbers.extend(it.islice(self.line.numbers, 1))
 
-    def _take_number(self) -> None:
-        # If Ctrl-C comes in between, the number is used twice; the first use ends it.
-        self.number = self.line.next
-        self.line.next += 1
+    def next_round(self) -> None:
+        self.round += 1
+        self.since = self.now()
 
-    def say(self, name: str, word: bytes) -> None:
-        self.client.key_value_set_bytes(f"{self.at}/{self.round}/{name}", word, True)
+    def say(self, word: bytes) -> None:
+        """Says the word of this process in this round."""
+        key = f"{self.at}/{self.round}/words/{self.index}"
+        self.client.key_value_set_bytes(key, word, True)
 
-    def answer(self, word: bytes) -> None:
-        """The word of process 0 to all. It ends the round."""
+    def answer(self, answer: bytes) -> None:
+        """Gives all the answer of process 0, which ends the round.
+
+        **Raises:** also if the round has an answer.
+        """
         self.client.key_value_delete(f"{self.at}/{self.round}/words/")
-        answer = f"{self.at}/{self.round}/answer"
-        self.client.key_value_set_bytes(answer, WORD + word)
+        key = f"{self.at}/{self.round}/answer"
+        self.client.key_value_set_bytes(key, answer)
         self._say_where(is_over=True)
 
     def close(self, end: CallEnd) -> None:
-        """Ends the number before its first answer."""
-        # It may have been taken by halves, when Ctrl-C came.
-        self.line.next = max(self.line.next, (self.number or 0) + 1)
+        """Ends the number before its first answer. **Raises:** as `answer`."""
         self.client.key_value_set_bytes(f"{self.at}/0/answer", end.encode())
-        self.line.ended.append(self.at)
+        self.line.ended += (self.at,)
+
+    def forget_ends(self) -> None:
+        """Forgets the ends of numbers, once a later one is answered."""
+        ended, self.line.ended = self.line.ended, ()
+        for key in ended:
+            self.forget(key)
 
     def forget(self, key: str) -> None:
         """Lets a key be deleted once nobody waits for it any more."""
@@ -262,16 +285,35 @@ class Channel:
             return self.client.key_value_try_get_bytes(f"{self.at}/{self.round}/answer")
         return None
 
-    def looks(self) -> Iterator[Heard]:
-        """Looks again and again, less often with time."""
-        start = time.monotonic()
-        wait = _LOOK[0]
+    def missing(self, words: Words) -> list[int]:
+        """The processes that have said no word."""
+        return [index for index in range(self.count) if index not in words]
+
+    def looks(self, words: Words) -> Iterator[Heard]:
+        """Looks again and again, less often with time, until all have said their word:
+        the caller adds what it has heard to the `words`."""
+        start, wait, warn = time.monotonic(), _LOOK[0], warner(self.where)
         while True:
             yield self.look(self.seen)
+            if not (missing := self.missing(words)):
+                return
+            warn(missing)
             if time.monotonic() - start > min(self.timeout / 3, _SLICE):
                 self._say_where()
             time.sleep(wait)
             wait = min(2 * wait, _LOOK[1])
+
+    def check_alive(self, indices: Iterable[int]) -> None:
+        """**Raises:** if one of these has given no sign of life for `timeout`."""
+        now, seen = self.now(), self.seen
+        # When each was last seen, or this round began, if that is later.
+        last = lambda index: max(seen[index].when if index in seen else 0, self.since)
+        silent = [index for index in indices if now - last(index) > self.timeout]
+        if silent:
+            raise PeerError(
+                f"of {self.count} processes these have been silent for "
+                f"{self.timeout:g} seconds: {listed(silent)}. They may have died."
+            )
 
     def look(self, seen: dict[int, LifeSign]) -> Heard:
         """What was said in this round by now. Signs of life go into `seen`."""

@@ -43,13 +43,15 @@ def raise_disagreement(plan: Plan, processes: Processes) -> None:
     All processes call this when their accounts differ.
     """
     own = zlib.compress(json.dumps(_account(plan)).encode())
-    accounts = [json.loads(zlib.decompress(word)) for word in processes.gather(own)]
-    for index, other in enumerate(accounts):
-        if other != accounts[0]:
-            raise RuntimeError(_difference(index, accounts[0], other))
-    if processes.leads:
+
+    def compare(words: list[bytes]) -> bytes:
+        accounts = [json.loads(zlib.decompress(word)) for word in words]
+        for index, other in enumerate(accounts):
+            if other != accounts[0]:
+                raise RuntimeError(_difference(index, accounts[0], other))
         raise RuntimeError("the processes disagree about what they save.")
-    processes.broadcast()
+
+    processes.round(own, compare)
 
 
 def _account(plan: Plan) -> dict[str, Any]:

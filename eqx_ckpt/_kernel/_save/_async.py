@@ -168,7 +168,7 @@ def start_staged(
     collect = None if is_staged else ft.partial(_collect, leaves)
     if planned.has_lazies:
         handle._reads = _lazies.places(leaves)
-    return _background.start(handle, collect, write_quietly, processes.fail)
+    return _background.start(handle, collect, write_quietly, processes.tell_failed)
 
 
 def _copied(planned: Plan, unchanged: Set[int]) -> int:

@@ -93,7 +93,7 @@ def await_location(root: Backend, location: bytes, processes: Processes) -> Loca
         return is_there
 
     # Process 0 may have failed by now, and have deleted it.
-    processes.until(is_shown, collective=False)
+    processes.wait_until(is_shown, is_collective=False)
     return Location(work, data_key)
 
 

@@ -37,7 +37,7 @@ from . import (
 from ._background import Committed
 from ._options import SaveKeywords, SaveOptions
 from ._plan import Plan
-from ._transaction import errors_before_commit
+from ._transaction import errors_before_commit, Transaction
 
 
 @_arguments.checked(_options.DEFAULTS)
@@ -251,13 +251,19 @@ def _save_together(
     publishes."""
     root, options, nbytes = plan.root, plan.options, plan.spec.nbytes
     writer = _plan.WRITERS[options.layout]
-    plans = processes.gather_accounts(_agree.digest_of_plan(plan))
-    txn = root_files = None
-    if processes.leads and len(set(plans)) == 1:
+    txn: Transaction | None = None
+
+    def begin(plans: list[bytes]) -> bytes:
+        nonlocal txn
+        if len(set(plans)) > 1:
+            return b""
         with errors_before_commit(root, nbytes):
-            txn = _publish.begin(root, options, held)
-            txn.work.make_directories([txn.data_key])
-    location = processes.broadcast(b"" if txn is None else _publish.announce(txn))
+            begun = txn = _publish.begin(root, options, held)
+            begun.work.make_directories([begun.data_key])
+        return _publish.announce(begun)
+
+    digest = _agree.digest_of_plan(plan)
+    location = processes.round(digest, begin, is_account=True)
     if not location:
         _agree.raise_disagreement(plan, processes)
     work, data_key = _publish.await_location(root, location, processes)
@@ -271,12 +277,15 @@ def _save_together(
         if options.own:
             (own,) = options.own
             state = _notes.write_own_state(own, processes.index, into)
-        reports = processes.gather(json.dumps([note, state]).encode())
-        if txn is not None:
-            files, states = _notes.collect_notes(task, writer, files, reports, into)
-            root_files = _write_leaves.finish(plan, task, files, states, into)
-    if txn is not None and root_files is not None:
+
+    def publish(reports: list[bytes]) -> bytes:
+        assert txn is not None
+        with errors_before_commit(root, nbytes):
+            found = _notes.collect_notes(task, writer, files, reports, into)
+            root_files = _write_leaves.finish(plan, task, *found, into)
         _publish.publish(txn, root_files, options.durable)
-    processes.broadcast()
+        return b""
+
+    processes.round(json.dumps([note, state]).encode(), publish)
     stamp = "" if txn is None else txn.stamp
     return Committed(into.save_id, stamp)
