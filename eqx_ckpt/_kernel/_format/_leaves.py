@@ -33,16 +33,22 @@ class LocalShards(NamedTuple):
     shape: tuple[int, ...]
     starts: tuple[tuple[int, ...], ...]
 
+    def regions(self, stored: Sequence[int]) -> Iterator[tuple[int, Region]]:
+        """The region of each shard, after the row at which it begins in what is stored:
+        an array of the `stored` shape."""
+        rows = stored[0] // len(self.starts)
+        for number, start in enumerate(self.starts):
+            sizes = zip(start, (rows, *stored[1:]))
+            yield number * rows, tuple(slice(s, s + n) for s, n in sizes)
+
     def find(self, stored: Sequence[int], region: Sequence[slice]) -> Region | None:
         """Where a region of the whole array lies in the `stored` shape, if it is in one
         of those that are there. Along last axes that it does not name it has all."""
-        rows = stored[0] // len(self.starts)
-        shape = (rows, *stored[1:])
-        for number, start in enumerate(self.starts):
-            at = [slice(r.start - s, r.stop - s) for r, s in zip(region, start)]
-            if all(0 <= r.start and r.stop <= n for r, n in zip(at, shape)):
-                first = slice(at[0].start + number * rows, at[0].stop + number * rows)
-                return (first, *at[1:])
+        for row, held in self.regions(stored):
+            both = list(zip(region, held))
+            if all(h.start <= r.start and r.stop <= h.stop for r, h in both):
+                at = [slice(r.start - h.start, r.stop - h.start) for r, h in both]
+                return (slice(at[0].start + row, at[0].stop + row), *at[1:])
         return None
 
 
@@ -356,11 +362,12 @@ def _check_local_shards(part: LocalShards, t: Template) -> None:
     stored."""
     shape, starts = part
     rank, count = len(shape), len(starts)
-    good = t.kind in ("jax", "key") and 0 < rank == len(t.shape) and count > 0
-    if not good or t.shape[0] % count or len({*starts}) != count:
+    if (
+        t.kind not in ("jax", "key")
+        or not 0 < rank == len(t.shape)
+        or any(len(start) != rank for start in starts)
+        or not 0 < len({*starts}) == count
+        or t.shape[0] % count
+        or any(s.stop > n for _, x in part.regions(t.shape) for s, n in zip(x, shape))
+    ):
         raise ValueError("the index has an impossible part")
-    region = (t.shape[0] // count, *t.shape[1:])
-    for start in starts:
-        ends = [s + n for s, n in zip(start, region)]
-        if len(start) != rank or any(e > n for e, n in zip(ends, shape)):
-            raise ValueError("the index has an impossible part")
