@@ -15,10 +15,11 @@ from .._kernel._runtime import _log, _processes
 from .._kernel._runtime._processes import Processes
 from .._kernel._storage import _backend
 from .._kernel._storage._backend import Backend
-from . import _disk, _exchange, _near_parts, _whole
+from . import _disk, _exchange, _part_choice, _whole
 from ._disk import Disk, Incoming
 from ._exchange import Move
-from ._near_parts import PartReport, Parts
+from ._near_parts import Parts
+from ._part_choice import PartReport
 from ._whole import NearStep, PartCopy, Passed
 
 
@@ -132,13 +133,13 @@ class Search(NearSearch):
         step, here, count = self._chosen.step, processes.index, processes.count
         assert step is not None
         file = ft.partial(self._disk.place, step.run, step.save)
-        self._parts = parts = Parts(request)
+        self._parts = parts = Parts(request, file)
         # Of each part the first that has it says what is in it.
         own = [i for i, disks in enumerate(step.sources) if disks[0] == here]
-        reports = [(i, parts.report(i, file(i), count)) for i in own]
+        reports = [(i, parts.report(i, count)) for i in own]
         said = share_records(processes, reports, _OF_PART, _REPORTS)
         found = {i: PartReport(*report) for some in said for i, report in some}
-        needed = _near_parts.choose_parts(step.sources, count, found)
+        needed = _part_choice.choose_parts(step.sources, count, found)
         self._wanted, self._from = needed[here], dict.fromkeys(own, here)
         moves: list[Move] = []
         for to, some in enumerate(needed):
@@ -167,8 +168,6 @@ class Search(NearSearch):
         they are stored: of those parts that it speaks for, or its own."""
         step, parts = self._chosen.step, self._parts
         assert step is not None and parts is not None
-        for i in self._from:
-            parts.open(i, self._disk.place(step.run, step.save, i))
         tree = parts.load(self._wanted)
         if request.own is None:
             return Restored(tree, None, step.step)
@@ -194,8 +193,8 @@ class Search(NearSearch):
     @property
     def blamed(self) -> list[tuple[int, int]]:
         """The disks and numbers of parts that could not be read here."""
-        bad = [] if self._parts is None else self._parts.bad
-        return [(self._from[i], i) for i in bad]
+        unreadable = () if self._parts is None else self._parts.unreadable
+        return [(self._from[i], i) for i in sorted(unreadable)]
 
     def exclude(self, why: str, copies: Sequence[tuple[int, int]]) -> None:
         """Excludes copies of parts of the chosen step, which could not be loaded."""

@@ -1,0 +1,114 @@
+"""Which parts of a near step each process reads, by reports of what is in the parts."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from .._kernel._format._leaves import Leaves, LocalShards, Region
+from .._kernel._load._reads import LeafRead
+from .._kernel._tree import _leaf, _sharding
+from .._kernel._tree._target import Target
+
+
+class PartReport(NamedTuple):
+    """A report of a part: its bytes; digests of the records of leaves of which it has
+    `shards`, which say what regions these are, and of the names of leaves that it has
+    `whole`; and the processes that need some of the shards. The report of a part that
+    cannot be read has none of these."""
+
+    nbytes: int = 0
+    shards: str = ""
+    whole: str = ""
+    readers: list[int] = []
+
+
+def report(
+    leaves: Leaves, nbytes: int, wanted: Iterable[LeafRead], count: int
+) -> PartReport:
+    """The report of a part with these leaves, where `count` processes want some."""
+    sharded = [leaves.record(i, known=True) for i in sorted(leaves.parts)]
+    whole = [name for i, name in enumerate(leaves.names) if i not in leaves.parts]
+    readers = sorted(_readers(leaves, wanted, count))
+    return PartReport(nbytes, _digest(sharded), _digest(whole), readers)
+
+
+def choose_parts(
+    processes_with: Sequence[Sequence[int]],
+    count: int,
+    reports: Mapping[int, PartReport],
+) -> list[list[int]]:
+    """Chooses the parts that each of `count` processes reads. `processes_with` says for
+    each part on whose disks it is. Where as many processes have saved, a process reads
+    its own."""
+    has_own = len(reports) == count
+    return [
+        _parts_for(process, has_own, processes_with, reports)
+        for process in range(count)
+    ]
+
+
+def _parts_for(
+    process: int,
+    has_own: bool,
+    processes_with: Sequence[Sequence[int]],
+    reports: Mapping[int, PartReport],
+) -> list[int]:
+    """The parts that a process reads: its own, if it has one, and one part of each
+    other set of shards that it needs."""
+    own = process if has_own else None
+    # Parts that need not be moved come first; of equal ones, for each process another.
+    preference = lambda part: (
+        part != own,
+        process not in processes_with[part],
+        (part - process) % len(reports),
+    )
+    order = sorted(reports, key=preference)
+    # Where parts differ in which leaves they have whole, all are read: such a leaf may
+    # be nowhere else. One that could not be read for its report differs from others.
+    if len({report.whole for report in reports.values()}) > 1:
+        return order
+    chosen: dict[str, int] = {}
+    for part in order:
+        if part == own or process in reports[part].readers:
+            chosen.setdefault(reports[part].shards, part)
+    # It needs one part at least: the parts have the names of all leaves.
+    return [*chosen.values()] or order[:1]
+
+
+def _readers(leaves: Leaves, wanted: Iterable[LeafRead], count: int) -> set[int]:
+    """The processes whose devices need some of the shards that a part has. Leaves that
+    it has whole do not count: all parts have them whole, or all are read."""
+    found: set[int] = set()
+    # Of leaves with the same shards, for the same target, one is looked at.
+    seen = set()
+    for one in wanted:
+        leaf_index = leaves.leaf_indices[one.record.name]
+        shards, key = leaves.parts.get(leaf_index), id(one.target)
+        if not isinstance(shards, LocalShards) or (shards, key) in seen:
+            continue
+        seen.add((shards, key))
+        stored = leaves.templates[leaves.template_of[leaf_index]].shape
+        held = [region for _, region in shards.regions(stored)]
+        for region, processes in _needed_regions(one.target, count):
+            if not found.issuperset(processes):
+                if any(_overlap(region, x) for x in held):
+                    found.update(processes)
+    return found
+
+
+def _needed_regions(target: Target, count: int) -> _sharding.Holders:
+    """The regions of a leaf that processes need, each with those processes."""
+    sharding = target.sharding
+    if sharding is None or _leaf.is_local(sharding):
+        return (((), tuple(range(count))),)
+    return _sharding.holders(sharding, target.shape)
+
+
+def _overlap(a: Region, b: Region) -> bool:
+    return all(x.start < y.stop and y.start < x.stop for x, y in zip(a, b))
+
+
+def _digest(value: object) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(value).encode())

@@ -1,0 +1,156 @@
+"""A leaf that is read in pieces, from several parts of a near step.
+
+A *region* is a place in a leaf: *held*, that of a shard in a part, or *wanted*, one
+that this process needs. A *piece* is what one part has of a wanted region.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._kernel._format import _template, _view
+from .._kernel._format._leaves import LeafRecord, Leaves, LocalShards, Region
+from .._kernel._load._partial import Apart
+from .._kernel._load._reads import LeafRead, ReadResult, StoredRead
+from .._kernel._tree import _from_host, _sharding
+
+
+class _PartPiece(NamedTuple):
+    """A piece: its place in what the part stores, and in the wanted region of this
+    number."""
+
+    part: int
+    stored: Region
+    number: int
+    to: Region
+
+
+class _FromPart(NamedTuple):
+    """The read of one part, and the pieces that it gives, in their order."""
+
+    read: StoredRead
+    pieces: list[_PartPiece]
+
+
+@dataclasses.dataclass(eq=False)
+class PartedLeaf:
+    """A leaf whose regions arrive, part by part, in `arrays`. `read` is the read of all
+    of its regions. `to_come` has the parts that have not come yet."""
+
+    read: StoredRead
+    to_come: dict[int, _FromPart]
+    arrays: list[Any]
+    owned: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.to_come
+
+    def take(self, part: int, result: ReadResult) -> None:
+        """Takes the pieces of one part."""
+        shapes = self.read.shapes
+        for piece, array in zip(self.to_come.pop(part).pieces, result.arrays):
+            shape = shapes[piece.number]
+            if array.shape == shape:  # The piece is the region.
+                self.arrays[piece.number] = array
+                self.owned &= result.owned
+                continue
+            if self.arrays[piece.number] is None:
+                self.arrays[piece.number] = np.zeros(shape, array.dtype)
+            self.arrays[piece.number][piece.to] = array
+
+    def result(self) -> ReadResult:
+        """Gives away the regions, which have all come."""
+        arrays, self.arrays = self.arrays, []
+        return ReadResult(arrays, self.owned)
+
+
+def parted(i: int, wanted: LeafRead, leaves_of: Mapping[int, Leaves]) -> PartedLeaf:
+    """The leaf of number `i`, of which nothing has come, by the leaves of each part.
+
+    **Raises:** `Apart` for a leaf of which this process needs more than is there."""
+    template = wanted.record.template
+    # None: all of it.
+    needed = _from_host.regions(wanted.target)
+    regions = [_padded(x, template.shape) for x in ([()] if needed is None else needed)]
+    found = {part: _record(leaves, wanted) for part, leaves in leaves_of.items()}
+    records = {part: record for part, record in found.items() if record is not None}
+    pieces: dict[int, list[_PartPiece]] = {}
+    try:
+        for piece in _pieces(regions, _held(records)):
+            pieces.setdefault(piece.part, []).append(piece)
+    except ValueError:
+        raise Apart(
+            f"parts {', '.join(map(str, leaves_of))} do not have all of the leaf "
+            f"`{wanted.record.name}` that the devices of this process need"
+        ) from None
+    to_come = {
+        part: _FromPart(_read_of(i, records[part], (x.stored for x in some)), some)
+        for part, some in pieces.items()
+    }
+    read = _read_of(i, wanted.record, regions)
+    dtype = _template.dtype_of(template.stored)
+    # Regions without elements have no pieces.
+    arrays = [np.zeros(s, dtype) if 0 in s else None for s in read.shapes]
+    return PartedLeaf(read, to_come, arrays)
+
+
+def _record(leaves: Leaves, wanted: LeafRead) -> LeafRecord | None:
+    """The record of a leaf in one part, if it is of the same array."""
+    leaf_index = leaves.leaf_indices.get(wanted.record.name)
+    if leaf_index is None:
+        return None
+    found = leaves.record(leaf_index, known=True)
+    return found if found.whole.shape == wanted.record.template.shape else None
+
+
+class _HeldRegion(NamedTuple):
+    """A region that a part holds. In what the part stores, it begins at this row."""
+
+    part: int
+    row: int
+    region: Region
+
+
+def _held(records: Mapping[int, LeafRecord]) -> list[_HeldRegion]:
+    """The regions of a leaf that parts hold, each once, by the records there."""
+    # If the leaf is whole in a part, that part is enough.
+    whole = [part for part, record in records.items() if record.part is None]
+    # Of several parts that hold a region, the first is read.
+    firsts: dict[Any, _HeldRegion] = {}
+    for part in whole[:1] or records:
+        shape, shards = records[part].template.shape, records[part].part
+        is_cut = isinstance(shards, LocalShards)
+        rows = shards.regions(shape) if is_cut else [(0, _sharding.whole(shape))]
+        for row, region in rows:
+            ends = tuple((s.start, s.stop) for s in region)
+            firsts.setdefault(ends, _HeldRegion(part, row, region))
+    return [*firsts.values()]
+
+
+def _pieces(
+    wanted: Iterable[Region], held: Sequence[_HeldRegion]
+) -> Iterator[_PartPiece]:
+    """The pieces of wanted regions. **Raises:** `ValueError` if they are not all
+    there."""
+    for number, region in enumerate(wanted):
+        found = _sharding.pieces([x.region for x in held], region)
+        for held_in, inside, to in found:
+            part, row, _ = held[held_in]
+            # A scalar has no rows.
+            rows = (slice(s.start + row, s.stop + row) for s in inside[:1])
+            yield _PartPiece(part, (*rows, *inside[1:]), number, to)
+
+
+def _read_of(i: int, record: LeafRecord, regions: Iterable[Region]) -> StoredRead:
+    """The read of some regions of a stored array, for the leaf of number `i`."""
+    whole = _view.whole(record.template.shape)
+    views = tuple(whole.take((*region, ...)) for region in regions)
+    return StoredRead(record, views, None, [i])
+
+
+def _padded(region: Region, shape: Sequence[int]) -> Region:
+    """A region with all of the axes that it lacks, such as the words of a key."""
+    return (*region, *_sharding.whole(shape[len(region) :]))
