@@ -14,7 +14,7 @@ from .._kernel._runtime import _arguments
 from .._kernel._save import _background, _payload
 from .._kernel._save._path_state import PathState, replaced_error
 from .._kernel._save._plan import Plan
-from .._kernel._save._transaction import discard, drop_unlisted, errors_before_commit
+from .._kernel._save._transaction import drop_unlisted, errors_before_commit, take_back
 from .._kernel._save._tree_spec import TreeSpec
 from .._kernel._storage import _root, _store
 from .._kernel._storage._backend import Backend, Value
@@ -104,7 +104,7 @@ def write_orbax(path: str | os.PathLike[str]) -> None:
                 added = _store.tops_of(files).keys() - _store.tops_of(index.others)
                 # They are deleted the other way round, and so the last one first.
                 for key in _in_order(added):
-                    undo.callback(discard, root, key)
+                    undo.callback(take_back, root, key)
                 addition.put(root, index.save)
             else:
                 stamps: dict[str, str] = {}

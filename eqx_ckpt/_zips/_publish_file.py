@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 from .._kernel._save import _path_state
 from .._kernel._save._transaction import (
     BesideTransaction,
-    discard,
     errors_before_commit,
     Fate,
+    take_back,
 )
 from .._kernel._storage import _local_files
 from .._kernel._storage._backend import Backend
@@ -43,7 +43,7 @@ def publish(
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
         txn = FileTransaction(root.real(), undo, overwrite)
         # Also after the commit, which leaves an empty directory.
-        held.callback(discard, txn.work)
+        held.callback(take_back, txn.work)
         with errors_before_commit(root, nbytes):
             txn.begin(held)
             name = f"{txn.work.path}/{txn.last_file}"

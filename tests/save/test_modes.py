@@ -5,6 +5,7 @@ the mode of what it replaces.
 import json
 import os
 import pathlib
+import re
 import stat
 import struct
 import tempfile
@@ -207,6 +208,24 @@ def test_a_group_that_cannot_be_had_gets_nothing(name):
             "save_as_nobody", path, json.dumps(WAYS[name]), PYTHONDONTWRITEBYTECODE="1"
         )
         assert os.stat(path).st_gid == 65534 and mode(path) == 0o700
+
+
+@_needs_root
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_what_cannot_be_deleted_is_told(layout):
+    """A directory of another user is in what was there before."""
+    with tempfile.TemporaryDirectory() as directory:
+        told = run_program(
+            "delete_as_nobody", directory, layout, PYTHONDONTWRITEBYTECODE="1"
+        )
+        found = json.loads(told)
+        results = {name: result for name, (result, _) in found.items()}
+        assert results == {"deleted": None, "replaced": None, "run": [2], "clean": []}
+        for name, (_, texts) in found.items():
+            assert texts, name
+            for text in texts:
+                path, why = re.findall("`(.*)` is of no use any more, (.*)", text)[0]
+                assert os.path.exists(path) and "Permission denied: '/" in why
 
 
 def test_no_file_takes_the_place_of_a_standard_stream(tmp_path):

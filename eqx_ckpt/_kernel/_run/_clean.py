@@ -47,7 +47,8 @@ def clean(
         (`CheckpointManager(near=)`) it also deletes near steps of runs whose root has
         got a step as new since. `eqx-ckpt clean --list` says whose the others are.
 
-    **Returns:** the paths of the leftovers, sorted.
+    **Returns:** the paths of the leftovers, sorted: with `remove`, of those that are
+    deleted. A warning says which cannot be.
 
     **Raises:** `FileNotFoundError` if there is no such directory; `ValueError` if it is
     in an object store, unless `idle=True` or `remove=False`.

@@ -19,7 +19,7 @@ from .._storage._local import LocalDirectory
 from .._storage._objects import ObjectStore
 from . import _background, _leftovers
 from ._path_state import foreign, foreign_among
-from ._transaction import discard, drop_unlisted, stamps_of
+from ._transaction import drop_unlisted, stamps_of
 
 
 @_handlers.pass_through
@@ -205,7 +205,7 @@ def _rename_and_delete(root: LocalDirectory, entries: Iterable[str]) -> None:
         root.delete(_files.INDEX)
         root.sync_directories([""])
         for key in entries:
-            discard(root, key)
+            _leftovers.discard(root, key)
         return
     # What came in since it was listed is not ours to delete.
     for name in (work.list_top() or {}).keys() - set(entries):
@@ -213,7 +213,7 @@ def _rename_and_delete(root: LocalDirectory, entries: Iterable[str]) -> None:
         work.below(name).rename(root.below(name))
     # After a power cut it is there with all that is in it, or not at all.
     root.parent().sync_directories([""])
-    discard(work)
+    _leftovers.discard(work)
 
 
 def _refuse_others(root: Backend, others: Sequence[str]) -> None:

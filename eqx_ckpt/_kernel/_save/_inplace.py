@@ -11,7 +11,7 @@ from .._load import _published
 from .._storage import _store
 from .._storage._backend import Backend
 from . import _leftovers
-from ._transaction import DirectoryTransaction, discard, errors_before_commit
+from ._transaction import DirectoryTransaction, errors_before_commit
 
 
 class InPlace(DirectoryTransaction):
@@ -43,7 +43,7 @@ class InPlace(DirectoryTransaction):
                 # `write_orbax` may have added some since.
                 _delete_side(root, root.list_top() or {})
                 if not root.is_directory(_files.SIGNATURE):
-                    discard(root, _files.SIGNATURE)
+                    _leftovers.discard(root, _files.SIGNATURE)
                 for other in others:
                     # Unless it is being written.
                     _leftovers.delete_abandoned(root.below(f"d/{other}"))
@@ -70,7 +70,7 @@ def delete_outdated(root: Backend) -> None:
             _delete_side(root, (root.list_top() or {}).keys() - tops)
             own = root.below(f"d/{index.save}")
             for name in filter(_files.is_staged, own.list_top() or ()):
-                discard(own, name)
+                _leftovers.discard(own, name)
             if index.layout not in _layouts.PACKED:
                 root.drop_directory(f"d/{index.save}")
                 root.drop_directory("d")
@@ -79,4 +79,4 @@ def delete_outdated(root: Backend) -> None:
 def _delete_side(root: Backend, entries: Iterable[str]) -> None:
     """Deletes the files for other readers at a root, which are of another save."""
     for key in _files.SIDE.intersection(entries):
-        discard(root, key)
+        _leftovers.discard(root, key)

@@ -15,7 +15,7 @@ from .._format import _files, _index, _layouts
 from .._storage import _store
 from .._storage._objects import ObjectStore
 from ._path_state import claimed_error
-from ._transaction import discard, drop_unlisted, stamps_of, Transaction
+from ._transaction import drop_unlisted, stamps_of, take_back, Transaction
 
 
 class InStore(Transaction[ObjectStore]):
@@ -25,7 +25,7 @@ class InStore(Transaction[ObjectStore]):
     _stamps: dict[str, str] = {}
 
     def begin(self, held: contextlib.ExitStack) -> None:
-        self.undo.callback(discard, self.root, self.data_key)
+        self.undo.callback(take_back, self.root, self.data_key)
         self.root.check_conditions(f"{self.data_key}/digests")
 
     def publish(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:

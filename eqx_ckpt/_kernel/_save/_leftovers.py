@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from .._format import _files, _index, _layouts
+from .._runtime import _log
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._storage._root import LONGEST_NAME
@@ -74,15 +75,27 @@ def delete_abandoned(
     """Deletes a directory whose writer is gone: nobody holds its lock. It stays where
     there are no locks, and where `unless`, called under the lock, is true.
 
-    Returns whether it is a leftover. If not `remove`, nothing is deleted.
+    Returns whether it is a leftover, and with `remove`, whether it is deleted. If not
+    `remove`, nothing is deleted.
     """
     if directory.is_link():
         return False
     with contextlib.suppress(OSError), directory.lock() as is_locked:
         if not is_locked or (unless is not None and unless()):
             return False
-        if remove:
-            with contextlib.suppress(OSError, ValueError):
-                directory.delete("")
-        return True
+        return not remove or discard(directory)
     return False
+
+
+def discard(root: Backend, key: str = "") -> bool:
+    """Deletes what is of no use any more. Returns whether that can be done; if not, a
+    warning says what stays."""
+    try:
+        root.delete(key)
+    except (OSError, ValueError) as e:
+        where = f"{root}/{key}" if key else root
+        text = f"`{where}` is of no use any more, and cannot be deleted: {e}"
+        _log.say(_log.WARNING, text, path=root.url)
+        _log.warn(text)
+        return False
+    return True

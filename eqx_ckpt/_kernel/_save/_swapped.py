@@ -13,8 +13,9 @@ from .._format import _files, _text
 from .._storage import _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
+from . import _leftovers
 from ._path_state import foreign, own_entries, PathState, replaced_error
-from ._transaction import BesideTransaction, discard, errors_before_commit
+from ._transaction import BesideTransaction, errors_before_commit
 
 
 def check(root: Backend, found: PathState) -> None:
@@ -75,7 +76,7 @@ class Swapped(BesideTransaction):
                     ours = own_entries(self.found.leaf_entries)
                     for name in set(work.list_top() or {}) - ours:
                         work.below(name).rename(root.below(name))
-                    discard(work)
+                    _leftovers.discard(work)
 
     def _complete(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:
         work = self.work

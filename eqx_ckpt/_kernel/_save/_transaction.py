@@ -144,7 +144,7 @@ class DirectoryTransaction(Transaction[LocalDirectory]):
         self.made_above = directory.missing()
         for missing in reversed(self.made_above):
             self.undo.callback(missing.drop_directory)
-        self.undo.callback(discard, directory)
+        self.undo.callback(take_back, directory)
         self.directory = directory
         locked = directory.make_locked(is_aside=self.work != self.root)
         self.stat = held.enter_context(locked)
@@ -185,8 +185,9 @@ class BesideTransaction(DirectoryTransaction):
         self.make(self.work, held)
 
 
-def discard(root: Backend, key: str = "") -> None:
-    """Deletes what is of no use any more, if that can be done."""
+def take_back(root: Backend, key: str = "") -> None:
+    """Deletes what a save has written that comes to nothing, if that can be done. Its
+    error says what went wrong."""
     with contextlib.suppress(OSError, ValueError):
         root.delete(key)
 
