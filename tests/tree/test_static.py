@@ -470,6 +470,18 @@ def test_parts_of_a_field(tmp_path):
         load(tmp_path / "a", like)
 
 
+@pytest.mark.parametrize("length", (1000, 1001))
+def test_each_part_that_is_reported_can_be_named(tmp_path, length):
+    """Up to the length of a name from which on a part is reported as a whole."""
+    key = "a" * length
+    ec.tree_serialise_leaves(tmp_path / "a", {"m": net({key: {"b": 1}})})
+    like = {"m": net({key: {"b": 2}})}
+    name = f"m.value.{key}.b" if length <= 1000 else f"m.value.{key}"
+    with pytest.raises(RuntimeError, match=f"{name[-9:]}  saved "):
+        load(tmp_path / "a", like)
+    load(tmp_path / "a", like, static=[name])
+
+
 def test_parts_that_cannot_be_encoded(tmp_path, monkeypatch):
     """Objects of other classes, and what is too deep or too much: never an error, and
     what is beside them is compared."""

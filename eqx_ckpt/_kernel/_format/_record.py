@@ -210,13 +210,10 @@ class TreeRecord:
         """The names of all compared values, and of the parts that some of them have."""
         for name, row in self.nodes_with_values(above):
             for part, value in self.compared_values(row).items():
-                todo = [(_names.joined(name, part) or _names.ROOT, self.form(value))]
-                for whole, form in todo:  # Parts are added meanwhile.
-                    yield whole
-                    # Longer names have no parts: as in `_values`.
-                    if len(whole) - len(name) - len(part) <= _values.MAX_NAMED:
-                        inner = _values.parts(form) or {}
-                        todo += [(f"{whole}.{key}", x) for key, x in inner.items()]
+                whole = _names.joined(name, part) or _names.ROOT
+                yield whole
+                for rest in _values.part_names(self.form(value)):
+                    yield f"{whole}.{rest}"
 
     # ---- States.
 

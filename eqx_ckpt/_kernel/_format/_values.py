@@ -5,12 +5,13 @@ FORMAT.md lists them. `_tree/_codec.py` encodes values, and `_rebuild/_decode.py
 them again.
 """
 
+import collections
 import functools as ft
 import json
 import re
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -294,8 +295,8 @@ def _bare(kind: str, value: object) -> Any:
     return value if kind in ("", "dtype") else {kind: value}
 
 
-# How long the name of a part is that has parts with names of their own.
-MAX_NAMED = 1000
+# A part whose name below the value is longer has no parts with names of their own.
+_MAX_NAMED = 1000
 # In the place of a part that only one side has.
 NOTHING: Any = {"nothing": None}
 
@@ -314,14 +315,30 @@ def parts(x: object) -> dict[str, Any] | None:
     return out
 
 
+def _parts_at(name: str, x: object) -> dict[str, Any] | None:
+    """The parts of a part of a value, which has this name below the value."""
+    return parts(x) if len(name) <= _MAX_NAMED else None
+
+
+def part_names(x: object) -> Iterator[str]:
+    """The dotted names below a value of all parts that `changes` may give."""
+    todo = collections.deque([("", x)])
+    while todo:
+        name, form = todo.popleft()
+        for part, inner in (_parts_at(name, form) or {}).items():
+            whole = _names.joined(name, part)
+            yield whole
+            todo.append((whole, inner))
+
+
 def changes(a: object, b: object) -> list[tuple[str, Any, Any]]:
     """The innermost parts in which two values differ, as `compared` gives them: the
     dotted name of each below the value, and the part on either side."""
     todo, out = [("", a, b)], []
     for name, x, y in todo:
-        old, new = parts(x), parts(y)
+        old, new = _parts_at(name, x), _parts_at(name, y)
         some = []
-        if old is not None and new is not None and len(name) <= MAX_NAMED:
+        if old is not None and new is not None:
             for part in dict.fromkeys([*old, *new]):
                 both = old.get(part, NOTHING), new.get(part, NOTHING)
                 if not is_alike(*both):
