@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._kernel._format import _files, _json, _names
-from .._kernel._format._record import DICTS, TreeRecord
+from .._kernel._format._record import HOWS, TreeRecord
 from .._kernel._format._template import Template
 from .._kernel._save import _tree_spec
 from .._kernel._save._tree_spec import TreeSpec
@@ -105,7 +105,8 @@ def _rows_with_holes(record: TreeRecord) -> list[bool]:
     return out
 
 
-_empty_kinds_of = {"list": "List", "tuple": "Tuple", **dict.fromkeys(DICTS, "Dict")}
+_empty_kinds_of = {name: "Dict" for name, how in HOWS.items() if how.is_dict}
+_empty_kinds_of |= {"list": "List", "tuple": "Tuple"}
 
 
 def _orbax_type(name: str, template: Template, text: str, layout: str) -> str | None:

@@ -185,6 +185,23 @@ for _name, _what, _at, _new in (
     attack("tree", "tree that is never saved")(_make)
 
 
+adding(
+    *("tree", "other static values than its own", "value_of_a_leaf"),
+    "A leaf that is stored, and has a static value.",
+    (["leaf", "", "", 0, ["x"]], 0),
+)
+adding(
+    *("tree", "other static values than its own", "value_of_a_list"),
+    "A list with a static value.",
+    (["list", "", "", 1, ["x"]], 0, 0),
+)
+adding(
+    *("tree", "keys that are not those of its children", "fewer_keys_than_children"),
+    "A dict with fewer keys than children.",
+    (["dict", "", "", 1, [], [], []], 0),
+)
+
+
 # ---- Rows.
 
 

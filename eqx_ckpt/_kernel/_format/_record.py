@@ -17,9 +17,9 @@ from ._state_labels import Label, labels_of_states, StateNode
 
 
 class Kind(NamedTuple):
-    """All that nodes have in common which differ in children and values only.
+    """What nodes share that differ only in their children and their values.
 
-    - `how`: one of `HOWS`.
+    - `how`: what they are, such as `"module"`; the keys of `HOWS`.
     - `cls`: the module and the qualified name of the class; `""` for Python's own.
     - `parts`: the part that each child adds to its dotted name. Empty for a dict
       whose keys are not recorded, as the names of its leaves tell them.
@@ -36,27 +36,50 @@ class Kind(NamedTuple):
     keys: str = ""
 
 
+class How(NamedTuple):
+    """What all nodes or leaves of one `how` have in common.
+
+    - `data`: the `data` of their kinds, unless each has its own (`has_own_data`).
+    - `width`: the number of their children; None for any.
+    - `is_compared`: whether their static values are.
+    - `is_dict`: whether their children have keys.
+    - `are_fields`: whether their children and static values are fields of one class.
+    """
+
+    data: tuple[str, ...] = ()
+    width: int | None = None
+    has_own_data: bool = False
+    is_compared: bool = True
+    is_dict: bool = False
+    are_fields: bool = False
+
+
 # A "leaf" is stored; a "value" is a leaf that is compared instead; a "left" one is
-# neither, as an array that `filter_spec` leaves out; at an "absent" one is nothing.
-# All others are nodes: the table in FORMAT.md, "The tree", says what each is.
-HOWS = (
-    *("leaf", "value", "left", "none", "absent", "list", "tuple", "dict", "ordered"),
-    *("default", "namedtuple", "module", "wrapper", "dataclass", "partial", "static"),
-    *("state", "index", "node", "custom"),
-)
-DICTS = "dict", "ordered", "default"
-# Kinds whose values are not compared. What was left out may be another now. Those of a
-# State and a StateIndex say which entry belongs to which.
-_UNCOMPARED = "left", "state", "index"
-# The `data` of kinds that always have the same.
-DATA: dict[str, tuple[str, ...]] = {
-    "value": ("",),
-    "left": ("",),
-    "static": ("",),
-    "partial": ("func",),
-    "state": ("markers",),
-    "index": ("marker",),
-    "default": ("default_factory",),
+# neither, as an array that `filter_spec` leaves out: it may be another now. At an
+# "absent" one is nothing. All others are nodes: the table in FORMAT.md, "The tree",
+# says what each is. The values of a "state" and an "index" are not compared, as they
+# say which entry belongs to which.
+HOWS = {
+    "leaf": How(width=0),
+    "value": How(("",), 0),
+    "left": How(("",), 0, is_compared=False),
+    "none": How(width=0),
+    "absent": How(width=0, has_own_data=True),
+    "list": How(),
+    "tuple": How(),
+    "dict": How(is_dict=True),
+    "ordered": How(is_dict=True),
+    "default": How(("default_factory",), is_dict=True),
+    "namedtuple": How(),
+    "module": How(has_own_data=True, are_fields=True),
+    "wrapper": How(has_own_data=True, are_fields=True),
+    "dataclass": How(has_own_data=True, are_fields=True),
+    "partial": How(("func",), 2),
+    "static": How(("",), 0),
+    "state": How(("markers",), is_compared=False),
+    "index": How(("marker",), 1, is_compared=False),
+    "node": How(has_own_data=True),
+    "custom": How(has_own_data=True),
 }
 
 
@@ -126,7 +149,7 @@ class TreeRecord:
     @ft.cached_property
     def has_values(self) -> list[bool]:
         """Whether static values at or below each row are compared."""
-        return self._any_below(lambda k: bool(k.data) and k.how not in _UNCOMPARED)
+        return self._any_below(lambda k: bool(k.data) and HOWS[k.how].is_compared)
 
     @ft.cached_property
     def has_labels(self) -> list[bool]:
@@ -191,7 +214,7 @@ class TreeRecord:
         if row not in self._compared:
             kind = self.kind(row)
             out: dict[str, int] = {}
-            if kind.how not in _UNCOMPARED:
+            if HOWS[kind.how].is_compared:
                 own = zip(kind.data, self.rows[row].values)
                 out = {n: x for n, x in own if self.values[x] != _values.ABSENT}
             for part, child in self.children(row):

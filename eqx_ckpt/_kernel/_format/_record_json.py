@@ -1,8 +1,8 @@
 """The record of a tree as JSON: the field `tree` of an index.
 
-`encode` writes it. `parse` reads that of anyone, and takes only what `encode` writes. A
-few bytes may stand for very many nodes, so the cost of a walk of the tree is counted
-row by row before any is made.
+`encode` writes it. `parse` reads that of anyone, and refuses what no tree has. A few
+bytes may stand for very many nodes, so the cost of a walk of the tree is counted row by
+row before any is made.
 """
 
 import itertools as it
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .._limits import limits
 from . import _json, _names, _schema
-from ._record import DATA, DICTS, HOWS, Kind, Row, TreeRecord
+from ._record import HOWS, Kind, Row, TreeRecord
 from ._schema import fits, optional
 
 
@@ -38,7 +38,7 @@ def _bare_kinds(record: TreeRecord) -> set[int]:
     for number, kind in enumerate(record.kinds):
         # Only the record tells keys that are no strings or integers.
         keys = json.loads(kind.keys) if kind.keys else []
-        if kind.how in DICTS and {*map(type, keys)} <= {str, int}:
+        if HOWS[kind.how].is_dict and {*map(type, keys)} <= {str, int}:
             out.add(number)
     for row in record.rows:
         if row.kind in out:
@@ -51,13 +51,14 @@ def _bare_kinds(record: TreeRecord) -> set[int]:
 
 def _encode_kind(kind: Kind, width: int | None) -> list[Any]:
     """A kind as JSON; `width`: of a bare dict, how many keys it has."""
+    known = HOWS[kind.how]
     parts: Any = list(kind.parts)
     if width is not None:
         parts = width
-    elif kind.how not in DICTS and parts == [*map(str, range(len(parts)))]:
+    elif not known.is_dict and parts == [*map(str, range(len(parts)))]:
         parts = len(parts)
     keys = json.loads(kind.keys) if kind.keys and width is None else None
-    data = [] if DATA.get(kind.how) == kind.data else list(kind.data)
+    data = [] if kind.data == known.data else list(kind.data)
     own = [kind.how, *kind.cls, parts, data, list(kind.labels), keys]
     while own[-1] in ("", 0, None) or own[-1] == []:
         own.pop()
@@ -108,11 +109,6 @@ _NODE_COST, _CHARACTER_COST, _PART_COST = 128, 4, 3 * 128
 # The most characters of one value, and how deep its JSON may be: more than those of any
 # that `_tree/_codec.py` makes.
 _MAX_CHARACTERS, _MAX_DEPTH = 2**16, 250
-# Kinds whose children and static values are fields of one class.
-_FIELDS = "module", "dataclass"
-# Kinds that always have as many children.
-_WIDTHS = {"partial": 2, "index": 1}
-_WIDTHS |= dict.fromkeys(("leaf", "value", "left", "none", "absent", "static"), 0)
 # The fields of a `_RawKind`, and their values where they are left out.
 _KIND = (
     *(str, str, str),
@@ -165,19 +161,21 @@ def _checked_kind(kind: list[Any]) -> _RawKind:
     how, module, name, parts, data, labels, keys = whole
     if how not in HOWS:
         raise ValueError("the tree has an unknown kind of node")
-    data = tuple(data or DATA.get(how, ()))
+    known = HOWS[how]
+    data = tuple(data or known.data)
+    wanted_data = data if known.has_own_data else known.data
     checked = _RawKind(how, module, name, parts, data, labels, keys)
     width, names = checked.width, parts if type(parts) is list else []
-    known = names, data, (*names, *data) if how in _FIELDS else ()
-    are_keyed = how in DICTS and len(keys or ()) == len(names)
+    alone = names, data, (*names, *data) if known.are_fields else ()
+    are_keyed = known.is_dict and 0 < len(keys or ()) == len(names)
     faults = {
         "a name that is none": not all(
             map(_names.is_component, (*names, *filter(None, data)))
         ),
-        "two things of one name": any(len({*x}) < len(x) for x in known),
-        "other static values than its own": DATA.get(how, data) != data,
+        "two things of one name": any(len({*x}) < len(x) for x in alone),
+        "other static values than its own": data != wanted_data,
         "keys that are not those of its children": keys is not None and not are_keyed,
-        "more or fewer children than its own": width != _WIDTHS.get(how, width),
+        "more or fewer children than its own": known.width not in (None, width),
         "labels that are not those of its children": len(labels) not in (0, width),
     }
     for fault, is_there in faults.items():
@@ -301,7 +299,7 @@ def _kind_of(kind: _RawKind) -> Kind:
     """A kind that was checked, as a record has it."""
     how, module, name, parts, data, labels, keys = kind
     if isinstance(parts, int):
-        parts = () if how in DICTS else list(map(str, range(parts)))
+        parts = () if HOWS[how].is_dict else list(map(str, range(parts)))
     keys = "" if keys is None else json.dumps(keys)
     return Kind(how, (module, name), tuple(parts), data, tuple(labels), keys)
 

@@ -17,7 +17,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 
 from .._format import _names, _values
-from .._format._record import DATA, Kind
+from .._format._record import HOWS, Kind
 from . import _codec, _named, _node
 from ._node import Node
 
@@ -214,7 +214,7 @@ def _open_dicts(cls: type, nodes: Sequence[Any]) -> list[Opened]:
         else:
             parts, letters, _ = _child_keys(own, _names.key_component)
             text = json.dumps(list(map(_codec.encode, own)))
-        kind = Kind(how, parts=parts, data=DATA.get(how, ()), keys=text)
+        kind = Kind(how, parts=parts, data=HOWS[how].data, keys=text)
         children, by_node = _lay([rows[i] for i in places], len(parts))
         data = [[factories[i] for i in places]] if factories else []
         out.append(Opened(kind, letters, places, children, by_node, data))
@@ -321,10 +321,10 @@ def _open_custom(x: object) -> _OpenedOne:
     given, children = [key for key, _ in pairs], [child for _, child in pairs]
     keys = _child_keys(given)
     if cls is jtu.Partial:
-        kind = Kind("partial", parts=keys.parts, data=DATA["partial"])
+        kind = Kind("partial", parts=keys.parts, data=HOWS["partial"].data)
         return _OpenedOne(kind, keys.letters, children, [aux])
     if aux is x:
-        kind = Kind("static", _named.class_name(cls), data=DATA["static"])
+        kind = Kind("static", _named.class_name(cls), data=HOWS["static"].data)
         return _OpenedOne(kind, keys.letters, children, [aux])
     held = attributes(x)
     labels = _labels(x, held, children) if keys.are_bare and children else ()
@@ -342,7 +342,7 @@ def _open_custom(x: object) -> _OpenedOne:
 def _open_state(x: object) -> _OpenedOne:
     children, markers = open_one_level(x)
     parts = tuple(map(str, range(len(children))))
-    kind = Kind("state", parts=parts, data=DATA["state"])
+    kind = Kind("state", parts=parts, data=HOWS["state"].data)
     return _OpenedOne(kind, "f" * len(parts), list(children), [tuple(markers)])
 
 
@@ -473,7 +473,7 @@ def _open_node(x: Node) -> _OpenedOne:
     letters = "".join(letter for letter, _ in spec.keys)
     parts = tuple(_node.components(spec))
     if spec.labels:
-        kind = Kind("state", parts=parts, data=DATA["state"])
+        kind = Kind("state", parts=parts, data=HOWS["state"].data)
         labels = tuple(map(Encoded, spec.labels))
         return _OpenedOne(kind, letters, body.children, [labels])
     fields = dict(_values.parsed(spec.fields))
