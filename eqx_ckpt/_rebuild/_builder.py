@@ -203,10 +203,10 @@ class Builder:
         if kind.keys:
             field = _Field(name, None, self)
             keys = [_decode.decode(key, field) for key in json.loads(kind.keys)]
-        elif kind.parts:
-            keys = list(map(_names.unquote, kind.parts))
-        else:
+        elif self._tree.has_unknown_parts(row):
             keys = list(self._stored_keys(row, name, at))
+        else:
+            keys = list(map(_names.unquote, kind.parts))
         try:
             _names.check_hashes(keys)
             out = dict(zip(keys, values, strict=True))

@@ -202,6 +202,16 @@ adding(
 )
 
 
+@attack("tree", "a dict with keys that nothing tells")
+def hidden_values(path, outside):
+    """Static values in a dict without keys, where nothing compares them."""
+
+    def alter(made):
+        made["kinds"][made["rows"][-1][0]][3] = len(made["rows"][-1]) - 1
+
+    structure(path, alter)
+
+
 # ---- Rows.
 
 

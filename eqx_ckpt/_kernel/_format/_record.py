@@ -189,6 +189,10 @@ class TreeRecord:
             row = self.rows[row].children[place]
         return row
 
+    def has_unknown_parts(self, row: int) -> bool:
+        """Whether a row is a dict of which only the names of leaves tell the keys."""
+        return not self.kind(row).parts and bool(self.rows[row].children)
+
     def children(self, row: int) -> Iterator[tuple[str, int]]:
         """The part of its name and the row of each child, as far as parts are known."""
         return zip(self.kind(row).parts, self.rows[row].children)

@@ -32,8 +32,7 @@ def encode(record: TreeRecord) -> dict[str, Any]:
 
 
 def _bare_kinds(record: TreeRecord) -> set[int]:
-    """The kinds of dicts whose keys the names of leaves tell, and in which nothing is
-    compared."""
+    """The kinds of dicts whose keys the names of leaves tell."""
     out = set()
     for number, kind in enumerate(record.kinds):
         # Only the record tells keys that are no strings or integers.
@@ -41,12 +40,17 @@ def _bare_kinds(record: TreeRecord) -> set[int]:
         if HOWS[kind.how].is_dict and {*map(type, keys)} <= {str, int}:
             out.add(number)
     for row in record.rows:
-        if row.kind in out:
-            below = {*row.children}
-            have_leaves = all(map(record.counts.__getitem__, below))
-            if not have_leaves or any(map(record.has_either.__getitem__, below)):
-                out.discard(row.kind)
+        if row.kind in out and not _do_names_tell(record, row.children):
+            out.discard(row.kind)
     return out
+
+
+def _do_names_tell(record: TreeRecord, children: Sequence[int]) -> bool:
+    """Whether the names of leaves tell the parts of these children: each has leaves,
+    and nothing in it is compared."""
+    below = {*children}
+    have_leaves = all(map(record.counts.__getitem__, below))
+    return have_leaves and not any(map(record.has_either.__getitem__, below))
 
 
 def _encode_kind(kind: Kind, width: int | None) -> list[Any]:
@@ -142,6 +146,9 @@ def parse(value: object, leaves: int) -> TreeRecord:
     made = [Row(kind, _expand(runs), tuple(own)) for kind, own, runs in raw_rows]
     record = TreeRecord(list(map(_kind_of, raw_kinds)), values, made)
     _check_markers(record)
+    for row, (_, children, _) in enumerate(made):
+        if record.has_unknown_parts(row) and not _do_names_tell(record, children):
+            raise ValueError("the tree has a dict with keys that nothing tells")
     return record
 
 

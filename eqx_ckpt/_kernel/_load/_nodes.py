@@ -195,8 +195,8 @@ class StoredBody(Body):
         if body._row is None:
             return None
         children = record.rows[body._row].children
-        if not record.kind(body._row).parts and len(children) == len(body._groups):
-            # A dict of which only the names of leaves tell the keys, in order.
+        if record.has_unknown_parts(body._row) and len(children) == len(body._groups):
+            # The names of leaves tell them, in order.
             return children[body.components().index(component)]
         place = record.place_of(body._row, component)
         if place is None and not body.name:  # It may be escaped.
