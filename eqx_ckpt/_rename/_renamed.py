@@ -54,7 +54,7 @@ def _nodes(leaves: Leaves) -> Iterator[tuple[str, str]]:
     the name of one of the values."""
     tree = leaves.tree
     if tree is not None:
-        for name, row in tree.nodes(tree.has_either):
+        for name, row in tree.nodes(tree.has_values_or_labels):
             fields = tree.compared_values(row)
             if fields or tree.kind(row).labels:
                 yield name, next(iter(fields), "")

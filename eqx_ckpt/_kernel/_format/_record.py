@@ -1,4 +1,4 @@
-"""The record of a tree: all of it but its leaves. See FORMAT.md, "The tree".
+"""The record of a tree: all of it but its stored leaves. See FORMAT.md, "The tree".
 
 A *row* is a node or a leaf, with the rows of its children. Nodes that are alike are one
 row, so that a model of many blocks has the rows of one. Comparing, storing and showing
@@ -92,14 +92,10 @@ class Row(NamedTuple):
     values: tuple[int, ...]
 
 
-# The first row: a leaf that is stored, and comes back as what it was stored as.
-LEAF = 0
-
-
 @dataclasses.dataclass(eq=False)
 class TreeRecord:
-    """All of a tree but the arrays in its leaves. `rows[-1]` is the tree; `values` are
-    encoded."""
+    """All of a tree but its stored leaves. `rows[-1]` is the tree itself, and `values`
+    are encoded."""
 
     kinds: list[Kind]
     values: list[Any]
@@ -157,7 +153,7 @@ class TreeRecord:
         return self._any_below(lambda k: k.how in ("state", "index") or bool(k.labels))
 
     @ft.cached_property
-    def has_either(self) -> list[bool]:
+    def has_values_or_labels(self) -> list[bool]:
         return list(map(operator.or_, self.has_values, self.has_labels))
 
     @ft.cached_property
@@ -174,16 +170,17 @@ class TreeRecord:
 
     def place_of(self, row: int, part: str) -> int | None:
         """The place of the child of a row that has this part of a name."""
-        return self._places[self.rows[row].kind].get(part)
+        places = self._places[self.rows[row].kind]
+        if part not in places and row == len(self.rows) - 1:
+            # A first part that is reserved is escaped in a name, and not in a kind.
+            part = _names.below(part, "")
+        return places.get(part)
 
     def row_at(self, name: str) -> int | None:
         """The row of the node or leaf of a name ("": the tree), if there is one."""
         row = len(self.rows) - 1
-        for depth, part in enumerate(_names.parts(name)):
+        for part in _names.parts(name):
             place = self.place_of(row, part)
-            # A first part that is reserved is escaped in a name, and not in a kind.
-            if place is None and depth == 0:
-                place = self.place_of(row, _names.below(part, ""))
             if place is None:
                 return None
             row = self.rows[row].children[place]
@@ -198,11 +195,11 @@ class TreeRecord:
         return zip(self.kind(row).parts, self.rows[row].children)
 
     def nodes(
-        self, wanted: Sequence[bool], above: str = ""
+        self, wanted: Sequence[bool], root_name: str = ""
     ) -> Iterator[tuple[str, int]]:
-        """Names and rows of nodes and leaves, in order, whose rows are `wanted`. What
-        is below a row that is not is passed. `above` is the name of the tree."""
-        stack = [(above, len(self.rows) - 1)]
+        """Names and rows of nodes and leaves, in order, whose rows are `wanted`.
+        Nothing below an unwanted row is visited. `root_name` is that of the tree."""
+        stack = [(root_name, len(self.rows) - 1)]
         while stack:
             name, row = stack.pop()
             if wanted[row]:
@@ -227,15 +224,15 @@ class TreeRecord:
             self._compared[row] = out
         return self._compared[row]
 
-    def nodes_with_values(self, above: str = "") -> Iterator[tuple[str, int]]:
+    def nodes_with_values(self, root_name: str = "") -> Iterator[tuple[str, int]]:
         """Names and rows of nodes that have `compared_values`."""
-        for name, row in self.nodes(self.has_values, above):
+        for name, row in self.nodes(self.has_values, root_name):
             if not self.is_value[row] and self.compared_values(row):
                 yield name, row
 
-    def value_names(self, above: str = "") -> Iterator[str]:
+    def value_names(self, root_name: str = "") -> Iterator[str]:
         """The names of all compared values, and of the parts that some of them have."""
-        for name, row in self.nodes_with_values(above):
+        for name, row in self.nodes_with_values(root_name):
             for part, value in self.compared_values(row).items():
                 whole = _names.joined(name, part) or _names.ROOT
                 yield whole
@@ -244,12 +241,12 @@ class TreeRecord:
 
     # ---- States.
 
-    def states(self, above: str = "") -> dict[str, dict[int, Label]]:
+    def states(self) -> dict[str, dict[int, Label]]:
         """The labels of the entries of each eqx.nn.State, by its name and by their
         positions."""
         found = (
             StateNode(name, kind.how, kind.parts, self.values[self.rows[row].values[0]])
-            for name, row in self.nodes(self.has_labels, above)
+            for name, row in self.nodes(self.has_labels)
             if (kind := self.kind(row)).how in ("state", "index")
         )
         return labels_of_states(found)

@@ -50,7 +50,7 @@ def _do_names_tell(record: TreeRecord, children: Sequence[int]) -> bool:
     and nothing in it is compared."""
     below = {*children}
     have_leaves = all(map(record.counts.__getitem__, below))
-    return have_leaves and not any(map(record.has_either.__getitem__, below))
+    return have_leaves and not any(map(record.has_values_or_labels.__getitem__, below))
 
 
 def _encode_kind(kind: Kind, width: int | None) -> list[Any]:

@@ -199,8 +199,6 @@ class StoredBody(Body):
             # The names of leaves tell them, in order.
             return children[body.components().index(component)]
         place = record.place_of(body._row, component)
-        if place is None and not body.name:  # It may be escaped.
-            place = record.place_of(body._row, _names.below(component, ""))
         return None if place is None else children[place]
 
     @property

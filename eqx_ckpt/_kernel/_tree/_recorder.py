@@ -15,13 +15,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._format._record import Kind, LEAF, Row, TreeRecord
+from .._format._record import Kind, Row, TreeRecord
 from . import _codec, _filters, _leaf, _named, _register
 from ._opening import BAD
 from ._statics import Values
 from ._walk import Group, Walk
 
 
+# The first row of a record that is made: a leaf that is stored, and comes back as what
+# it was stored as.
+_LEAF = 0
 # Stands for the value of an array that is not stored.
 _ARRAY = {"unknown": ["", "array"]}
 _PLAIN = tuple(_leaf.PLAIN.values())
@@ -84,7 +87,7 @@ class _Recorder:
         self._rows: dict[Row, int] = {}
         # How many leaves are stored at and below each row.
         self._counts: list[int] = []
-        self._row(Kind("leaf"))  # `LEAF`
+        self._row(Kind("leaf"))  # `_LEAF`
 
     def record(
         self,
@@ -94,7 +97,7 @@ class _Recorder:
     ) -> TreeRecord:
         of_leaves = self._rows_of_leaves(leaves, own_types, left_out)
         # From JAX's order into that of the layers.
-        in_layers = [LEAF] * len(of_leaves)
+        in_layers = [_LEAF] * len(of_leaves)
         for number, row in zip(self._walk.order, of_leaves):
             in_layers[number] = row
         top = self._walk.fold(in_layers, self._rows_of_group)
@@ -109,7 +112,7 @@ class _Recorder:
         own_types: dict[int, type],
         left_out: dict[int, _LeftOut],
     ) -> list[int]:
-        out = [LEAF] * len(leaves)
+        out = [_LEAF] * len(leaves)
         for number, cls in own_types.items():
             out[number] = self._row(Kind("leaf", _named.class_name(cls)))
         for number, (text, encoded) in left_out.items():
