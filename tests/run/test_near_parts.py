@@ -1,0 +1,46 @@
+"""Parts of near steps, without processes: what is read of each, and which to blame."""
+
+import numpy as np
+import pytest
+from support import near_parts
+from support.helpers import tree_at
+from support.near_parts import part, parted
+
+import eqx_ckpt as ec
+
+
+@pytest.mark.parametrize(
+    "rows, read",
+    [
+        ({0: (0, 2), 1: (4, 6)}, {0: 4, 1: 4}),
+        ({3: (6, 0), 1: (4,), 2: (2, 4)}, {3: 4, 1: 2, 2: 2}),
+        ({0: (0, 2), 1: (), 2: ()}, {1: 8}),
+    ],
+)
+def test_a_leaf_of_several_parts(rows, read):
+    """Each region is read once, of the first part that has it."""
+    leaf = parted({number: part(some) for number, some in rows.items()})
+    for number, count in read.items():
+        assert not leaf.is_whole
+        assert near_parts.read_into(leaf, number, rows[number]) == count
+    assert leaf.is_whole and np.array_equal(leaf.result().arrays[0], near_parts.X)
+
+
+def test_a_leaf_is_read_of_parts_that_have_the_same_array():
+    """However it is cut into chunks there."""
+    same = parted({0: part((0, 2)), 1: part((4, 6), chunk=1)})
+    assert list(same.to_come) == [0, 1]
+    with pytest.raises(
+        RuntimeError, match="parts 0, 1 do not have all of the leaf `w`"
+    ):
+        parted({0: part((0, 2)), 1: part((4, 6), "int32")})
+    for dtypes in (("int32", "float32"), ("float32", "int32")):
+        leaf = parted({3: part(dtype=dtypes[0]), 1: part(dtype=dtypes[1])})
+        assert list(leaf.to_come) == [3]
+
+
+def test_a_part_that_cannot_be_read_for_its_report_may_be_later(tmp_path):
+    parts = near_parts.parts(tree_at(0), tmp_path / "0.zip")
+    assert not parts.report(0, 1).shards and parts.unreadable == {0}
+    ec.tree_serialise_leaves(tmp_path / "0.zip", tree_at(3))
+    assert parts.load([0])["step"] == 3 and not parts.unreadable

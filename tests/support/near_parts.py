@@ -1,0 +1,44 @@
+"""Parts of a near step, and a leaf that is read of them, without files or processes."""
+
+import jax
+import numpy as np
+
+from eqx_ckpt._kernel._format._leaves import Leaves, LocalShards
+from eqx_ckpt._kernel._format._template import Template
+from eqx_ckpt._kernel._load import _match
+from eqx_ckpt._kernel._load._reads import LeafRead, ReadResult
+from eqx_ckpt._kernel._run._near_interface import LoadRequest
+from eqx_ckpt._near import _parted_leaf
+from eqx_ckpt._near._near_parts import Parts
+
+
+X = np.arange(24, dtype=np.float32).reshape(8, 3)
+
+
+def part(rows=(), dtype="float32", chunk=2):
+    """The leaves of a part that has rows of X, in twos from each of these; or all."""
+    shape = (2 * len(rows) or 8, 3)
+    template = Template("a", "jax", dtype, shape, dtype, (chunk, 3))
+    shards = {0: LocalShards(X.shape, tuple((row, 0) for row in rows))} if rows else {}
+    return Leaves(["w"], [template], [0], parts=shards)
+
+
+def parted(leaves_of):
+    """X as a leaf that is read of parts, by the dtype that the first of them has."""
+    whole = part(dtype=next(iter(leaves_of.values())).templates[0].dtype)
+    target = _match.target_of("w", jax.ShapeDtypeStruct(X.shape, np.float32))
+    wanted = LeafRead(whole.record(0), None, target)
+    return _parted_leaf.parted(0, wanted, leaves_of)
+
+
+def read_into(leaf, number, rows):
+    """Gives the leaf what a part has of these rows. Returns how many it has read."""
+    stored = np.concatenate([X[row : row + 2] for row in rows] or [X])
+    views = leaf.to_come[number].read.all_views
+    arrays = [stored[np.ix_(*view.picks)] for view in views]
+    leaf.take(number, ReadResult(arrays, True))
+    return sum(map(len, arrays))
+
+
+def parts(like, file):
+    return Parts(LoadRequest(like, None, {}), lambda number: file)
