@@ -6,13 +6,15 @@ import os
 import sys
 import tempfile
 import warnings
+from typing import Any
 
 import numpy as np
 
 import eqx_ckpt as ec
 
 
-directory, layout = sys.argv[1:]
+directory = sys.argv[1]
+layout: Any = sys.argv[2]
 names = "deleted", "replaced", "run"
 
 

@@ -425,6 +425,30 @@ def test_nothing_is_deleted_for_a_save_that_fails(root):
     assert manager.steps() == [3]
 
 
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_a_directory_that_is_gone_while_a_run_goes_on(root, tmp_path, layout):
+    """Or whose disk is. That a step is deleted is nothing to warn of."""
+    with ec.CheckpointManager(root, layout=layout) as manager:
+        for step in range(1, 8):
+            if step == 3:
+                shutil.rmtree(root / "2")
+            elif step == 4:
+                root.rename(tmp_path / "moved")
+            elif step == 6:
+                (tmp_path / "moved").rename(tmp_path / "back")
+                root.rename(tmp_path / "moved")
+                (tmp_path / "back").rename(root)
+            elif step == 7:
+                root.rename(tmp_path / "renamed")
+                (tmp_path / "renamed").rename(root)
+            is_told = step in (4, 6)
+            says = rf"Step {step} is saved in another directory .* step {step - 1}, "
+            with pytest.warns(match=says) if is_told else contextlib.nullcontext():
+                manager.save(step, {"x": np.full(3, step)})
+                manager.wait()
+    assert manager.steps() == [1, 3, 6, 7]
+
+
 def test_a_state_whose_save_fails_twice_is_told_of_once(root):
     root.mkdir()
     (root / "2").write_text("in the way")
