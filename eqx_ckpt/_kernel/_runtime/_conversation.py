@@ -155,7 +155,11 @@ class _Conversation(Processes):
 
     def tell_failed(self, error: BaseException) -> None:
         with contextlib.suppress(Exception):
-            self._tell(error)
+            try:
+                self._tell(error)
+            except KeyboardInterrupt:  # Once more.
+                self._tell(error)
+                raise
 
     def for_part(self, who: Who, name: str) -> Who:
         if who == "own":
@@ -302,15 +306,16 @@ class _Follower(_Conversation):
         return answer
 
     def _tell(self, error: BaseException) -> None:
-        channel, is_first = self.channel, self.channel.number is None
-        if is_first:
+        channel = self.channel
+        if channel.number is None:
             channel.take_number()
+        word = _error_text(self.index, error).encode()
         if self._said is not None:
             channel.leave(self._said)
-            return
-        word = _error_text(self.index, error).encode()
-        sign = CallSign(self._gist)
-        channel.say(signed(ERROR, sign, word) if is_first else ERROR + word)
+        elif channel.round == 0:
+            channel.say(signed(ERROR, CallSign(self._gist), word))
+        else:
+            channel.say(ERROR + word)
 
     def _listen(self) -> None:
         channel = self.channel
