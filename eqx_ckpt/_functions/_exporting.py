@@ -48,7 +48,7 @@ def plan(
     """
     leaves = list(stored.values())
     if functions is None:
-        return _numbered(_keep_functions.keep_all(leaves))
+        return _numbered(_keep_functions.plan_all_kept(leaves))
     checked = _checked(functions)
     arrays = [i for i, leaf in enumerate(flat.leaves) if _tracing.is_array(leaf)]
     tree = SavedTree(flat, stored, arrays)
@@ -56,7 +56,7 @@ def plan(
     out: dict[str, PlannedFunction] = {}
     for name, wanted in checked.items():
         if isinstance(wanted, Function):
-            out[name] = _keep_functions.keep(wanted, leaves)
+            out[name] = _keep_functions.plan_kept(wanted, leaves)
             continue
         try:
             out[name] = _export_once(wanted, tree, likeness)

@@ -1,16 +1,16 @@
 """Functions of checkpoints, kept in a save of lazy leaves of those checkpoints.
 
 A function is stored without its leaves. To be kept as it is, it needs for each of them
-a leaf of the same shape and dtype among those that are saved now. That is the first of
-these that there is:
+a leaf of the same kind, dtype and shape among those that are saved now. That is the
+first of these that there is:
 
-1. The leaf of the same name. If it is another array, and that which had the name is now
-   saved under one that it did not have, nothing says which is meant: an error.
+1. The leaf of the same name. It may be another array. If the array that had this name
+   is now saved under a new name, either could be meant: an error.
 2. Without that name, the same array, wherever it is now: the first leaf with it that no
    other leaf of the function has become.
 3. Without that array, what is computed of it and of no other array of the checkpoint,
-   as an average of models is. It has to be the only one, at the same place of a node
-   that has moved as a whole.
+   as an average of models is. There must be only one. It must be at the same place in
+   its node, and the whole node must have moved.
 
 Leaves that are baked into a function have to be as they were, if they are saved.
 """
@@ -26,41 +26,41 @@ from .._kernel._save._lazies import LazySource
 from .._kernel._save._payload import PlannedFunction, PlannedLeaf
 from .._kernel._tree import _folding
 from . import _tracing
-from ._stored_function import Function
+from ._stored_function import Function, source_of, stored_of
 
 
-def keep(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
+def plan_kept(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunction:
     """A function of a checkpoint, to be saved with these leaves.
 
     **Raises:** `ValueError` if they are not what it needs.
     """
-    return _Candidate(function, _seen_from(leaves, function._source)).plan()
+    return _Candidate(function, _leaves_seen_from(leaves, source_of(function))).plan()
 
 
-def keep_all(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
-    """The functions, by name, of all checkpoints that lazy leaves are of.
+def plan_all_kept(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
+    """The functions, by name, of all checkpoints that the lazy leaves come from.
 
     **Raises:** `ValueError` for one that cannot be kept.
     """
     found: dict[str, list[_Candidate]] = {}
     for source in _sources(leaves):
-        new = _seen_from(leaves, source)
+        now = _leaves_seen_from(leaves, source)
         for name in source.index.functions:
-            candidate = _Candidate(Function(source, name), new)
+            candidate = _Candidate(Function(source, name), now)
             found.setdefault(name, []).append(candidate)
-    return {name: _one_of(candidates) for name, candidates in found.items()}
+    return {name: _choose_candidate(some) for name, some in found.items()}
 
 
 def _sources(leaves: Sequence[PlannedLeaf]) -> list[Source]:
-    """The checkpoints with functions that lazy leaves are of."""
+    """The checkpoints with functions that lazy leaves come from."""
     lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
     found = {source.index.save: source for source in _lazy.sources_of(lazies)}
     return [source for source in found.values() if source.index.functions]
 
 
-def _one_of(candidates: Sequence["_Candidate"]) -> PlannedFunction:
-    """The function that checkpoints have under one name. Those count that have given
-    some of its leaves, or all if none has.
+def _choose_candidate(candidates: Sequence["_Candidate"]) -> PlannedFunction:
+    """The function that checkpoints have under one name. Only those count that have
+    given leaves which are saved here. If none has, all count.
 
     **Raises:** `ValueError` unless it is the same function of the same leaves in all.
     """
@@ -78,7 +78,7 @@ def _one_of(candidates: Sequence["_Candidate"]) -> PlannedFunction:
     return planned[0]
 
 
-class _NewLeaves(NamedTuple):
+class _SavedNow(NamedTuple):
     """The leaves that are saved now, as seen from one checkpoint.
 
     - `by_name`: all of them, in the order of the save.
@@ -92,18 +92,17 @@ class _NewLeaves(NamedTuple):
     derived: dict[str, list[PlannedLeaf]]
 
 
-def _seen_from(leaves: Sequence[PlannedLeaf], source: Source) -> _NewLeaves:
-    """The leaves of a save, as seen from one checkpoint."""
-    new = _NewLeaves({leaf.name: leaf for leaf in leaves}, {}, {})
+def _leaves_seen_from(leaves: Sequence[PlannedLeaf], source: Source) -> _SavedNow:
+    now = _SavedNow({leaf.name: leaf for leaf in leaves}, {}, {})
     for leaf in leaves:
         if not isinstance(leaf.value, LazySource):
             continue
         name = leaf.value.name_in(source)
         if name is not None:
-            new.unchanged.setdefault(name, []).append(leaf)
+            now.unchanged.setdefault(name, []).append(leaf)
         elif len(parts := leaf.value.parts_in(source)) == 1:
-            new.derived.setdefault(parts.pop(), []).append(leaf)
-    return new
+            now.derived.setdefault(parts.pop(), []).append(leaf)
+    return now
 
 
 class _Candidate(NamedTuple):
@@ -113,13 +112,13 @@ class _Candidate(NamedTuple):
     """
 
     function: Function
-    new: _NewLeaves
+    now: _SavedNow
 
     def has_given_leaves(self) -> bool:
         """Whether an array that the function uses is saved, or something that is
         computed of it alone."""
-        origins = set(map(self._origin, self.function._stored.leaves))
-        return not origins.isdisjoint({*self.new.unchanged, *self.new.derived})
+        origins = set(map(self._origin, stored_of(self.function).leaves))
+        return not origins.isdisjoint({*self.now.unchanged, *self.now.derived})
 
     def plan(self) -> PlannedFunction:
         """The function, to be saved with these leaves.
@@ -128,22 +127,23 @@ class _Candidate(NamedTuple):
         """
         new_names = self._new_names()
         self._check_nodes_moved_whole(new_names)
-        leaf_indices = {name: i for i, name in enumerate(self.new.by_name)}
+        leaf_indices = {name: i for i, name in enumerate(self.now.by_name)}
         leaves = [leaf_indices[name] for name in new_names.values()]
-        stored = self.function._stored._replace(leaves=leaves, baked=self._baked())
-        data = _extra_files.read_function(self.function._source, self.function.name)
-        return PlannedFunction(stored, data)
+        baked, stored = self._baked_digests(), stored_of(self.function)
+        data = _extra_files.read_function(source_of(self.function), self.function.name)
+        return PlannedFunction(stored._replace(leaves=leaves, baked=baked), data)
 
     @property
     def _old(self) -> Leaves:
-        return self.function._source.index.leaves
+        return source_of(self.function).index.leaves
 
     def _origin(self, leaf_index: int) -> str:
         return self._old.names[self._old.aliases.get(leaf_index, leaf_index)]
 
     def _new_names(self) -> dict[str, str]:
-        """The name now of each leaf of the function, by its name in the checkpoint."""
-        records = list(map(self._old.record, self.function._stored.leaves))
+        """The name now of each leaf of the function, by its name in the checkpoint: in
+        the order in which the function takes them."""
+        records = list(map(self._old.record, stored_of(self.function).leaves))
         same_name = list(map(self._leaf_of_name, records))
         # No other leaf of the function may have become one of these.
         taken = {leaf.name for leaf in same_name if leaf is not None}
@@ -166,9 +166,9 @@ class _Candidate(NamedTuple):
         `record` is saved under a name that it did not have: nothing says which of the
         two is meant.
         """
-        leaf, old = self.new.by_name.get(record.name), self._old
+        leaf, old = self.now.by_name.get(record.name), self._old
         origin = self._origin(record.leaf_index)
-        names_of_array = [x.name for x in self.new.unchanged.get(origin, ())]
+        names_of_array = [x.name for x in self.now.unchanged.get(origin, ())]
         if leaf is None or leaf.name in names_of_array:
             return leaf
         for name in names_of_array:
@@ -190,20 +190,20 @@ class _Candidate(NamedTuple):
         computed of its array.
         """
         origin = self._origin(record.leaf_index)
-        moved = self.new.unchanged.get(origin)
+        moved = self.now.unchanged.get(origin)
         if moved:
-            return self._free(record, moved, taken)[0]
+            return self._free_leaves(record, moved, taken)[0]
         last = record.name.rpartition(".")[2]
-        derived = self.new.derived.get(origin, [])
+        derived = self.now.derived.get(origin, [])
         alike = [x for x in derived if x.name.rpartition(".")[2] == last]
-        free = self._free(record, alike, taken) if alike else []
+        free = self._free_leaves(record, alike, taken) if alike else []
         if len(free) != 1:
             several = ", and several leaves are computed of it" if free else ""
             what = f"the leaf `{record.name}`, which is not saved{several}"
             raise self._lost_error(what)
         return free[0]
 
-    def _free(
+    def _free_leaves(
         self, record: LeafRecord, leaves: list[PlannedLeaf], taken: set[str]
     ) -> list[PlannedLeaf]:
         """Those of `leaves`, which `record` may have become, that are not `taken`.
@@ -221,7 +221,7 @@ class _Candidate(NamedTuple):
     def _check_nodes_moved_whole(self, new_names: dict[str, str]) -> None:
         """**Raises:** `ValueError` unless, wherever a leaf became one that is computed
         of it, all that the function uses of its node has moved to the same node."""
-        derived = {x.name for some in self.new.derived.values() for x in some}
+        derived = {x.name for some in self.now.derived.values() for x in some}
         for name, new_name in new_names.items():
             if new_name == name or new_name not in derived:
                 continue
@@ -236,19 +236,19 @@ class _Candidate(NamedTuple):
                         f"computed of it, and `{new_other}` is elsewhere"
                     )
 
-    def _baked(self) -> dict[str, str]:
+    def _baked_digests(self) -> dict[str, str]:
         """The digests of leaves that are a part of the function, by their names now.
         Those that are not saved are left out.
 
         **Raises:** `ValueError` for one that has changed.
         """
         old, out = self._old, {}
-        for name, digest in self.function._stored.baked.items():
+        for name, digest in stored_of(self.function).baked.items():
             leaf_index = old.leaf_indices.get(name)
             if leaf_index is None:
                 continue
-            same_array = self.new.unchanged.get(self._origin(leaf_index), [])
-            leaf = self.new.by_name.get(name) or next(iter(same_array), None)
+            same_array = self.now.unchanged.get(self._origin(leaf_index), [])
+            leaf = self.now.by_name.get(name) or next(iter(same_array), None)
             if leaf is None:
                 continue
             is_same = any(leaf is x for x in same_array) or (
@@ -272,7 +272,8 @@ class _Candidate(NamedTuple):
 
 
 def _fits(leaf: PlannedLeaf, record: LeafRecord) -> bool:
-    """Whether a leaf is of the same kind, dtype and shape as a saved one."""
+    """Whether a leaf is of the same kind, dtype and shape as a saved one, and a key of
+    the same implementation."""
     a, b = leaf.template, record.template
     own = a.kind, a.dtype, a.logical_shape, a.impl
     return own == (b.kind, b.dtype, b.logical_shape, b.impl)

@@ -315,8 +315,16 @@ class Functions(dict[str, Function]):
         )
 
 
+# What others ask in the place of a `Function`, which is public.
+
+
+def source_of(function: Function) -> Source:
+    """The checkpoint that a function is in."""
+    return function._source
+
+
 def stored_of(function: Function) -> StoredFunction:
-    """The entry of a function in the index, which rooms ask instead of it."""
+    """The entry of a function in the index."""
     return function._stored
 
 
