@@ -3,9 +3,9 @@
 Ctrl-C raises `KeyboardInterrupt` between any two steps of Python. If it came between
 the call that opens a file and the step that notes its number, nobody could close the
 file. So a file is opened and noted in one step: in `numbers.extend(map(os.open, ...))`
-a function in C goes through an iterator, whose next item is what opens the file. A file
-is closed and its number forgotten so too. One that is left open all the same is closed
-when nobody has its `Descriptor` any more.
+a function in C goes through an iterator, whose next item is what opens the file.
+Closing works the same way: one step forgets the number and closes the file. A file that
+is left open all the same is closed when nobody has its `Descriptor` any more.
 """
 
 import collections
@@ -14,8 +14,9 @@ import functools as ft
 import os
 
 
-# A process may have been started without standard streams. A file of ours that had the
-# number of one would get what any library says there. So it is given a larger number.
+# A process may have been started without standard streams. If one of our files got the
+# number 1 or 2, whatever a library prints would be written into it. So it is given a
+# larger number.
 _LEAST = 3
 _DUPLICATE = fcntl.F_DUPFD_CLOEXEC
 # The flags that open a directory, and that make a file where nothing is.
@@ -30,8 +31,9 @@ def _close(numbers: list[int], count: int) -> None:
 
 
 class _Closed:
-    """What a `Descriptor` becomes when it is closed. It has no `__del__`: Ctrl-C in one
-    would be lost."""
+    """A file that is closed: nothing is left to do. `Descriptor` adds what an open one
+    needs; when it is closed, it becomes one of these. Then it has no `__del__` any
+    more, where Python drops interrupts."""
 
     # The number of an open file; empty once it is closed.
     _numbers: list[int] = []
@@ -67,8 +69,7 @@ class Descriptor(_Closed):
             self._numbers.extend(opening)
         except BaseException:
             if not self._numbers:
-                # Nothing is left to do in `__del__`, where Python drops interrupts.
-                setattr(self, "__class__", _Closed)
+                self._become_closed()
             raise
         if self._numbers[0] < _LEAST:
             # The new number comes first. Then the low one, now the last, is closed.
@@ -87,9 +88,12 @@ class Descriptor(_Closed):
         finally:
             # Ctrl-C may have come before the step that closes it.
             _close(self._numbers, len(self._numbers))
-            setattr(self, "__class__", _Closed)
+            self._become_closed()
 
     close = __exit__
+
+    def _become_closed(self) -> None:
+        setattr(self, "__class__", _Closed)  # Checkers of types refuse an assignment.
 
     def __del__(self):
         # At the end of the process modules go first, and the system closes all files.
