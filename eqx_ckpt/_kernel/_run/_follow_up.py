@@ -85,14 +85,14 @@ class FollowUp:
         if before is not None:
             last, stamp, place = before
             if not root.is_same(place) and root.stamp(index_of(last)) != stamp:
-                text = (
+                said = f"Step {last} is not where step {step} is: in `{root}`"
+                _log.say(_log.WARNING, said, step=step, path=root.url)
+                _log.warn(
                     f"Step {step} is saved in another directory `{root}` than step "
                     f"{last}, which is not there: the one of before was moved or "
                     "deleted, or its disk is not mounted any more. Put it back, and "
                     "`restore`, if you want the steps that it has."
                 )
-                _log.say(_log.WARNING, text, step=step, path=root.url)
-                _log.warn(text)
 
     def _mark(self, step: int, is_saved: bool, marked: _threads.Outcome[None]) -> None:
         """Marks a step as complete, if there is one. `marked` is done as soon as the

@@ -94,8 +94,7 @@ def discard(root: Backend, key: str = "") -> bool:
         root.delete(key)
     except (OSError, ValueError) as e:
         where = f"{root}/{key}" if key else root
-        text = f"`{where}` is of no use any more, and cannot be deleted: {e}"
-        _log.say(_log.WARNING, text, path=root.url)
-        _log.warn(text)
+        _log.say(_log.WARNING, f"`{where}` cannot be deleted: {e}", path=root.url)
+        _log.warn(f"`{where}` is of no use any more, and cannot be deleted: {e}")
         return False
     return True
