@@ -43,38 +43,30 @@ def choose_parts(
     each part on whose disks it is. Where as many processes have saved, a process reads
     its own."""
     has_own = len(reports) == count
-    return [
-        _parts_for(process, has_own, processes_with, reports)
-        for process in range(count)
-    ]
-
-
-def _parts_for(
-    process: int,
-    has_own: bool,
-    processes_with: Sequence[Sequence[int]],
-    reports: Mapping[int, PartReport],
-) -> list[int]:
-    """The parts that a process reads: its own, if it has one, and one part of each
-    other set of shards that it needs."""
-    own = process if has_own else None
-    # Parts that need not be moved come first; of equal ones, for each process another.
-    preference = lambda part: (
-        part != own,
-        process not in processes_with[part],
-        (part - process) % len(reports),
-    )
-    order = sorted(reports, key=preference)
     # Where parts differ in which leaves they have whole, all are read: such a leaf may
     # be nowhere else. One that could not be read for its report differs from others.
-    if len({report.whole for report in reports.values()}) > 1:
-        return order
-    chosen: dict[str, int] = {}
-    for part in order:
-        if part == own or process in reports[part].readers:
-            chosen.setdefault(reports[part].shards, part)
-    # It needs one part at least: the parts have the names of all leaves.
-    return [*chosen.values()] or order[:1]
+    are_alike = len({report.whole for report in reports.values()}) == 1
+
+    def parts_for(process: int) -> list[int]:
+        """Its own, if it has one, and one part of each other set of shards that it
+        needs."""
+        own = process if has_own else None
+        # Parts that need not be moved come first; of equal ones, for each process
+        # another.
+        preference = lambda part: (
+            part != own,
+            process not in processes_with[part],
+            (part - process) % len(reports),
+        )
+        order = sorted(reports, key=preference)
+        chosen: dict[str, int] = {}
+        for part in order:
+            if part == own or process in reports[part].readers:
+                chosen.setdefault(reports[part].shards, part)
+        # It needs one part at least: the parts have the names of all leaves.
+        return ([*chosen.values()] or order[:1]) if are_alike else order
+
+    return [parts_for(process) for process in range(count)]
 
 
 def _readers(leaves: Leaves, wanted: Iterable[LeafRead], count: int) -> set[int]:

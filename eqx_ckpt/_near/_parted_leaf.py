@@ -72,10 +72,12 @@ def parted(i: int, wanted: LeafRead, leaves_of: Mapping[int, Leaves]) -> PartedL
 
     **Raises:** `Apart` for a leaf of which this process needs more than is there."""
     template = wanted.record.template
-    # None: all of it.
     needed = _from_host.regions(wanted.target)
-    regions = [_padded(x, template.shape) for x in ([()] if needed is None else needed)]
-    found = {part: _record(leaves, wanted) for part, leaves in leaves_of.items()}
+    if needed is None:  # All of it.
+        needed = [()]
+    # With the axes that the target lacks, such as the words of a key.
+    regions = [(*x, *_sharding.whole(template.shape[len(x) :])) for x in needed]
+    found = {part: _record(leaves, wanted.record) for part, leaves in leaves_of.items()}
     records = {part: record for part, record in found.items() if record is not None}
     pieces: dict[int, list[_PartPiece]] = {}
     try:
@@ -97,15 +99,14 @@ def parted(i: int, wanted: LeafRead, leaves_of: Mapping[int, Leaves]) -> PartedL
     return PartedLeaf(read, to_come, arrays)
 
 
-def _record(leaves: Leaves, wanted: LeafRead) -> LeafRecord | None:
-    """The record of a leaf in one part, if it is of the same array."""
-    leaf_index = leaves.leaf_indices.get(wanted.record.name)
+def _record(leaves: Leaves, wanted: LeafRecord) -> LeafRecord | None:
+    """The record of a leaf in one part, if it is of the same array, however stored."""
+    leaf_index = leaves.leaf_indices.get(wanted.name)
     if leaf_index is None:
         return None
     found = leaves.record(leaf_index, known=True)
-    # However it is stored there.
     array_of = lambda record: record.whole._replace(chunk=(), codec=None)
-    return found if array_of(found) == array_of(wanted.record) else None
+    return found if array_of(found) == array_of(wanted) else None
 
 
 class _HeldRegion(NamedTuple):
@@ -151,8 +152,3 @@ def _read_of(i: int, record: LeafRecord, regions: Iterable[Region]) -> StoredRea
     whole = _view.whole(record.template.shape)
     views = tuple(whole.take((*region, ...)) for region in regions)
     return StoredRead(record, views, None, [i])
-
-
-def _padded(region: Region, shape: Sequence[int]) -> Region:
-    """A region with all of the axes that it lacks, such as the words of a key."""
-    return (*region, *_sharding.whole(shape[len(region) :]))
