@@ -14,7 +14,7 @@ from .._edit import _diff, _stats
 from .._edit._difference import Diff
 from .._functions import _signature, _stored_function
 from .._functions._stored_function import Function
-from .._graft import _alike, _leaf_kinds, _rules
+from .._graft import _alike, _find_rules, _leaf_kinds, _rules_code
 from .._kernel._format import _values
 from .._kernel._load import _checkpoint, _lazy, _wording
 from .._kernel._load._checkpoint import Checkpoint
@@ -162,7 +162,7 @@ def suggest(a: str, b: str) -> CommandResult:
     shown = [{r.name: _wording.show(r) for r in x.records()} for x in sides]
     kinds = [{r.name: _leaf_kinds.kind(r.whole) for r in x.records()} for x in sides]
     alike = _alike.alike(*kinds)
-    rules = _rules.rules(alike.names, *kinds)
+    rules = _find_rules.find_rules(alike.names, *kinds)
     names = {x: y for x, y in alike.names.items() if x == y or rules}
     asked = {name for both in alike.unclear for side in both for name in side}
     left, missing = (
@@ -205,6 +205,6 @@ def suggest(a: str, b: str) -> CommandResult:
     if tied:
         more.append("  perhaps tied, with no array of its own there:")
         more += [f"    {x}  as `{y}`" for x, y in tied.items()]
-    lines: list[Line] = [*_rules.lines(rules, adapters, alike.names.values())]
+    lines: list[Line] = [*_rules_code.code_lines(rules, adapters, alike.names.values())]
     lines += [[Span(f"# {line}", "quiet")] for line in more]
     return CommandResult(data, lines, int(len(more) > 1))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .._kernel._format import _names
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._tree import _folding
-from . import _alike, _leaf_kinds, _lookalikes, _rules
+from . import _alike, _find_rules, _leaf_kinds, _lookalikes, _rules_code
 from ._lookalikes import Suggestion
 from ._sides import Model, StoredSide
 
@@ -317,17 +317,18 @@ class _Twins:
         moves = {_names.below(x, old): _names.below(y, new) for x, y in found.items()}
         saved = [_names.below(stored.saved.names[i], old) for i in stored.below[old]]
         wanted = [_names.below(model.names[n], new) for n in model.below[new]]
-        rules = _rules.rules(moves, saved, wanted)
+        rules = _find_rules.find_rules(moves, saved, wanted)
         code = model.code(new)
         if code is None or not rules:
             return None
         adapters = {_names.below(x, new): y for x, y in self._alike.adapters.items()}
         # The last line ends the call of `rename`; here that is the end of a pair too.
-        first, *rows, _ = _rules.lines(rules, adapters, moves.values())
+        first, *rows, _ = _rules_code.code_lines(rules, adapters, moves.values())
         first = f"(lambda m: {code}, lambda c: {stored.code(old)}, {first}"
+        lines = [first, *rows, "])),"]
         numbers = {self._numbers[x] for x in self._origins}
         leaf_indices = {stored.saved.leaf_indices[x] for x in found}
-        return Suggestion([first, *rows, "])),"], numbers, leaf_indices)
+        return Suggestion(lines, numbers, leaf_indices)
 
     def squares(self, used: set[int]) -> list[str]:
         """Lines about square leaves in pairs, which may be transposed."""
