@@ -31,8 +31,10 @@ def find_rules(
 ) -> list[NameRule]:
     """Rules that rename the first name of each pair to the second, and no other saved
     name to a wanted one. Empty if all stay, none are found, or there are too many."""
-    # A saved name that has to make way for a wanted one goes below this node.
-    node = "old"
+    # A saved name that has to make way for a wanted one goes below a new node.
+    tops = {name.partition(".")[0] for name in (*saved, *wanted)}
+    names = (f"old{i or ''}" for i in it.count())
+    node = next(name for name in names if name not in tops)
     taken = {*pairs.values()} - pairs.keys()
     moves = {**pairs, **{x: f"{node}.{x}" for x in saved if x in taken}}
     stay = {x for x, y in moves.items() if x == y}

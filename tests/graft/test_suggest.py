@@ -348,6 +348,14 @@ def test_chains_are_in_order():
     assert data["rules"] == [[r"^mix_in\.", "old.mix_in."], [r"^mix\.", "mix_in."]]
 
 
+def test_a_name_makes_way_to_one_that_nobody_wants():
+    saved = _kinds(mix__w=(2,), mix_in__w=(3,))
+    wanted = _kinds(mix_in__w=(2,), old__mix_in__w=(3, 5))
+    names, data = _suggested(saved, wanted)
+    assert names == {"mix.w": "mix_in.w"}
+    assert data["rules"] == [[r"^mix_in\.", "old1.mix_in."], [r"^mix\.", "mix_in."]]
+
+
 def test_leaves_of_one_shape():
     saved = _kinds(l__q=(1,), l__k=(1,), l__v=(1,))
     names, data = _suggested(saved, _kinds(x__one=(1,), x__two=(1,), x__three=(1,)))
