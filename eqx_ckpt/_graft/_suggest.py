@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from .._kernel._format import _names
+from .._kernel._format import _names, _text
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._tree import _folding
 from . import _alike, _find_rules, _leaf_kinds, _lookalikes, _rules_code
@@ -22,6 +22,8 @@ from ._sides import Model, StoredSide
 
 # Pairs that are suggested, and squares that are listed: people would not read more.
 _MAX_SUGGESTED, _MAX_ROWS = 8, 8
+# The letters of a rename: an error has twice as many at most, and cuts the rest.
+_MAX_LETTERS = 2**13
 # Leaves that are looked at for pairs: many nodes may be alike.
 _MAX_STEPS = 2**17
 # Sequences that are compared with each other.
@@ -309,7 +311,7 @@ class _Twins:
 
     def renamed(self) -> Suggestion | None:
         """One pair of all leaves that stand for each other by names, with the rules of
-        a rename."""
+        a rename. None if an error would not show all of it."""
         found, model, stored = self._alike.names, self._model, self._stored
         if not found:
             return None
@@ -326,6 +328,8 @@ class _Twins:
         first, *rows, _ = _rules_code.code_lines(rules, adapters, moves.values())
         first = f"(lambda m: {code}, lambda c: {stored.code(old)}, {first}"
         lines = [first, *rows, "])),"]
+        if _text.some(lines, _MAX_LETTERS) != lines:
+            return None
         numbers = {self._numbers[x] for x in self._origins}
         leaf_indices = {stored.saved.leaf_indices[x] for x in found}
         return Suggestion(lines, numbers, leaf_indices)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import re
 
@@ -354,6 +355,22 @@ def test_a_name_makes_way_to_one_that_nobody_wants():
     names, data = _suggested(saved, wanted)
     assert names == {"mix.w": "mix_in.w"}
     assert data["rules"] == [[r"^mix_in\.", "old1.mix_in."], [r"^mix\.", "mix_in."]]
+
+
+def test_an_error_has_no_code_that_is_cut(tmp_path):
+    """Where each leaf needs a rule of its own, there are pairs."""
+    words = ["".join(x) for x in itertools.product("abcdefgh", repeat=3)][:400]
+    saved = {f"{x}.weight": np.ones((i + 2, 1)) for i, x in enumerate(words)}
+    wanted = {f"{x}_l.weight": y for x, y in zip(words, saved.values())}
+    ec.tree_serialise_leaves(tmp_path / "theirs", ec.nest(saved))
+    first = (lambda m: m["aaa_l"], lambda c: c.aaa)
+    with pytest.raises(RuntimeError) as caught:
+        ec.graft(ec.nest(wanted), tmp_path / "theirs", [first])
+    text = str(caught.value)
+    _, _, pairs = text.partition("  Perhaps, to paste into `pairs`:\n")
+    assert pairs.endswith("\n    ... and more pairs") and "ec.rename(" not in pairs
+    pairs = pairs.removesuffix("    ... and more pairs")
+    assert len(eval(f"[{pairs}]", {"ec": ec})) == 8
 
 
 def test_leaves_of_one_shape():
