@@ -768,6 +768,9 @@ def test_a_save_that_is_interrupted_as_it_begins_goes_on(root, monkeypatch):
             manager.save(1, tree_at(1))
     assert not getattr(e.value, "__notes__", [])
     assert manager.restore(tree_at(0))[1] == 1
+    # And so does what follows it.
+    assert (root / "1/commit_success.txt").exists()
+    assert [step.number for step in manager.history()] == [1]
 
 
 def test_an_interrupted_copy_of_a_state_leaves_no_mixture(root, monkeypatch):

@@ -7,6 +7,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from support import inside
 
 import eqx_ckpt as ec
 
@@ -92,6 +93,31 @@ def test_a_handler_saves_while_a_save_begins(tmp_path):
     finally:
         signal.signal(signal.SIGUSR2, found)
     assert manager.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("has_threads", [True, False])
+def test_a_handler_saves_while_a_save_is_followed_up(
+    tmp_path, monkeypatch, has_threads
+):
+    """Where no thread can be started, the call that it interrupts does that itself."""
+    left = [2]
+
+    def handle(number, frame):
+        step = left.pop()
+        manager.save(step, _tree(step))
+
+    if not has_threads:
+        inside.replace(monkeypatch, "start a thread", lambda _: False)
+    send = lambda *_: signal.raise_signal(signal.SIGUSR2) if left else None
+    inside.watch(monkeypatch, "add to the history", send)
+    found = signal.signal(signal.SIGUSR2, handle)
+    try:
+        with ec.CheckpointManager(tmp_path / "run") as manager:
+            manager.save(1, _tree(1))
+    finally:
+        signal.signal(signal.SIGUSR2, found)
+    assert manager.steps() == [1, 2]
+    assert [step.number for step in manager.history()] == [1, 2]
 
 
 def test_the_end_of_a_run_in_another_thread(tmp_path):

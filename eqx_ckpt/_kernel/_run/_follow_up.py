@@ -22,11 +22,14 @@ from ._steps import SavedStep, Signature, Steps
 
 
 class RunningSave(NamedTuple):
-    """A save that goes on. `over` is set once it is followed up too."""
+    """A save that goes on. If it `may_delete`, older steps go once it is over. `leads`:
+    this is process 0, which follows it up. `over` is set once that is done."""
 
     step: int
     handle: SaveHandle
     metrics: dict[str, Any]
+    may_delete: bool
+    leads: bool
     over: _threads.Event
 
 
@@ -45,9 +48,9 @@ class FollowUp:
         # The thread that deletes older steps now.
         self._thread: int | None = None
 
-    def do(self, saving: RunningSave, may_delete: bool, damaged: Set[int]) -> None:
-        """Marks the step and adds it to the history; and if it `may_delete`, deletes
-        older steps, those that are `damaged` not among them, and notes the step for the
+    def do(self, saving: RunningSave, damaged: Set[int]) -> None:
+        """Marks the step and adds it to the history; and if it may delete, deletes older
+        steps, those that are `damaged` not among them, and notes the step for the
         journal. If the save has failed, a step that it was to replace is marked again.
         """
         step = saving.step
@@ -66,7 +69,7 @@ class FollowUp:
                 if self._steps.listed is not None:
                     self._steps.listed.add(step)
                 jobs.append(lambda: self._add_to_history(new))
-                if may_delete:
+                if saving.may_delete:
                     jobs.append(lambda: self._delete_older(new, damaged, marked.result))
             # In a directory each needs what the one before it has written. In a store
             # all begin now, together: so there the deletion awaits the mark.

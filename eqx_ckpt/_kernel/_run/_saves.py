@@ -7,6 +7,7 @@ last one then. Process 0 decides for all, and does what follows a save.
 
 import contextlib
 import dataclasses
+import functools as ft
 import json
 import os
 import time
@@ -21,7 +22,7 @@ from .._runtime._processes import Processes
 from .._save import _async, _background, _options, _plan, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
-from .._storage import _context, _root
+from .._storage import _context
 from . import _best, _marks, _own, _pins, _policy, _removal, _step_facts
 from ._attempt_start import AttemptStart
 from ._follow_up import FollowUp, RunningSave
@@ -77,9 +78,6 @@ class Saves:
         # The save that goes on, if one does. There are more only where the handler of a
         # signal saves in the middle of a call.
         self.running: list[RunningSave] = []
-        # The step of a save that is being started, until it is in `running`. It stays
-        # here if that has failed: an interrupted one may go on all the same.
-        self._starting_step: int | None = None
         # The last step that was saved here, or loaded: it is known to be whole.
         self.last_whole: SaveHandle | str | os.PathLike[str] | None = None
         # Steps that a load has found damaged: the next save of one moves it aside.
@@ -154,23 +152,14 @@ class Saves:
             functions=state.functions,
             metadata={**given, "step": step, "metrics": decision.metrics},
         )
-        self._starting_step = step
-        handle = self._stage_and_start(state, options)
-        self.last_begin_time = time.monotonic()
-        saving = RunningSave(step, handle, decision.metrics, _threads.Event())
-        leads = deciding.leads
-        handle.add_done_callback(lambda _: self._after_save(saving, may_delete, leads))
-        # After the callback, which may run here and now, and would wait for itself: who
-        # waits for a running save, waits for its follow-up too.
-        self.running.append(saving)
-        self._starting_step = None
+        saving = self._begin(state, options, decision.metrics, may_delete)
         try:
-            handle.staged()
+            saving.handle.staged()
         except Exception:
             self._count_as_over(saving)  # It is over, and this says why.
             raise
         self.attempt_start.warn_of_passed_steps(step)
-        if decision.metrics_error and leads:
+        if decision.metrics_error and deciding.leads:
             why = decision.metrics_error
             _log.warn(f"Step {step} is saved without its metrics: {why}")
         return True
@@ -264,45 +253,68 @@ class Saves:
                 "adds it (`add_metrics`)."
             )
 
-    def _stage_and_start(self, state: PendingState, options: SaveOptions) -> SaveHandle:
-        """Stages a step, and starts the thread that writes it. The mark of one that is
-        replaced is taken away before, and put back if the thread does not start."""
+    def _begin(
+        self,
+        state: PendingState,
+        options: SaveOptions,
+        metrics: dict[str, Any],
+        may_delete: bool,
+    ) -> RunningSave:
+        """Stages a step, and starts the thread that writes it. Before that the save is
+        in `running`: whatever interrupts this, `wait` knows it if it goes on. If it does
+        not, its follow-up puts the mark back of a step that it was to replace."""
         step, path = state.step, self.steps.own_path(state.step)
         writers = _serialise.processes_of(path, state.tree, options)
-        with contextlib.ExitStack() as undo:
+        saving = None
+        try:
             # The other processes may wait in the save by now. An error here is told to
             # them as one of that save.
             with writers.share_errors():
                 # Process 0 has waited in `_prepare`. Here the others do.
                 self.wait()
                 options = options._replace(own=_own.encode(state.own))
-                start = _async.stage_save(path, state.tree, options, writers)
+                handle, start = _async.stage_save(path, state.tree, options, writers)
+                over = _threads.Event()
+                saving = RunningSave(
+                    step, handle, metrics, may_delete, writers.leads, over
+                )
+                handle.add_done_callback(ft.partial(self._after_save, saving))
+                self.running.append(saving)
                 if options.overwrite and writers.leads:
                     # With the index, its metrics are about to go.
                     _step_facts.add_to_history(self.steps, [step])
-                    undo.callback(_marks.mark_complete, self.steps, step)
                     _marks.unmark(self.steps, step)
                 if writers.leads:
                     self.attempt_start.begin_if_due(step, self.damaged)
-            handle = start()
-            undo.pop_all()
-        return handle
+            start()
+        except BaseException as e:
+            if saving is not None:
+                if _background.end_unclaimed(saving.handle):
+                    writers.tell_failed(e)
+                if _background.error_of(saving.handle) is not None:
+                    self._count_as_over(saving)
+            raise
+        self.last_begin_time = time.monotonic()
+        return saving
 
-    def _after_save(self, saving: RunningSave, may_delete: bool, leads: bool) -> None:
+    def _after_save(self, saving: RunningSave, _: SaveHandle) -> None:
         """Notes a save that is over. Process 0 does what follows it."""
         try:
             if _background.committed_by(saving.handle) is not None:
                 self.damaged.discard(saving.step)
                 self.last_whole = saving.handle
-            if leads:
-                self._follow_up.do(saving, may_delete, self.damaged)
+            if saving.leads:
+                self._follow_up.do(saving, self.damaged)
         finally:
             saving.over.set()
 
     def wait(self) -> None:
-        """Waits until the save that goes on is done, and what follows it."""
+        """Waits for the running save and for its follow-up."""
         self._follow_up.check_thread()
         for saving in self.running.copy():
+            # A handler of a signal would wait for the call that it interrupts.
+            if not (_background.has_thread(saving.handle) or saving.over.is_set()):
+                continue
             try:
                 saving.handle.result()
                 if not _background.await_event(saving.handle, saving.over):
@@ -441,14 +453,7 @@ class Saves:
     def _is_under_way(self, kept: KeptState) -> bool:
         """Whether the state is being saved, or is saved."""
         step = kept.state.step
-        if self._is_running(step):
-            return True
-        if self._starting_step != step:
-            return False
-        # It may go on. With `force`, what is there may be an older save: it is saved
-        # again.
-        _background.wait_for(_root.resolve(self.steps.path(step)))
-        return not kept.state.force and self.steps.signature(step) is not None
+        return self._is_running(step)
 
     def warn_if_unsaved(self) -> None:
         """Says what is lost, where a manager ends without the end of a `with`."""

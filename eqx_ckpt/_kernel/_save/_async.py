@@ -102,8 +102,9 @@ def async_tree_serialise_leaves(
     given = SaveOptions(filter_spec, is_leaf, **options)
     processes = _serialise.processes_of(path, pytree, given)
     with processes.share_errors():
-        start = stage_save(path, pytree, given, processes)
-    return start()
+        handle, start = stage_save(path, pytree, given, processes)
+    start()
+    return handle
 
 
 @_gc.paused()
@@ -112,11 +113,11 @@ def stage_save(
     tree: PyTree,
     options: SaveOptions,
     processes: Processes,
-) -> Callable[[], SaveHandle]:
+) -> tuple[SaveHandle, Callable[[], Any]]:
     """Stages a save that `processes` make together, inside their `share_errors`. From
-    then on the tree may be changed. Returns a function that starts the save, outside:
-    `start_staged`, by which a thread does `_background._work_on`, `write_quietly` and
-    at last `_serialise.write`.
+    then on the tree may be changed. Returns its handle, and a function that starts the
+    save, outside: `start_staged`, by which a thread does `_background._work_on`,
+    `write_quietly` and at last `_serialise.write`.
 
     **Raises:** what is wrong with the tree or the path.
     """
@@ -140,7 +141,7 @@ def stage_save(
     handle = SaveHandle(root, planned.spec.nbytes, copied)
     handle._arrays = arrays
     write = lambda: _serialise.write(planned, processes, reused, handle._count)
-    return ft.partial(start_staged, handle, planned, write, processes)
+    return handle, ft.partial(start_staged, handle, planned, write, processes)
 
 
 def start_staged(
@@ -148,7 +149,7 @@ def start_staged(
     planned: Plan,
     write: Callable[[], Committed | None],
     processes: Processes,
-) -> SaveHandle:
+) -> None:
     """Starts a thread that writes what was staged, once that has arrived: this
     process's part of what `processes` do together."""
     leaves, is_remote = planned.leaves, planned.root.is_remote
@@ -168,7 +169,7 @@ def start_staged(
     collect = None if is_staged else ft.partial(_collect, leaves)
     if planned.has_lazies:
         handle._reads = _lazies.places(leaves)
-    return _background.start(handle, collect, write_quietly, processes.tell_failed)
+    _background.start(handle, collect, write_quietly, processes.tell_failed)
 
 
 def _copied(planned: Plan, unchanged: Set[int]) -> int:

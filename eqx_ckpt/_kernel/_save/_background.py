@@ -57,7 +57,9 @@ class SaveHandle:
         self._root = root
         self._staged = _threads.Event()
         self._saved: _threads.Outcome[None] = _threads.Outcome()
-        # None until it has been started.
+        # Who takes what is in it runs the save, or gives it up: only one thread does.
+        self._claim = [None]
+        # None until it has been started, and where no thread can be.
         self._worker: _threads.Worker | None = None
         # The `SavedArrays` that it writes, for later saves: see `_reuse`.
         self._arrays: Any = None
@@ -179,6 +181,12 @@ def committed_by(handle: SaveHandle) -> Committed | None:
     return handle._committed if is_saved else None
 
 
+def has_thread(handle: SaveHandle) -> bool:
+    """Whether a thread of its own writes the save, or has written it. Else the call
+    that starts it does, which has not returned yet."""
+    return handle._worker is not None
+
+
 def await_event(handle: SaveHandle, event: _threads.Event) -> bool:
     """Waits until the thread of a save sets an event. Returns False if that has ended
     without it."""
@@ -219,9 +227,7 @@ def start(
     _context.watch_forks()
     if collect is None:
         handle._staged.set()
-    # Whoever claims the save runs it, or gives it up: only one thread does.
-    unclaimed = [handle]
-    work = ft.partial(_work_on, handle, unclaimed, collect, write)
+    work = ft.partial(_work_on, handle, collect, write)
     worker = _threads.Worker(work, "eqx_ckpt save")
     try:
         _pending.append(handle)
@@ -230,11 +236,20 @@ def start(
             handle.result()
     except BaseException as e:
         # By Ctrl-C. If the thread has been started all the same, it goes on.
-        if _claim(unclaimed):
+        if end_unclaimed(handle):
             give_up(e)
-            _end_given_up(handle)
+        else:
+            handle._worker = worker
         raise
     return handle
+
+
+def end_unclaimed(handle: SaveHandle) -> bool:
+    """Ends a save that was interrupted before anybody ran it. Returns whether it was.
+    Its caller is told by an error."""
+    if is_claimed := _claim(handle):
+        _end_given_up(handle)
+    return is_claimed
 
 
 def make_room(nbytes: int) -> None:
@@ -283,10 +298,10 @@ def _ended() -> RuntimeError:
     return RuntimeError("The thread of the save has ended.")
 
 
-def _claim(unclaimed: list[SaveHandle]) -> bool:
+def _claim(handle: SaveHandle) -> bool:
     """Whether this thread is the one that claims a save."""
     try:
-        unclaimed.pop()
+        handle._claim.pop()
     except IndexError:
         return False
     return True
@@ -294,7 +309,6 @@ def _claim(unclaimed: list[SaveHandle]) -> bool:
 
 def _work_on(
     handle: SaveHandle,
-    unclaimed: list[SaveHandle],
     collect: Callable[[], Any] | None,
     write: Callable[[], Committed | None],
 ) -> None:
@@ -302,7 +316,7 @@ def _work_on(
     errors: list[BaseException] = [_ended()]
     with _cleanup.surely(ft.partial(_end, handle, errors)):
         try:
-            if not _claim(unclaimed):
+            if not _claim(handle):
                 _end_given_up(handle)
                 return
             if collect is not None:
