@@ -155,7 +155,7 @@ def make(path: pathlib.Path) -> None:
             own.save(step, tree(step), {"loss": 1 / step}, own={"at": step})
         own.pin(10)
         own.save(16, tree(16), own={"at": 16})
-        own._saves.kept = None
+        own._saves._last.kept = None
     root = _root.resolve(path / "run")
     with mock.patch.object(limits, "stamp_seconds", -1):
         Journal(root, lambda: [5, 10, 15])._record([5, 10, 15], {})

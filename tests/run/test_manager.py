@@ -773,6 +773,36 @@ def test_a_save_that_is_interrupted_as_it_begins_goes_on(root, monkeypatch):
     assert [step.number for step in manager.history()] == [1]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_older_state_is_saved_after_a_newer_one(root, monkeypatch, fails):
+    """A save that was interrupted goes on: the state that was kept before it is saved
+    only if it fails."""
+    real, errors = ec.SaveHandle.staged, [OSError("the disk is full")] if fails else []
+
+    def staged(handle):
+        monkeypatch.setattr(ec.SaveHandle, "staged", real)
+        raise KeyboardInterrupt
+
+    def publish(*_):
+        if errors:
+            raise errors.pop()
+
+    x = jnp.ones(3)
+    with pytest.raises(KeyboardInterrupt) as e:
+        with ec.CheckpointManager(root, every=10) as manager:
+            manager.save(9, {"x": x})
+            monkeypatch.setattr(ec.SaveHandle, "staged", staged)
+            inside.watch(monkeypatch, "publish", publish)
+            try:
+                manager.save(10, {"x": x})
+            finally:
+                if not fails:
+                    x.delete()
+    assert manager.steps() == [9 if fails else 10]
+    notes = ["The save before has failed: OSError: the disk is full"] if fails else []
+    assert getattr(e.value, "__notes__", []) == notes
+
+
 def test_an_interrupted_copy_of_a_state_leaves_no_mixture(root, monkeypatch):
     """It is made in the memory of the state before, which is no state any more then."""
     real = np.copyto

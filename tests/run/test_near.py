@@ -64,7 +64,7 @@ def test_one_process_has_a_near_disk_too(tmp_path):
         for step in range(1, 8):
             assert first.save(step, tree_at(step), own={"at": step}) is False
         assert first.latest() == 6 and first.steps() == []
-        first._saves.kept = None  # As if it was killed.
+        first._saves._last.kept = None  # As if it was killed.
     tree, own, step = manager().restore(tree_at(0), own={"at": 0})
     assert step == tree["step"] == own["at"] == 6
     assert manager().restore(tree_at(0), own="all")[1:] == ([{"at": 6}], 6)
@@ -93,7 +93,7 @@ def test_damage_moves_to_the_step_before(tmp_path):
     with ec.CheckpointManager(tmp_path / "run", **how) as manager:
         for step in range(1, 7):
             manager.save(step, tree_at(step))
-        manager._saves.kept = None
+        manager._saves._last.kept = None
     (file,) = (tmp_path / "disk").glob("*/*/*/0.zip")
     data = bytearray(file.read_bytes())
     at = data.index(np.full(100, 6.0, np.float32).tobytes())
@@ -246,7 +246,7 @@ def test_a_warning_names_newer_steps_only(tmp_path):
     with ec.CheckpointManager(tmp_path / "run", **how) as manager:
         for step in range(1, 7):
             manager.save(step, tree_at(step))
-        manager._saves.kept = None
+        manager._saves._last.kept = None
     # An older step, the newest at the root, is not whole.
     (tmp_path / "run/5/default/eqx_ckpt.json").unlink()
     with warnings.catch_warnings():
@@ -549,4 +549,4 @@ def test_nothing_is_written_for_a_run_that_cannot_be(tmp_path, what):
     with pytest.raises(ValueError, match=says):
         manager.save(2, tree)
     assert sorted(tmp_path.rglob("*")) == before
-    manager._saves.kept = None
+    manager._saves._last.kept = None

@@ -12,6 +12,7 @@ def _run(tmp_path, most, *names):
 
 
 _SOME = ["save", "save zarr", "save zip", "save later", "manage", "read zip", "merge"]
+_SOME += ["manage a kept state"]
 
 
 @pytest.mark.parametrize("names", [_SOME, *long([*interrupts.CALLS])])

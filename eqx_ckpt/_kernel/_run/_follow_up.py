@@ -49,10 +49,9 @@ class FollowUp:
         self._thread: int | None = None
 
     def do(self, saving: RunningSave, damaged: Set[int]) -> None:
-        """Marks the step and adds it to the history; and if it may delete, deletes older
-        steps, those that are `damaged` not among them, and notes the step for the
-        journal. If the save has failed, a step that it was to replace is marked again.
-        """
+        """Marks the step, and adds it to the history. If it may delete, older steps go,
+        those that are `damaged` not among them, and the step is noted for the journal.
+        If the save has failed, a step that it was to replace is marked again."""
         step = saving.step
         try:
             committed = _background.committed_by(saving.handle)

@@ -14,19 +14,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
-from .._format import _json, _layouts, _schema
+from .._format import _layouts, _schema
 from .._runtime import _log, _processes, _threads
 from .._runtime._processes import Processes
-from .._save import _async, _background, _options, _plan, _serialise
+from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
 from .._storage import _context
 from . import _best, _marks, _own, _pins, _policy, _removal, _step_facts
 from ._attempt_start import AttemptStart
 from ._follow_up import FollowUp, RunningSave
-from ._pending import KeptState, PendingState
+from ._last_state import LastState
+from ._pending import PendingState
 from ._policy import Policy
 from ._steps import Steps
 
@@ -34,7 +33,6 @@ from ._steps import Steps
 T = TypeVar("T")
 
 _STOPPED = "that was interrupted"
-_NO_WITH = "its manager was used without `with`, at the end of which it is saved"
 _DONATED = "its arrays were donated or deleted before it was due"
 
 _DECISION_SOURCE = "what process 0 says of the save of a step"
@@ -67,11 +65,10 @@ class Saves:
         self.together = _processes.together(options.processes)
         self.attempt_start = AttemptStart(steps)
         self._follow_up = FollowUp(steps, policy, self.attempt_start)
+        self._last = LastState(steps, options)
         self._pid = os.getpid()
         # Threads give their states one after the other.
         self._turn = _threads.Lock()
-
-        # ---- What is saved.
 
         # When the last save began, in seconds of `time.monotonic`.
         self.last_begin_time = time.monotonic()
@@ -84,19 +81,6 @@ class Saves:
         self.damaged: set[int] = set()
         # Whether it was checked that a step has the metric of `best`.
         self._is_metric_checked = False
-
-        # ---- What was given, and is not saved.
-
-        # What was last given to `save`, until it is saved.
-        self.kept: KeptState | None = None
-        # The copies of its arrays: those of the next one are made in their memory.
-        self._copies: list[Any] = []
-        # What the last state that was checked looks like, but for its values: see
-        # `KeptState.looks`.
-        self._checked: tuple[Any, ...] = ()
-        # Whether the last call of `save` has raised: the caller knows that its state is
-        # not saved.
-        self._has_raised = False
 
     # ---- A call of `save`.
 
@@ -111,25 +95,23 @@ class Saves:
         return self._turn.run(act)
 
     def _save_if_due(self, state: PendingState) -> bool:
-        self._has_raised = True  # Unless this comes to its end.
+        self._last.has_raised = True  # Unless this comes to its end.
         is_begun = False
         # `is_due` says whether it may be, alike in all. Process 0 asks its clock too.
         if state.force or self.policy.is_due(state.step):
-            before = [saving.handle for saving in self.running]
+            earlier_saves = [saving.handle for saving in self.running]
             try:
                 is_begun = self._save(state)
             except BaseException as e:
-                if self._may_try_again(state, e, before):
-                    self._keep(self._as_kept(state))
+                if self._may_try_again(e, earlier_saves):
+                    self._last.keep_tried(state)
                 raise
         if is_begun:
-            self.kept = None
+            self._last.kept = None
         else:
             self.steps.say(_log.DEBUG, "Skipped", state.step, "it is not due")
-            kept = self._as_kept(state)
-            self._check_kept(state, kept)
-            self._keep(kept)
-        self._has_raised = False
+            self._last.keep(state)
+        self._last.has_raised = False
         return is_begun
 
     def _save(self, state: PendingState, may_delete: bool = True) -> bool:
@@ -170,10 +152,7 @@ class Saves:
             word = processes.decide(lambda _: self._prepare(state))
         except Exception as e:
             # If the save before has failed here, this call tells it, and no later one.
-            try:
-                self.wait()
-            except Exception as before:
-                e.add_note(f"The save before has failed: {before}")
+            self._wait_beside(e)
             raise
         return Decision.decode(word) if word else None
 
@@ -261,8 +240,8 @@ class Saves:
         may_delete: bool,
     ) -> RunningSave:
         """Stages a step, and starts the thread that writes it. Before that the save is
-        in `running`: whatever interrupts this, `wait` knows it if it goes on. If it does
-        not, its follow-up puts the mark back of a step that it was to replace."""
+        in `running`: so `wait` knows it if it goes on, whatever interrupts this. If it
+        does not, its follow-up marks a step again that it was to replace."""
         step, path = state.step, self.steps.own_path(state.step)
         writers = _serialise.processes_of(path, state.tree, options)
         saving = None
@@ -279,6 +258,7 @@ class Saves:
                     step, handle, metrics, may_delete, writers.leads, over
                 )
                 handle.add_done_callback(ft.partial(self._after_save, saving))
+                self._last.begun = handle
                 self.running.append(saving)
                 if options.overwrite and writers.leads:
                     # With the index, its metrics are about to go.
@@ -332,54 +312,26 @@ class Saves:
         with contextlib.suppress(ValueError):
             self.running.remove(saving)
 
-    def _is_running(self, step: int) -> bool:
-        return any(saving.step == step for saving in self.running.copy())
-
-    # ---- States that are not saved yet.
+    def _wait_beside(self, error: BaseException) -> None:
+        """Waits as `wait`. What that raises is added to another error as a note."""
+        try:
+            self.wait()
+        except Exception as e:
+            if e is not error:
+                error.add_note(f"The save before has failed: {type(e).__name__}: {e}")
 
     def _may_try_again(
-        self, state: PendingState, error: BaseException, before: Sequence[SaveHandle]
+        self, error: BaseException, earlier_saves: Sequence[SaveHandle]
     ) -> bool:
         """Whether another try might save a state, such as when a disk was full, or the
-        error is that of a save `before`. A state that is refused is not kept: the one
-        before it stays."""
-        if _processes.count() > 1 or self._is_running(state.step):
+        error is that of an earlier save. A state that is refused is not kept, nor one
+        whose save goes on: the one before it stays."""
+        goes_on = any(x.handle not in earlier_saves for x in self.running)
+        if _processes.count() > 1 or goes_on:
             return False
         is_refused = isinstance(error, (FileExistsError, TypeError, ValueError))
-        return not is_refused or any(_background.error_of(x) is error for x in before)
-
-    def _as_kept(self, state: PendingState) -> KeptState:
-        return KeptState.of(state, self.options.is_leaf)
-
-    def _check_kept(self, state: PendingState, kept: KeptState) -> None:
-        """Checks a state before it is kept. Of states that are alike one is checked.
-
-        **Raises:** the error of what can never be saved, as far as this process can
-        tell by itself. The state before it then stays the kept one.
-        """
-        _json.check_json(state.checked_metadata())
-        # Of many processes, the others would not hear of it.
-        if _processes.count() > 1:
-            return
-        looks, is_checked = kept.looks(), False
-        # Static fields of the caller's may raise whatever they like.
-        with contextlib.suppress(Exception):
-            is_checked = bool(looks == self._checked)
-        if kept.is_gone or not is_checked:  # Of donated arrays the plan raises.
-            options = self.options._replace(functions="drop")
-            _plan.plan(self.steps.at(state.step), state.tree, options)
-            _own.encode(state.own)
-            self._checked = looks
-
-    def _keep(self, kept: KeptState) -> None:
-        """Keeps a copy of a state for the end of the run."""
-        # The copy is made in the memory of the state before. If it is interrupted, that
-        # one is spoiled, and must not be the kept one any more.
-        self.kept = kept
-        self.kept = kept.copied(self._copies)
-        # Those of devices are no copies, and would stay in their memory.
-        is_copy = lambda x: isinstance(x, np.ndarray)
-        self._copies = [x if is_copy(x) else None for x in self.kept.leaves]
+        of_earlier = any(_background.error_of(x) is error for x in earlier_saves)
+        return not is_refused or of_earlier
 
     # ---- The end of a run.
 
@@ -395,79 +347,56 @@ class Saves:
     def _end(self) -> None:
         try:
             self.wait()
-            kept = self.kept
-            if kept is not None and kept.is_gone:
-                self.kept = None
-                _log.warn(self._not_saved(kept, _DONATED))
-            elif kept is not None:
-                with kept.as_last() as state:
-                    self._save(state)
+            if why := self._save_last():
+                _log.warn(self._last.not_saved(why))
             self.wait()
         except BaseException as e:
-            self._end_after(e)  # The kept state gets one more try.
+            self._end_after(e)
             raise
-        self.kept = None
+        self._last.kept = None
 
     def end_after(self, error: BaseException) -> None:
-        """Saves the kept state after an error. What cannot be done is added to the
-        error as a note."""
+        """Saves the kept state after an error, and deletes no step because of it. If
+        that cannot be done, the error gets a note that says why."""
         self._in_turn(lambda: self._end_after(error))
 
     def _end_after(self, error: BaseException) -> None:
-        kept, self.kept = self.kept, None
-        is_under_way = False
+        why = _STOPPED
         try:
-            is_under_way = kept is not None and self._is_under_way(kept)
-            self.wait()
-        except Exception as e:
-            is_under_way = False  # What has failed may have been its save.
-            if e is not error:
-                error.add_note(f"The save before has failed: {type(e).__name__}: {e}")
-        except BaseException:
-            if kept is not None and not is_under_way:
-                error.add_note(self._not_saved(kept, _STOPPED))
-            raise
-        if kept is not None and not is_under_way:
-            self._save_after(error, kept)
+            self._wait_beside(error)
+            why = self._save_last_after(error)
+        finally:
+            if why and self._last.unsaved() is not None:
+                error.add_note(self._last.not_saved(why))
+            self._last.kept = None
 
-    def _save_after(self, error: BaseException, kept: KeptState) -> None:
-        """Saves a kept state after an error, which gets a note if that is not done."""
+    def _save_last(self, may_delete: bool = True) -> str:
+        """Saves the kept state, if it is not saved. Returns why that cannot be done."""
+        kept = self._last.unsaved()
+        if kept is None:
+            return ""
         if kept.is_gone:
-            error.add_note(self._not_saved(kept, _DONATED))
-        elif _processes.count() > 1:
-            error.add_note(self._not_saved(kept, "the other processes take no part"))
-        else:
-            try:
-                with kept.as_last() as state:
-                    self._save(state, may_delete=False)
-                self.wait()
-            except BaseException as e:
-                is_error = isinstance(e, Exception)
-                why = f"{type(e).__name__}: {e}" if is_error else _STOPPED
-                if why == f"{type(error).__name__}: {error}":
-                    why = "it fails again, as above"
-                error.add_note(self._not_saved(kept, why))
-                if not is_error:
-                    raise
+            return _DONATED
+        with kept.as_last() as state:
+            self._save(state, may_delete)
+        return ""
 
-    def _is_under_way(self, kept: KeptState) -> bool:
-        """Whether the state is being saved, or is saved."""
-        step = kept.state.step
-        return self._is_running(step)
+    def _save_last_after(self, error: BaseException) -> str:
+        """The same after an error, in one process alone."""
+        if _processes.count() > 1:
+            return "the other processes take no part"
+        try:
+            why = self._save_last(may_delete=False)
+            self.wait()
+            return why
+        except Exception as e:
+            is_same = (type(e), str(e)) == (type(error), str(error))
+            return "it fails again, as above" if is_same else f"{type(e).__name__}: {e}"
 
     def warn_if_unsaved(self) -> None:
         """Says what is lost, where a manager ends without the end of a `with`."""
-        if self.kept is not None and not (self._has_raised or self.is_forked):
-            text = self._not_saved(self.kept, _NO_WITH)
-            _log.say(_log.WARNING, text)
-            # Python shows no `ResourceWarning` unless it is asked to.
-            _log.warn(text)
-
-    def _not_saved(self, kept: KeptState, why: str) -> str:
-        return (
-            f"The state of step {kept.state.step}, the last that was given to `save`, "
-            f"is not saved in `{self.steps.root}`: {why.removesuffix('.')}."
-        )
+        if not self.is_forked:
+            self._last.warn_if_unsaved()
 
     # ---- What others ask and tell.
 

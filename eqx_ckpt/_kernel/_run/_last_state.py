@@ -1,0 +1,99 @@
+"""The state that a manager was given last, which waits for the end of the run."""
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from .._format import _json
+from .._runtime import _log, _processes
+from .._save import _background, _plan
+from .._save._background import SaveHandle
+from .._save._options import SaveOptions
+from . import _own
+from ._pending import KeptState, PendingState
+from ._steps import Steps
+
+
+_NO_WITH = "its manager was used without `with`, at the end of which it is saved"
+
+
+class LastState:
+    """The state that was last given to `save`, if it was not due, or could not be saved
+    then. It is *kept*: its copy is saved at the end of the run."""
+
+    def __init__(self, steps: Steps, options: SaveOptions):
+        self._steps, self._options = steps, options
+        self.kept: KeptState | None = None
+        # The save that was begun last since then: of that state, or of a newer one.
+        self.begun: SaveHandle | None = None
+        # The copies of its arrays: those of the next one are made in their memory.
+        self._copies: list[Any] = []
+        # What the last state that was checked looks like, but for its values: see
+        # `KeptState.looks`.
+        self._checked: tuple[Any, ...] = ()
+        # Whether the last call of `save` has raised: the caller knows that its state is
+        # not saved.
+        self.has_raised = False
+
+    def unsaved(self) -> KeptState | None:
+        """The kept state, unless a save that was begun since goes on or has gone
+        well."""
+        is_saved = self.begun is not None and _background.error_of(self.begun) is None
+        return None if is_saved else self.kept
+
+    def keep(self, state: PendingState) -> None:
+        """Keeps a copy of a state. **Raises:** what is wrong with it. The state before
+        it then stays the kept one."""
+        kept = KeptState.of(state, self._options.is_leaf)
+        self._check_savable(state, kept)
+        self._copy_for_end(kept)
+
+    def keep_tried(self, state: PendingState) -> None:
+        """Keeps a copy of a state whose save was tried: it is not checked."""
+        self._copy_for_end(KeptState.of(state, self._options.is_leaf))
+
+    def _check_savable(self, state: PendingState, kept: KeptState) -> None:
+        """**Raises:** the error of a state that can never be saved, as far as this
+        process can tell by itself. Of states that are alike one is checked."""
+        _json.check_json(state.checked_metadata())
+        # Of many processes, the others would not hear of it.
+        if _processes.count() > 1:
+            return
+        looks, is_checked = kept.looks(), False
+        # Static fields of the caller's may raise whatever they like.
+        with contextlib.suppress(Exception):
+            is_checked = bool(looks == self._checked)
+        if kept.is_gone or not is_checked:  # Of donated arrays the plan raises.
+            options = self._options._replace(functions="drop")
+            _plan.plan(self._steps.at(state.step), state.tree, options)
+            _own.encode(state.own)
+            self._checked = looks
+
+    def _copy_for_end(self, kept: KeptState) -> None:
+        # The copy is made in the memory of the state before. If it is interrupted, that
+        # one is spoiled, and must not be the kept one any more.
+        self.kept, self.begun = kept, None
+        self.kept = kept.copied(self._copies)
+        # Those of devices are no copies, and would stay in their memory.
+        is_copy = lambda x: isinstance(x, np.ndarray)
+        self._copies = [x if is_copy(x) else None for x in self.kept.leaves]
+
+    # ---- What is said of a state that is not saved.
+
+    def not_saved(self, why: str) -> str:
+        """Text about the kept state, which is not saved."""
+        assert self.kept is not None
+        return (
+            f"The state of step {self.kept.state.step}, the last that `save` has kept "
+            f"for the end, is not saved in `{self._steps.root}`: "
+            f"{why.removesuffix('.')}."
+        )
+
+    def warn_if_unsaved(self) -> None:
+        """Says what is lost, where a manager ends without the end of a `with`."""
+        if self.unsaved() is not None and not self.has_raised:
+            text = self.not_saved(_NO_WITH)
+            _log.say(_log.WARNING, text)
+            # Python shows no `ResourceWarning` unless it is asked to.
+            _log.warn(text)
