@@ -124,7 +124,7 @@ def paired(one: Side, two: Side) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
 def moved(one: Side, two: Side) -> dict[str, str]:
     """The names in `one` of leaves of `two` whose names are positions. The labels of
     entries of States tell, or the attributes that children without keys are."""
-    nodes = list(_compare.moved_nodes(one.record, two.record, [("", "")], ""))
+    nodes = list(_compare.moved_nodes(one.record, two.record, "", "", ""))
     for state, labels in two.states.items():
         old = one.states.get(state, {})
         places = _states.match_entries(state, labels, old, {}) if old else {}

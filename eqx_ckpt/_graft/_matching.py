@@ -214,8 +214,8 @@ class Matching:
         )
         tree = self.stored.saved.tree
         if tree is not None:
-            here, ends = self.model.record, [(source, node.name)]
-            moved = list(_compare.moved_nodes(tree, here, ends, ""))
+            here = self.model.record
+            moved = list(_compare.moved_nodes(tree, here, source, node.name, ""))
             below = [self.model.names[n] for n in node.leaves.values()] if moved else []
             names = _compare.moved_names(below, moved)
             numbers = list(node.leaves.values())

@@ -556,3 +556,33 @@ def test_there_and_back(layers):
     turning = ec.rename([*_THERE, ("w$", ec.adapters.transpose())])
     with pytest.raises(ValueError, match="arrays would stay as the adapters have made"):
         turning.inverse(layers)
+
+
+@pytest.mark.parametrize(
+    "rules, above",
+    [([("^x[.]", "y.")], ["y"]), ([("^x[.]", "")], []), ([("^x", "y.z")], ["y", "z"])],
+)
+def test_children_without_keys_go_by_their_attributes_below_each_other(
+    tmp_path, rules, above
+):
+    """Their classes flatten them in another order now."""
+
+    def tree(cls, value, sizes, above):
+        linears = [eqx.nn.Linear(2, n, False, key=jr.key(0)) for n in sizes]
+        of = lambda i: eqx.tree_at(lambda m: m.weight, linears[i], value(i))
+        out = {"l": cls(w=cls(w=of(0), b=of(1)), b=cls(w=of(2), b=[of(3)]))}
+        return ft.reduce(lambda tree, key: {key: tree}, reversed(above), out)
+
+    old, new = trees.without_keys("w", "b"), trees.without_keys("b", "w")
+    path, sizes = tmp_path / "a", (2, 3, 2, 3)
+    value = lambda i: jnp.full(6, i)
+    ec.tree_serialise_leaves(path, tree(old, value, sizes, ["x"]))
+    for cls in (old, new):
+        like = tree(cls, lambda _: jnp.zeros(6, int), sizes, above)
+        got = ec.tree_deserialise_leaves(path, like, rename=rules)
+        top = ft.reduce(lambda tree, key: tree[key], above, got)["l"]
+        found = top.w.w, top.w.b, top.b.w, *top.b.b
+        assert [int(x.weight[0]) for x in found] == [0, 1, 2, 3]
+        like = tree(cls, lambda _: jnp.zeros(6, int), (2, 3, 2, 5), above)
+        with pytest.raises(RuntimeError, match=r"\(1 static.*"):
+            ec.tree_deserialise_leaves(path, like, rename=rules)

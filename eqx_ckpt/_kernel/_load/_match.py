@@ -147,23 +147,20 @@ class Matcher:
         entries = self.entries
         if self._is_same_tree and all(x.label.names for x in entries.values()):
             return {}
-        moved = _compare.moved_names(self.names, self._moved_nodes())
+        moved = _compare.moved_names(self.names, self._moved_nodes)
         if entries:
             same = lambda state: state
             moved |= _states.stored_names(self.saved, entries, self.names, same)
         return moved
 
-    def _moved_nodes(self) -> Iterable[_compare.MovedNode]:
+    @ft.cached_property
+    def _moved_nodes(self) -> list[_compare.MovedNode]:
         """Nodes of `like` whose children go by the attributes that they are."""
-        saved, here, above = self.saved, self._record, self.above
-        if saved.tree is None:
+        tree, above, nodes = self.saved.tree, self.above, self.saved.stored_nodes
+        if tree is None:
             return []
-        if saved.origin is None:
-            return _compare.moved_nodes(saved.tree, here, [(above, above)], above)
-        names = (name for name, _ in here.nodes(here.has_labels, above))
-        pairs = [(there, name) for name in names for there in saved.stored_nodes(name)]
-        found = _compare.moved_nodes(saved.tree, here, pairs, above)
-        return [x._replace(stored=x.name) for x in found]
+        record = self._record
+        return [*_compare.moved_nodes(tree, record, above, above, above, nodes)]
 
     # ---- Leaves.
 
@@ -330,12 +327,15 @@ class Matcher:
             whole = _names.within(nodes)
             # A leaf that is picked alone is compared without its neighbours.
             near = {name.rpartition(".")[0] for name in nodes}
+            own = [name for name, _ in self._record.nodes_with_values(self.above)]
+            moved = _compare.moved_names(own, self._moved_nodes)
             found = (
                 x
-                for name, _ in self._record.nodes_with_values(self.above)
+                for number, name in enumerate(own)
                 if name in near or whole(name) is not None
-                for there in saved.stored_nodes(name)
-                for x in both.of_nodes(there, name, passes)
+                if (there := moved.get(number, name)) is not None
+                for stored in saved.stored_nodes(there)
+                for x in both.of_nodes(stored, name, passes)
                 if whole(x.name) is not None
             )
         for x in found:

@@ -193,41 +193,43 @@ def _pair_labels(
 
 class MovedNode(NamedTuple):
     """A node whose children have other parts of names than the saved ones that they
-    stand for: its name, its stored name, and for each part the part there."""
+    stand for: its name, the name there, and for each part the part there."""
 
     name: str
-    stored: str
+    there: str
     parts: dict[str, str | None]
 
 
 def moved_nodes(
-    saved: TreeRecord, here: TreeRecord, pairs: Iterable[tuple[str, str]], above: str
+    saved: TreeRecord,
+    here: TreeRecord,
+    there: str,
+    name: str,
+    above: str,
+    stored_nodes: Callable[[str], Sequence[str]] = lambda there: [there],
 ) -> Iterator[MovedNode]:
-    """The moved nodes at and below those of `pairs`, which stand for each other, as
-    saved and here. `above` is the name of the tree that is here."""
-    wanted = here.has_labels
-    for stored, name in pairs:
-        a = saved.row_at(stored)
-        b = here.row_at(_names.below(name, above) if above else name)
-        stack = [] if a is None or b is None else [(a, b, stored, name)]
-        while stack:
-            a, b, stored, name = stack.pop()
-            if not wanted[b]:
-                continue
-            one, two = saved.kind(a), here.kind(b)
-            places = pair_children(saved, a, here, b)
-            if one.labels and two.labels:
-                parts = [None if x is None else one.parts[x] for x in places]
-                if parts != list(two.parts):
-                    yield MovedNode(name, stored, dict(zip(two.parts, parts)))
-            for part, child, place in zip(two.parts, here.rows[b].children, places):
-                if place is not None and place < len(one.parts):
-                    below = saved.rows[a].children[place]
-                    ends = (
-                        _names.child(stored, one.parts[place]),
-                        _names.child(name, part),
-                    )
-                    stack.append((below, child, *ends))
+    """The moved nodes at and below two that stand for each other: `there`, and called
+    `name` here. `above` is the name of the tree that is here. `stored_nodes` gives the
+    nodes of the record that stand for the node of a name there."""
+    row = here.row_at(_names.below(name, above) if above else name)
+    stack = [] if row is None else [(row, there, name)]
+    while stack:
+        row, there, name = stack.pop()
+        if not here.has_labels[row]:
+            continue
+        kind = here.kind(row)
+        parts: list[str | None] = list(kind.parts)
+        for stored in map(saved.row_at, stored_nodes(there)):
+            if stored is not None and kind.labels and saved.kind(stored).labels:
+                places = pair_children(saved, stored, here, row)
+                known = saved.kind(stored).parts
+                parts = [None if x is None else known[x] for x in places]
+        if parts != list(kind.parts):
+            yield MovedNode(name, there, dict(zip(kind.parts, parts)))
+        for part, to, child in zip(kind.parts, parts, here.rows[row].children):
+            if to is not None:
+                ends = _names.child(there, to), _names.child(name, part)
+                stack.append((child, *ends))
 
 
 def moved_names(
@@ -245,7 +247,7 @@ def moved_names(
             part, _, rest = _names.below(name, found).partition(".")
             to = node.parts.get(part)
             out[leaf_index] = (
-                None if to is None else _names.joined(node.stored, to, rest)
+                None if to is None else _names.joined(node.there, to, rest)
             )
     return out
 
