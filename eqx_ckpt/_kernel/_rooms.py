@@ -115,8 +115,8 @@ is_archive: Hook[[Backend], bool] = Hook(lambda root: False)
 
 # Deletes the run at a path, if there is one: returns whether there was.
 delete_run: Hook[[str | os.PathLike[str]], bool] = Hook(lambda path: False)
-# Whether a checkpoint is a step of a run, and pinned.
-is_pinned: Hook[[Backend], bool] = Hook(lambda root: False)
+# Whether a checkpoint may be deleted, right before it is: unless it is a pinned step.
+may_go: Hook[[Backend], bool] = Hook(lambda root: True)
 # The user and the password of a URL are in no path: the store has them.
 store_of: Hook[[str | os.PathLike[str]], Store | None] = Hook(lambda path: None)
 near_steps: Hook[

@@ -342,10 +342,12 @@ def test_a_run_that_is_killed(far):
 
 
 def test_the_mark_of_a_step_that_is_gone(root):
-    """`delete` of the checkpoint alone leaves it."""
+    """A kill leaves it, of who marks a step that another deletes."""
     with ec.CheckpointManager(root) as manager:
         fill_run(manager, [1, 2])
     ec.delete(manager.path(1))
+    assert _tops(root) == {"2"}
+    _put(root, "1/commit_success.txt", b"by eqx_ckpt")
     mark = f"{root}/1/commit_success.txt"
     assert ec.clean(root, remove=False) == [mark] == ec.clean(root, idle=True)
     _put(root, "1/commit_success.txt", b"by eqx_ckpt, or not")

@@ -18,9 +18,11 @@ import eqx_ckpt as ec
 
 
 CHANGES = "save", "save another", "replace", "begin anew", "pin", "delete"
+_DELETES = "delete", "delete its path"
 PAIRS = [
     *((a, b) for a in CHANGES for b in CHANGES if a != b),
     *((a, b) for a in LOOKS for b in ("save", "delete", "replace")),
+    *(("pin", "delete its path"), ("delete its path", "pin")),
     *(("clean", b) for b in ("save", "delete")),
     *(("delete the run", b) for b in ("save", "save and pin", "begin anew", "pin")),
     *((a, "delete the run") for a in ("save and pin", "begin anew", "pin")),
@@ -37,7 +39,7 @@ _LOCAL = "clean", "save a zip", "delete a zip", "replace by zarr"
 # path, of which one has lost.
 _TOLD = {
     "pin": "There is no step 2",
-    "delete": "pinned|There is no (checkpoint|step)",
+    **dict.fromkeys(_DELETES, "pinned|There is no (checkpoint|step)"),
     "delete a zip": "There is no checkpoint",
     "delete the run": "pinned|being saved|was saved meanwhile|There is no checkpoint",
     "save and pin": "was (replaced|deleted)|There is no step 4",
@@ -127,7 +129,7 @@ class _Pair:
         good = {name for name, (kind, _) in done.items() if not kind}
         if "pin" in good:
             assert 2 in steps
-        elif "delete" in good:
+        elif good & {*_DELETES}:
             assert 2 not in steps
         saved = [step for name, step in _SAVED.items() if name in good]
         assert len(saved) != 1 or saved[0] in steps, (saved, steps)

@@ -69,6 +69,12 @@ def _delete_run(root: pathlib.Path) -> None:
     ec.delete(root)
 
 
+def _delete_path(root: pathlib.Path) -> None:
+    ec.delete(root / "2/default")
+    with contextlib.suppress(OSError):  # A pin waits for its lock there.
+        (root / "2").rmdir()
+
+
 def _save_and_pin(root: pathlib.Path) -> None:
     manager = CheckpointManager(root, reuse=False)
     _save_with(manager, 4)
@@ -101,6 +107,7 @@ CALLS: dict[str, Callable[[pathlib.Path], Any]] = {
         root / "3/default", tree(3), metadata={"step": 3}, layout="zarr"
     ),
     "delete": lambda root: CheckpointManager(root).delete(2),
+    "delete its path": lambda root: _delete_path(root),
     "latest": lambda root: CheckpointManager(root).latest(),
     "steps": lambda root: CheckpointManager(root).steps(),
     "best": lambda root: CheckpointManager(root, best=("loss", "min")).best(),

@@ -20,8 +20,8 @@ def _():
     return delete_run
 
 
-@_rooms.is_pinned.provide
+@_rooms.may_go.provide
 def _():
-    from ._pins import is_pinned
+    from ._pins import may_checkpoint_go
 
-    return is_pinned
+    return may_checkpoint_go

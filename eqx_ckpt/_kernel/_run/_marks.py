@@ -11,6 +11,7 @@ from typing import Any
 
 from .._load import _published
 from .._storage import _store
+from .._storage._backend import Backend
 from ._step_journal import index_of
 from ._steps import Steps
 
@@ -27,30 +28,30 @@ def mark_complete(
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         with steps.at(step).lock(wait=True):
             if (is_just_saved and not steps.is_local) or _is_ours(steps, step):
-                write_mark(steps, step, on_marked)
+                write_mark(steps.root, step, on_marked)
 
 
 def write_mark(
-    steps: Steps, step: int, on_marked: Callable[[None], Any] = lambda _: None
+    run: Backend, step: int, on_marked: Callable[[None], Any] = lambda _: None
 ) -> None:
-    steps.root.write(f"{step}/{_published.DONE}", [_published.OURS])
+    run.write(f"{step}/{_published.DONE}", [_published.OURS])
     on_marked(None)
     # Where there are no locks, another may have deleted it.
-    if not steps.is_local:
-        look = lambda: steps.root.stamp(index_of(step))
-        if not _store.look_twice(steps.root, look, bool):
-            drop_mark(steps, step)
+    if run.is_remote:
+        look = lambda: run.stamp(index_of(step))
+        if not _store.look_twice(run, look, bool):
+            drop_mark(run, step)
 
 
 def unmark(steps: Steps, step: int) -> None:
     """Takes the mark away from a step of ours that is replaced."""
     if _is_ours(steps, step):
-        drop_mark(steps, step)
+        drop_mark(steps.root, step)
 
 
-def drop_mark(steps: Steps, step: int) -> None:
+def drop_mark(run: Backend, step: int) -> None:
     with contextlib.suppress(OSError, ValueError):
-        steps.root.delete_files([f"{step}/{_published.DONE}"])
+        run.delete_files([f"{step}/{_published.DONE}"])
 
 
 def _is_ours(steps: Steps, step: int) -> bool:

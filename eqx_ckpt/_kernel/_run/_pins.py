@@ -8,13 +8,13 @@ stays (`is_staying`).
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import SupportsIndex
 
 from .._load import _published
 from .._storage import _store
 from .._storage._backend import Backend
-from . import _numbered, _step_state
+from . import _marks, _numbered, _step_state
 from ._listing import ITEM
 from ._numbered import PINS
 from ._steps import check_step, Signature, Steps
@@ -47,12 +47,24 @@ def pinned(steps: Steps) -> set[int]:
     return set(_numbered.numbers(steps.root, PINS))
 
 
-def is_pinned(root: Backend) -> bool:
-    """Whether a checkpoint is a step of a run, and pinned."""
+def may_go(run: Backend, step: int, unless: Callable[[], bool] = lambda: False) -> bool:
+    """Whether a step may be deleted, right before it is: it has no pin, and `unless()`
+    does not hold. It has no mark then, until it is gone."""
+    _marks.drop_mark(run, step)  # First: see above.
+    is_pinned = lambda: has_pin(run, step)
+    if not any(look() for look in _store.ahead(run, [is_pinned, unless])):
+        return True
+    with contextlib.suppress(FileExistsError):
+        _marks.write_mark(run, step)
+    return False
+
+
+def may_checkpoint_go(root: Backend) -> bool:
+    """The same of a checkpoint, which may be a step of a run."""
     directory, name = root.split()
     run, step = directory.split()
     is_step = name == ITEM and _numbered.is_step(step)
-    return is_step and has_pin(run, int(step))
+    return not is_step or may_go(run, int(step))
 
 
 def has_pin(run: Backend, step: int) -> bool:

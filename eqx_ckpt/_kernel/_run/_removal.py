@@ -10,7 +10,6 @@ from .. import _rooms
 from .._format import _files
 from .._runtime import _log
 from .._save import _background, _delete
-from .._storage import _store
 from . import _clean, _marks, _pins, _step_facts
 from ._listing import ITEM
 from ._steps import check_step, Signature, Steps
@@ -61,17 +60,8 @@ def remove_step(
     if (saved := steps.saved.get(step)) is None or saved.signature != seen:
         _step_facts.add_to_history(steps, [step])
 
-    def confirm() -> bool:
-        # First: see `_pins`.
-        _marks.drop_mark(steps, step)
-        is_pinned = lambda: _pins.has_pin(steps.root, step)
-        if not any(look() for look in _store.ahead(steps.root, [is_pinned, unless])):
-            return True
-        with contextlib.suppress(FileExistsError):
-            _marks.write_mark(steps, step)
-        return False
-
-    drop_again = lambda: _marks.drop_mark(steps, step)
+    confirm = lambda: _pins.may_go(steps.root, step, unless)
+    drop_again = lambda: _marks.drop_mark(steps.root, step)
     at, stamp = steps.at(step), seen.stamp if seen else ""
     with _log.timed("delete") as timer:
         if not _delete.remove_checkpoint(at, confirm, may_still_go, drop_again, stamp):

@@ -102,7 +102,7 @@ def delete(path: str | os.PathLike[str]) -> None:
     with _log.timed("delete") as timer:
         if not _delete_file(root):
             try:
-                if not remove_checkpoint(root, lambda: not _rooms.is_pinned(root)):
+                if not remove_checkpoint(root, lambda: _rooms.may_go(root)):
                     raise ValueError(
                         f"`{root}` is a step that is pinned. Nothing was deleted. "
                         "`unpin` it in its manager before."
