@@ -1,9 +1,10 @@
 """`diff`: in what two checkpoints or trees differ."""
 
 import collections
+import itertools as it
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._load_options import LoadOptions
 from .._kernel._runtime import _arguments, _gc
 from .._kernel._tree import _compare, _folding, _identity, _states
-from .._kernel._tree._compare import Comparison
+from .._kernel._tree._compare import Comparison, MovedNode
 from . import _elements, _numbers
 from ._difference import Change, Diff
 from ._elements import Leaf, Side
@@ -124,20 +125,27 @@ def paired(one: Side, two: Side) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
 def moved(one: Side, two: Side) -> dict[str, str]:
     """The names in `one` of leaves of `two` whose names are positions. The labels of
     entries of States tell, or the attributes that children without keys are."""
-    nodes = list(_compare.moved_nodes(one.record, two.record, "", "", ""))
+    nodes: list[MovedNode] = []
+    for node in _compare.moved_nodes(one.record, two.record, "", "", ""):
+        row = one.record.row_at(node.there)
+        nodes.append(_placed(node, () if row is None else one.record.kind(row).parts))
     for state, labels in two.states.items():
         old = one.states.get(state, {})
         places = _states.match_entries(state, labels, old, {}) if old else {}
-        # An entry that the other State lacks has a position that no other one has.
-        free = 1 + max([*old, *labels], default=0)
-        parts: dict[str, str | None] = {
-            str(here): str(free + here if there is None else there)
-            for here, there in places.items()
-        }
-        nodes.append(_compare.MovedNode(state, state, parts))
+        parts = {str(x): None if to is None else str(to) for x, to in places.items()}
+        nodes.append(_placed(MovedNode(state, state, parts), map(str, old)))
     names = [*two.leaves, *two.texts]
     found = _compare.moved_names(names, nodes)
     return {names[i]: name for i, name in found.items() if name is not None}
+
+
+def _placed(node: MovedNode, taken: Iterable[str]) -> MovedNode:
+    """The node with a position that no other child has, also of those `taken` there,
+    for each child that is not there."""
+    known = filter(str.isdecimal, (*taken, *node.parts))
+    free = it.count(1 + max(map(int, known), default=0))
+    to = {x: str(next(free)) if to is None else to for x, to in node.parts.items()}
+    return node._replace(parts=to)
 
 
 def static(

@@ -436,3 +436,29 @@ def test_a_large_report(tmp_path):
     lines = repr(ec.diff(a, b, values=True)).splitlines()
     text = "f32[2]: value  (largest 1, relative 1)"
     assert lines[2:] == [f"    layers.{{0..99}}.{name}  {text}" for name in "bw"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_children_without_keys_that_only_one_has(tmp_path, seed):
+    """No child stands for one that is another attribute, wherever the two are."""
+    rng = random.Random(seed)
+    one, two = (tuple(rng.sample("abcd", rng.randrange(1, 5))) for _ in range(2))
+    number = {name: float(i) for i, name in enumerate("abcd")}
+    leaf = lambda name: jnp.full(2, number[name])
+    both = [
+        {"l": [trees.without_keys(*some)(**{x: [leaf(x)] for x in some})]}
+        for some in (one, two)
+    ]
+    made = ec.diff(*both, values=True)
+    added, removed = {*two} - {*one}, {*one} - {*two}
+    assert (len(made.added), len(made.removed)) == (len(added), len(removed))
+    assert not made.changed and made.same == len({*one} & {*two})
+    for path, tree in zip("ab", both):
+        ec.tree_serialise_leaves(tmp_path / path, tree)
+    for some in (both, [tmp_path / "a", tmp_path / "b"]):
+        if added or removed:
+            with pytest.raises(ValueError, match="not in all of the trees"):
+                ec.merge(some, ec.merging.average())
+            continue
+        got = jtu.tree_leaves(ec.materialise(ec.merge(some, ec.merging.average())))
+        assert [float(x[0]) for x in got] == [number[x] for x in one]
