@@ -10,6 +10,7 @@ import numpy as np
 from .._kernel._format import _extents, _json, _names, _template, _text
 from .._kernel._format._index import Index
 from .._kernel._format._leaves import Leaves, Unreadable
+from .._kernel._format._record import Attributes
 from .._kernel._format._state_labels import Label
 from .._kernel._format._template import Template
 from .._kernel._load import _published
@@ -117,14 +118,15 @@ def source(
     head: bytes = b"",
     metadata: object = None,
     labels: Mapping[int, Label] = {},
+    attributes: Attributes = {},
     database: Database | None = None,
     shared: bool = False,
 ) -> ForeignSource:
     """A source of leaves, and of the files that they lie in.
 
     `head` is what the files say of them. `labels` has those of leaves of entries
-    of States. With `shared`, leaves may have bytes in common, and those of the same
-    ones are aliases.
+    of States, and `attributes` those of children without keys. With `shared`, leaves
+    may have bytes in common, and those of the same ones are aliases.
 
     **Raises:** `ValueError` unless the files have these bytes, each for one leaf if
     they are not shared; and if none of its leaves can be read.
@@ -147,6 +149,7 @@ def source(
         aliases=_aliases(leaves) if shared else {},
         parts=parts,
         given_labels=dict(labels),
+        attributes=attributes,
     )
     saved.leaf_indices  # Two leaves of one name are an error.
     places = [x.file for x in leaves], [x.offset for x in leaves]

@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from .._kernel._format import _grid, _json, _schema, _state_labels, _template
+from .._kernel._format import (
+    _grid,
+    _json,
+    _names,
+    _schema,
+    _state_labels,
+    _template,
+)
+from .._kernel._format._record import Attributes
 from .._kernel._format._state_labels import Label
 from .._kernel._load._source import Source
 from .._kernel._storage import _store
@@ -52,6 +60,9 @@ METADATA = "__metadata__"
 # In the metadata: which entry of an `eqx.nn.State` a tensor is of, as in an index of
 # ours, in JSON. Positions would not say it.
 LABELS = "eqx_ckpt.state"
+# In the metadata: the attributes that children of nodes without keys are, by the name
+# of each node and by the last part of theirs, in JSON. Positions would not say it.
+ATTRIBUTES = "eqx_ckpt.attributes"
 SUFFIX = ".safetensors"
 _INDEX = ".safetensors.index.json"
 # In the metadata of a file of `torch.distributed`: where its parts of tensors begin.
@@ -293,13 +304,14 @@ def _without(metadata: dict[str, str] | None, *keys: str) -> dict[str, str] | No
 def _common(metadata: Sequence[dict[str, str] | None]) -> dict[str, str] | None:
     """The metadata that all files have in common.
 
-    **Raises:** `ValueError` if they differ in what tensors of an `eqx.nn.State` are of.
+    **Raises:** `ValueError` if they differ in what we have put there.
     """
     first, *rest = [x or {} for x in metadata] or [{}]
-    if any(x.get(LABELS) != first.get(LABELS) for x in rest):
-        raise ValueError(
-            f"its files differ in `{LABELS}` of their metadata: open them one by one"
-        )
+    for key in (LABELS, ATTRIBUTES):
+        if any(x.get(key) != first.get(key) for x in rest):
+            raise ValueError(
+                f"its files differ in `{key}` of their metadata: open them one by one"
+            )
     if len(metadata) == 1:
         return metadata[0]
     shared = {k: v for k, v in first.items() if all(x.get(k) == v for x in rest)}
@@ -397,9 +409,10 @@ def _source(probe: Probe, files: list[str], headers: list[Header]) -> Source:
     head = b"".join(header.data for header in headers)
     labels = _labels(metadata)
     own = {i: labels[name] for i, name in enumerate(tensors) if name in labels}
-    if metadata is not None and LABELS in metadata:
-        metadata = _without(metadata, LABELS) or None
-    what = "safetensors", files, leaves, head, metadata, own
+    attributes = _attributes(metadata, [leaf.name for leaf in leaves])
+    if metadata is not None and {LABELS, ATTRIBUTES} & metadata.keys():
+        metadata = _without(metadata, LABELS, ATTRIBUTES) or None
+    what = "safetensors", files, leaves, head, metadata, own, attributes
     return _foreign_index.source(probe, *what)
 
 
@@ -410,3 +423,18 @@ def _labels(metadata: dict[str, str] | None) -> dict[str, Label]:
     if not is_texts(value) or any(x[:1] not in ("=", "@") for x in value.values()):
         raise ValueError(f"`{LABELS}` in its metadata is not as `eqx_ckpt` writes it")
     return {name: _state_labels.label_of(text) for name, text in value.items()}
+
+
+def _attributes(metadata: dict[str, str] | None, names: Sequence[str]) -> Attributes:
+    """The attributes of children without keys, by the names of nodes of ours."""
+    if metadata is None or ATTRIBUTES not in metadata:
+        return {}
+    text = metadata[ATTRIBUTES]
+    value = _json.parse(text.encode(), f"`{ATTRIBUTES}` in its metadata")
+    good = _schema.fits(value, {...: {...: _schema.optional(str)}})
+    if not good or not _json.is_unicode(json.dumps(value, ensure_ascii=False)):
+        raise ValueError(
+            f"`{ATTRIBUTES}` in its metadata is not as `eqx_ckpt` writes it"
+        )
+    flat = {node: _foreign_index.flat_name(node) for node in _names.by_prefix(names)}
+    return {node: value[name] for node, name in flat.items() if name in value}

@@ -212,7 +212,7 @@ class Matching:
             lambda x: _names.joined(source, _names.below(x, node.name) if x else ""),
             lambda labels: {at: self._label_there(x) for at, x in labels.items()},
         )
-        tree = self.stored.saved.tree
+        tree = self.stored.saved.labelled
         if tree is not None:
             here = self.model.record
             moved = list(_compare.moved_nodes(tree, here, source, node.name, ""))

@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 
 from .._formats import _foreign_index, _safetensors
 from .._kernel._format import _files, _json, _names, _state_labels, _template, _text
+from .._kernel._format._record import Attributes
 from .._kernel._format._state_labels import Label
 from .._kernel._format._template import Template
 from .._kernel._load import _lazy
@@ -37,9 +38,10 @@ from .._kernel._tree import (
     _states,
 )
 from .._kernel._tree._filters import FilterSpec
+from .._kernel._tree._flatten import Flat
 from .._rename import _rename, _renamed
 from .._zips import _probe, _publish_file
-from . import _shards
+from . import _shards, _state_dict
 from ._shards import ShardedExport, TensorFile, WriteFiles
 
 
@@ -297,12 +299,10 @@ def _plan(
             "`.safetensors` takes a dict of strings as metadata: pass `metadata=`, for "
             f"instance one of JSON, instead of {metadata!r:.200}."
         )
-    leaves, labels = _tensors(pytree, filter_spec, skip, rename, can_drop)
+    leaves, own = _tensors(pytree, filter_spec, skip, rename, can_drop)
     tensors = [_lazies.verified(leaf, verify) for leaf in leaves]
-    if labels:
-        text = json.dumps(labels, separators=(",", ":"))
-        metadata = {**(metadata or {}), _safetensors.LABELS: text}
-    return ExportPlan(tensors, metadata)
+    texts = {k: json.dumps(x, separators=(",", ":")) for k, x in own.items() if x}
+    return ExportPlan(tensors, {**(metadata or {}), **texts} if texts else metadata)
 
 
 def _tensors(
@@ -311,9 +311,9 @@ def _tensors(
     skip: Sequence[str],
     rename: object,
     can_drop: bool,
-) -> tuple[list[PlannedLeaf], dict[str, str]]:
-    """The tensors to write, and the labels of those in an `eqx.nn.State`. `can_drop`:
-    whether they may be without the functions of their checkpoint."""
+) -> tuple[list[PlannedLeaf], dict[str, Any]]:
+    """The tensors to write, and our own metadata: what positions in their names do not
+    say. `can_drop`: whether they may be without the functions of their checkpoint."""
     if isinstance(pytree, Checkpoint):
         pytree = pytree.tree
     flat = _flatten.flatten(pytree, None)
@@ -372,7 +372,20 @@ def _tensors(
     # As the library of the format writes them: the widest first, so all are aligned.
     order = {ours: -number for number, ours in enumerate(_safetensors.DTYPES.values())}
     key = lambda leaf: (order[leaf.template.dtype], leaf.name.encode())
-    return sorted((leaf for _, leaf in out.values()), key=key), labels
+    attributes = _attributes(flat, names, new)
+    own = {_safetensors.LABELS: labels, _safetensors.ATTRIBUTES: attributes}
+    return sorted((leaf for _, leaf in out.values()), key=key), own
+
+
+def _attributes(flat: Flat, names: list[str], new: list[str]) -> Attributes:
+    """The attributes of children without keys, by the names of nodes in the file."""
+    here = _state_dict.attributes_of(flat)
+    return {
+        _foreign_index.flat_name(there): here[node]
+        for name, to in zip(names, new if here else ())
+        for node, there in _names.node_pairs(name, to)
+        if node in here
+    }
 
 
 def _check_functions(leaves: Iterable[Any]) -> None:

@@ -8,6 +8,7 @@ from jaxtyping import PyTree
 
 from .._kernel._format import _names, _state_labels
 from .._kernel._format._leaves import Leaves
+from .._kernel._format._record import Attributes
 from .._kernel._format._state_labels import Label
 from .._kernel._format._template import Template
 from .._kernel._load import _checkpoint, _load_options
@@ -99,20 +100,23 @@ def to_state_dict(
     return out
 
 
-def _attributes(flat: Flat) -> dict[str, dict[str, str]]:
-    """Maps each node whose children have no keys to the attributes that they are, by
-    their parts of names."""
+def attributes_of(flat: Flat) -> Attributes:
+    """The attributes of the children without keys in a tree."""
     walk = flat.walk
     return {
-        names[place]: {
-            part: _names.quote(label)
-            for part, label in zip(group.kind.parts, group.kind.labels)
-            if label is not None
-        }
+        names[place]: dict(zip(group.kind.parts, group.kind.labels))
         for layer, names in zip(walk.layers, walk.nodes.names)
         for group in layer.groups
         if group.kind.labels
         for place in group.places
+    }
+
+
+def _attributes(flat: Flat) -> dict[str, dict[str, str]]:
+    """The same as parts of names, of those children that are one."""
+    return {
+        node: {part: _names.quote(x) for part, x in some.items() if x is not None}
+        for node, some in attributes_of(flat).items()
     }
 
 

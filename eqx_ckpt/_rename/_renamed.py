@@ -52,7 +52,7 @@ def renamed(leaves: Leaves, given: object) -> RenamedLeaves:
 def _nodes(leaves: Leaves) -> Iterator[tuple[str, str]]:
     """The names of nodes that have static values, or children without keys, each with
     the name of one of the values."""
-    tree = leaves.tree
+    tree = leaves.labelled
     if tree is not None:
         for name, row in tree.nodes(tree.has_values_or_labels):
             fields = tree.compared_values(row)

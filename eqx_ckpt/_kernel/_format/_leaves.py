@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import DamagedError
-from . import _names, _record_json, _state_labels, _template
-from ._record import TreeRecord
+from . import _names, _record, _record_json, _state_labels, _template
+from ._record import Attributes, TreeRecord
 from ._schema import fields, NUMBER
 from ._state_labels import Label
 from ._template import Template
@@ -102,8 +102,8 @@ class Leaves:
     has the leaves that are not all there: those of which one process has saved its
     shards, and those of another format that cannot be read. `recorded` is the record of
     the tree, or its JSON; other formats have none. `given_labels` are the `labels`,
-    where these do not follow from the record. Leaves that were renamed have an
-    `origin`.
+    where these do not follow from the record, and `attributes` are those of children
+    without keys, where there is none. Leaves that were renamed have an `origin`.
     """
 
     names: Sequence[str]
@@ -115,6 +115,7 @@ class Leaves:
     )
     recorded: TreeRecord | dict[str, Any] | None = None
     given_labels: Mapping[int, Label] | None = None
+    attributes: Attributes = dataclasses.field(default_factory=dict)
     origin: Origin | None = None
 
     @ft.cached_property
@@ -136,6 +137,14 @@ class Leaves:
             return _record_json.parse(self.recorded, len(names))
         except ValueError as e:
             return str(e)
+
+    @ft.cached_property
+    def labelled(self) -> TreeRecord | None:
+        """The record of the tree, or one of nothing but the `attributes`."""
+        if self.tree is not None or not self.attributes:
+            return self.tree
+        names = self.names if self.origin is None else self.origin.names
+        return _record.of_attributes(names, self.attributes)
 
     def is_recorded_as(self, other: TreeRecord) -> bool:
         """Whether the record of the tree is this one, as far as its JSON tells, so that

@@ -9,7 +9,7 @@ import dataclasses
 import functools as ft
 import json
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import _names, _values
@@ -250,3 +250,30 @@ class TreeRecord:
             if (kind := self.kind(row)).how in ("state", "index")
         )
         return labels_of_states(found)
+
+
+# By the name of a node whose children have no keys, the attribute that each of them is,
+# by its part of names; None if it is none.
+Attributes = Mapping[str, Mapping[str, str | None]]
+
+
+def of_attributes(names: Sequence[str], attributes: Attributes) -> TreeRecord:
+    """The record of a tree with leaves of these names, of which only the attributes of
+    children are known."""
+    parts = {
+        node: dict.fromkeys(attributes.get(node, ()))
+        for node in _names.by_prefix([*attributes])
+    }
+    for name in _names.by_prefix(names):
+        above = name.rpartition(".")[0]
+        if name and above in parts:
+            parts[above][_names.below(name, above)] = None
+    kinds, rows, row_of = [Kind("leaf")], [Row(LEAF, (), ())], dict[str, int]()
+    for node in sorted(parts, key=lambda node: -len(_names.parts(node))):
+        own, known = tuple(parts[node]), attributes.get(node, {})
+        labels = tuple(map(known.get, own)) if known else ()
+        below = [row_of.get(_names.child(node, part), LEAF) for part in own]
+        row_of[node] = len(rows)
+        rows.append(Row(len(kinds), tuple(below), ()))
+        kinds.append(Kind("node", parts=own, labels=labels))
+    return TreeRecord(kinds, [], rows)

@@ -156,7 +156,8 @@ class Matcher:
     @ft.cached_property
     def _moved_nodes(self) -> list[_compare.MovedNode]:
         """Nodes of `like` whose children go by the attributes that they are."""
-        tree, above, nodes = self.saved.tree, self.above, self.saved.stored_nodes
+        saved, above = self.saved, self.above
+        tree, nodes = saved.labelled, saved.stored_nodes
         if tree is None:
             return []
         record = self._record

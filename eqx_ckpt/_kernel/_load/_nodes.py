@@ -188,7 +188,7 @@ class StoredBody(Body):
     @ft.cached_property
     def _row(self) -> int | None:
         """The row of the node in the record of the tree, if there is one."""
-        record = self.source.index.leaves.tree
+        record = self.source.index.leaves.labelled
         if record is None or self._above is None:
             return None if record is None else len(record.rows) - 1
         body, component = self._above
@@ -204,7 +204,7 @@ class StoredBody(Body):
     @property
     def _kind(self) -> Kind:
         """The kind of the node in the record of the tree, if there is one."""
-        record, row = self.source.index.leaves.tree, self._row
+        record, row = self.source.index.leaves.labelled, self._row
         return Kind("node") if record is None or row is None else record.kind(row)
 
     @ft.cached_property
