@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from .._formats import _safetensors
 from .._kernel._load import _checkpoint, _extra_files, _open
 from .._kernel._load._checkpoint import Checkpoint
-from .._kernel._runtime import _arguments, _gc
+from .._kernel._runtime import _arguments, _gc, _log
 from .._kernel._runtime._processes import Processes
 from .._kernel._save import _background, _lazies, _options, _plan, _serialise
 from .._kernel._save._options import Base, Functions, PlaceKeywords, SaveOptions
@@ -48,7 +48,8 @@ def convert(
 
     - `source`: as in [`open`][], or an open [`Checkpoint`][].
     - `target`: where to write: a file if it ends in `.safetensors`, which holds arrays
-        and `metadata`, and nothing else of the checkpoint; else a checkpoint
+        and `metadata`, and nothing else of the checkpoint: a line of the log says so
+        of its base, and of own states of a [`CheckpointManager`][]; else a checkpoint
         as [`tree_serialise_leaves`][] saves it, in one file if it ends in `.zip`. At
         `hf://org/name` it is uploaded to the Hugging Face Hub as one commit, from a
         copy in a temporary directory.
@@ -92,9 +93,9 @@ def convert(
         overwrite=overwrite,
         functions=functions,
         base=ckpt.base if base is None else base,
-        own=_extra_files.own_states(_checkpoint.source_of(ckpt)),
         **options,
     )
+    index = _checkpoint.source_of(ckpt).index
     root = _root.resolve(target)
     if _remote.scheme(root.url) == "hf":
         hub: Any = root  # Its module is imported for it alone.
@@ -127,7 +128,13 @@ def convert(
             max_bytes=given.max_bytes,
             progress=given.progress,
         )
+        lost = ["the own states of its processes"] * bool(index.own)
+        lost += ["its base"] * bool(index.base)
+        if lost:
+            text = f"`{root}` lacks what `{ckpt.path}` has: {' and '.join(lost)}"
+            _log.say(_log.WARNING, text, path=root.url)
         return
+    given = given._replace(own=_extra_files.own_states(_checkpoint.source_of(ckpt)))
     flat = _flatten.flatten(ckpt.tree, None)
     names = flat.names()
     skipped = _export.skipped_leaves(skip, names)
@@ -143,7 +150,7 @@ def convert(
     plan = _plan.plan(root, ckpt.tree, given)
     leaves = [_lazies.verified(leaf, verify) for leaf in plan.leaves]
     # A node does not know the class that the index says it had.
-    facts, saved = plan.facts, _checkpoint.source_of(ckpt).index.leaves
+    facts, saved = plan.facts, index.leaves
     if saved.tree is not None and [leaf.name for leaf in leaves] == list(saved.names):
         facts = dataclasses.replace(facts, record=saved.tree)
     _serialise.write(plan._replace(leaves=leaves, facts=facts), Processes())

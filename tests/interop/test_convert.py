@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from attacks import everything, skeleton, tree as all_kinds
-from support.helpers import assert_alike, run_program, run_python
+from support.helpers import assert_alike, BytesRead, run_program, run_python
 
 import eqx_ckpt as ec
 
@@ -69,6 +69,26 @@ def test_own_states_come_along(tmp_path):
         manager.save(1, tree, own=own)
     ec.convert(manager.path(1), tmp_path / "b/1/default", layout="zarr")
     assert ec.CheckpointManager(tmp_path / "b").restore(tree, own={"at": 0})[1] == own
+
+
+def test_the_log_says_what_a_safetensors_file_lacks(tmp_path, caplog):
+    tree, own = {"w": jnp.ones(300)}, {"at": [5] * 10_000}
+    with ec.CheckpointManager(tmp_path / "a") as manager:
+        manager.save(1, tree, own=own)
+    ec.tree_serialise_leaves(tmp_path / "b", tree, base=manager.path(1))
+    for source, lost in (
+        (manager.path(1), "the own states of its processes"),
+        (tmp_path / "b", "its base"),
+    ):
+        ckpt = ec.open(source)
+        with BytesRead() as read:
+            ec.convert(ckpt, tmp_path / "m.safetensors", metadata={"by": "me"})
+        assert read.total < 5000  # Own states are not read for nothing.
+        (line,) = (x.message for x in caplog.records if "lacks" in x.message)
+        assert line.endswith(f"has: {lost}")
+        caplog.clear()
+    ec.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors")
+    assert not any("lacks" in x.message for x in caplog.records)
 
 
 def test_safetensors_there_and_back(tmp_path):
