@@ -1,8 +1,10 @@
 """A file system that can do less than others, by FUSE. No test is here.
 
-Each read gives a few bytes only, files have one name, two directories cannot change
-places, directories cannot be synced, and names that differ by case are one. It is of a
-kind that may be a network's. `python -m support.oddfs BACKING MOUNT` serves it.
+Each read gives a few bytes only, files have one name and one mode, two directories
+cannot change places, directories cannot be synced, and names that differ by case are
+one. It is of a kind that may be a network's.
+
+`python -m support.oddfs BACKING MOUNT` serves it.
 """
 
 import contextlib
@@ -107,8 +109,7 @@ def _main(backing: str, mount: str) -> None:
             return 0
 
         def chmod(self, path, mode):
-            os.chmod(self._at(path), mode)
-            return 0
+            raise OSError(errno.EPERM, "")
 
         def link(self, target, source):
             raise OSError(errno.EMLINK, "")

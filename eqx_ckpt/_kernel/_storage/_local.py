@@ -365,8 +365,10 @@ class LocalDirectory(Backend):
             fd = lock.descriptor.fileno()
             found = os.fstat(fd)
             if is_aside:
-                # Before anything is in it. Nobody can ask what the umask is.
-                os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~0o077)
+                # Before anything is in it. Nobody can ask what the umask is. Where the
+                # file system has no modes, the one that all files have stays.
+                with contextlib.suppress(OSError):
+                    os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~0o077)
             try:
                 _locked[path] = lock.descriptor
                 yield found
