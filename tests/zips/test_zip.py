@@ -1,6 +1,7 @@
 """A checkpoint of one file: a zip that is not compressed, read in place."""
 
 import concurrent.futures as cf
+import errno
 import io
 import itertools
 import json
@@ -337,6 +338,19 @@ def test_damage_is_found(file, tmp_path):
     assert problem.leaf == "big" and "not those that were saved" in problem.what
     with pytest.raises(RuntimeError, match="big: its bytes are not those"):
         ec.open(path)["big"].read()
+
+
+def test_errors_of_the_system_name_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.zip"
+    ec.tree_serialise_leaves(path, {"x": np.ones(3)})
+
+    def fails(*_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "preadv", fails)
+    for act in (ec.delete, ec.exists, ec.open, ec.verify):
+        with pytest.raises(OSError, match=f"Stale file handle.*{path}"):
+            act(path)
 
 
 def test_every_cut_is_refused(file, tmp_path):

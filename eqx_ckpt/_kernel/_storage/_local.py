@@ -230,11 +230,11 @@ class LocalDirectory(Backend):
             return None
 
     def read_into(self, key: str, start: int, *into: np.ndarray) -> int:
-        with self._open(key) as fd:
+        with _named(f"{self.url}/{key}"), self._open(key) as fd:
             return _local_files.read_into(fd, start, *into)
 
     def read_parts(self, key: str, parts: Sequence[tuple[int, np.ndarray]]) -> None:
-        with self._open(key) as fd:
+        with _named(f"{self.url}/{key}"), self._open(key) as fd:
             for start, into in parts:
                 if _local_files.read_into(fd, start, into) < into.size:
                     raise MissingError(f"the end of `{key}` is missing")
