@@ -4,6 +4,7 @@
 at every message, as a random number says: what it finds once it finds again.
 """
 
+import math
 import random
 import threading
 from collections.abc import Callable
@@ -154,9 +155,10 @@ class Call:
 
 class Play:
     """A program of calls that some processes skip, fail, make late, or with another
-    tree; and then of ten good ones to each path. `how` says what tells calls apart:
-    "tag", "gist" (plain numbers in the tree), or "account" (what is compared). All wait
-    for all before each call if `in_step`, before the good ones if not, or never."""
+    tree; and then of good ones to each path, all of which but some `spare` ones have to
+    go well. `how` says what tells calls apart: "tag", "gist" (plain numbers in the
+    tree), or "account" (what is compared). All wait for all before each call if
+    `in_step`, before the good ones if not, or never."""
 
     timeout = 10.0
 
@@ -171,7 +173,15 @@ class Play:
             (rng.choice(self.paths), [self._call() for _ in range(size)])
             for _ in range(self.bad)
         ]
-        for _ in range(10):
+        # What fails before it has an account cannot be told from what comes next: that
+        # may cost some more calls of a path.
+        self.spare = 4 if how == "account" else 0
+        if in_step is None:
+            # The good calls begin while others are still late, or wait, in bad ones.
+            rows = zip(*(calls for _, calls in self.program))
+            latest = max(sum(call.delay for call in row) for row in rows)
+            self.spare = 2 + self.bad + math.ceil(latest / self.timeout)
+        for _ in range(max(10, self.spare + 2)):
             for path in self.paths:
                 calls = [Call("make", rng.random(), 0) for _ in range(size)]
                 self.program.append((path, calls))
@@ -243,12 +253,7 @@ class Play:
         for at, ranks in self.ok.items():
             if len(ranks) < len(self.world.own):
                 out.append(f"{at} was good only for {ranks}")
-        # What fails before it has an account cannot be told from what comes next: that
-        # may cost some more calls of a path.
-        spare = 4 * len(self.paths) if self.how == "account" else 0
-        if self.in_step is None:
-            # The good calls begin while others still wait in bad ones.
-            spare = 8 * len(self.paths)
+        spare = self.spare * len(self.paths)
         for number, good in enumerate(self.done[self.bad :]):
             if not all(good) and number >= spare:
                 out.append(f"good call {number} failed: {good}")
