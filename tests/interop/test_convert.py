@@ -1,6 +1,7 @@
 """`convert`: from any format to one of ours, or to `.safetensors`."""
 
 import ast
+import errno
 import functools as ft
 import gc
 import pathlib
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from attacks import everything, skeleton, tree as all_kinds
+from support import inside
 from support.helpers import assert_alike, BytesRead, run_program, run_python
 
 import eqx_ckpt as ec
@@ -160,6 +162,21 @@ def test_an_export_of_a_path(ours, tmp_path):
     code = 'import eqx_ckpt as ec\nec.export_safetensors({"x": 1.0}, "x.safetensors")'
     with pytest.raises(AssertionError, match="exchange 'x.safetensors' and the `dict`"):
         run_python(code)
+
+
+def test_an_error_that_comes_after_a_file_is_there(tmp_path, monkeypatch):
+    """It is told of a file, and not of a checkpoint."""
+
+    def fail(path):
+        raise OSError(errno.EIO, "bad")
+
+    ec.tree_serialise_leaves(tmp_path / "small", {"w": np.ones(3)})
+    path = tmp_path / "a.safetensors"
+    with monkeypatch.context() as patch, pytest.raises(OSError) as caught:
+        inside.replace(patch, "sync a directory", fail)
+        ec.convert(tmp_path / "small", path)
+    assert caught.value.__notes__[0].startswith(f"`{path}` is saved and whole")
+    assert list(safetensors.numpy.load_file(path)) == ["w"]
 
 
 def test_leaves_out_what_is_skipped(ours, tmp_path):

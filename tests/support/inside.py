@@ -112,6 +112,7 @@ CALLS = {
     "read leaves": "_kernel._load._read_leaves.read_leaves",
     "make a lazy leaf": "_kernel._load._lazy.lazy_of",
     "read the head of an index": "_kernel._format._index_summary.summarise",
+    "stamp of a file": "_kernel._storage._local.LocalDirectory.stamp",
     "look what is there": "_kernel._storage._local.LocalDirectory.entry",
     "make a directory": "_kernel._storage._local.LocalDirectory._make_directory",
     "exchange": "_kernel._storage._local_files.exchange",

@@ -206,6 +206,24 @@ def test_of_many_that_may_not_replace_one_saves(tmp_path, where):
         ec.delete(path)
 
 
+@pytest.mark.parametrize("old", [None, 1])
+def test_nothing_tells_whether_it_was_saved(tmp_path, monkeypatch, old):
+    """Where the commit fails, and a look at the path too, the error claims nothing."""
+    path = tmp_path / "a.zip"
+    if old is not None:
+        ec.tree_serialise_leaves(path, {"w": old})
+
+    def fail(*args, **kwargs):
+        inside.replace(patch, "stamp of a file", fail)
+        raise OSError(errno.EIO, "bad")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError) as caught:
+        patch.setattr(os, "replace", fail)
+        ec.tree_serialise_leaves(path, {"w": 2})
+    there = f"What is at `{path}`, if anything, is whole"
+    assert caught.value.__notes__ == [f"{there}: this save, or what was there before."]
+
+
 def test_modes_stay(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "a.zip", {"w": 1})
     os.chmod(tmp_path / "a.zip", 0o600)

@@ -79,10 +79,11 @@ class Transaction(abc.ABC, Generic[R]):
             self.has_failed_late = True
             if fate is Fate.SAVED:
                 raise self._noted(e, self._saved()) from e
-            there = f"What is at `{self.root}`"
-            if self.found.entries:
-                raise self._noted(e, f"{there} is whole: this save, or what was there.")
-            raise self._noted(e, f"{there}, if anything, is whole: this save.")
+            raise self._noted(
+                e,
+                f"What is at `{self.root}`, if anything, is whole: this save, or what "
+                "was there before.",
+            )
         if not is_first:
             undo.close()
             raise replaced_error(self.root, self.found)
@@ -115,9 +116,9 @@ class Transaction(abc.ABC, Generic[R]):
     def _saved(self) -> str:
         """The note on an error that came after the commit."""
         return (
-            f"The checkpoint at `{self.root}` is saved and whole all the same. What "
-            "failed is what follows: to sync it to the disk, the files for other "
-            "readers, or the deletion of the checkpoint that was there before."
+            f"`{self.root}` is saved and whole all the same. What failed is what "
+            "follows: to sync it to the disk, the files for other readers, or the "
+            "deletion of what was there before."
         )
 
     def _noted(self, error: Exception, note: str) -> Exception:
