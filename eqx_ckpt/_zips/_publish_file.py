@@ -29,17 +29,28 @@ def publish(
     durable: bool,
     nbytes: int = 0,
 ) -> None:
-    """Lets a file be written, and puts it at its path, in the place of whatever file is
-    there. Without `overwrite` the caller has seen that there is none. `nbytes`: its
-    size, more or less, for errors.
+    """Has `write` write a file, and puts it at its path, replacing any file there.
+    Without `overwrite` the caller has seen that there is none. `nbytes`: its size, more
+    or less, for errors.
 
     **Raises:** `FileExistsError` if one has come since.
     """
-    if not isinstance(root, LocalDirectory):
-        _send(root, write, overwrite)
-        return
-    # `held` keeps the lock of the directory, and deletes it. `undo` also deletes the
-    # directories above it that were made, unless the save gets to its commit.
+    if isinstance(root, LocalDirectory):
+        _publish_on_disk(root, write, overwrite, durable, nbytes)
+    else:
+        _put_in_store(root, write, overwrite)
+
+
+def _publish_on_disk(
+    root: LocalDirectory,
+    write: Callable[[BinaryIO], None],
+    overwrite: bool,
+    durable: bool,
+    nbytes: int,
+) -> None:
+    # At its end, `held` releases the lock of the working directory and deletes that
+    # directory. `undo` also deletes the directories above it that were made, unless the
+    # save gets to its commit.
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
         txn = FileTransaction(root.real(), undo, overwrite)
         # Also after the commit, which leaves an empty directory.
@@ -53,14 +64,13 @@ def publish(
                 if durable:
                     _local_files.fsync(fd)
         try:
-            txn.publish(b"", None, durable)
+            txn.put_in_place(durable)
         except FileExistsError:
             raise _came_meanwhile_error(root) from None
 
 
 class FileTransaction(BesideTransaction):
-    """One file that is written in a directory beside its path. It holds everything:
-    `publish` gets no index, and no files for other readers."""
+    """One file that is written in a directory beside its path, and holds everything."""
 
     last_file = "file"
 
@@ -73,7 +83,7 @@ class FileTransaction(BesideTransaction):
         # The stamp of the written file. If the path has it too, the save is there.
         self._stamp: Any = None
 
-    def publish(self, index: bytes, side: object, durable: bool) -> None:
+    def put_in_place(self, durable: bool) -> None:
         self.check_there()
         self._stamp = self.work.stamp(self.last_file)
         written = self.work.below(self.last_file)
@@ -88,7 +98,10 @@ class FileTransaction(BesideTransaction):
         return Fate.SAVED if is_there else Fate.NOT_SAVED
 
 
-def _send(root: Backend, write: Callable[[BinaryIO], None], overwrite: bool) -> None:
+def _put_in_store(
+    root: Backend, write: Callable[[BinaryIO], None], overwrite: bool
+) -> None:
+    """Has a file written to memory, and puts it into a store as a whole."""
     directory, key = root.split()
     buffer = io.BytesIO()
     write(buffer)

@@ -10,11 +10,16 @@ from .._format import _files, _index, _layouts
 from .._load import _published
 from .._storage import _store
 from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
 from . import _leftovers
-from ._transaction import DirectoryTransaction, errors_before_commit
+from ._transaction import (
+    CheckpointTransaction,
+    DirectoryTransaction,
+    errors_before_commit,
+)
 
 
-class InPlace(DirectoryTransaction):
+class InPlace(DirectoryTransaction, CheckpointTransaction[LocalDirectory]):
     """A save in a directory at the path itself, which its index commits."""
 
     def begin(self, held: contextlib.ExitStack) -> None:

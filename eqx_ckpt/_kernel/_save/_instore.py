@@ -15,10 +15,15 @@ from .._format import _files, _index, _layouts
 from .._storage import _store
 from .._storage._objects import ObjectStore
 from ._path_state import claimed_error
-from ._transaction import drop_unlisted, stamps_of, take_back, Transaction
+from ._transaction import (
+    CheckpointTransaction,
+    drop_unlisted,
+    stamps_of,
+    take_back,
+)
 
 
-class InStore(Transaction[ObjectStore]):
+class InStore(CheckpointTransaction[ObjectStore]):
     """A save in an object store, which the conditional write of its index commits."""
 
     # Stamps of the files for other readers that were there right before the commit.

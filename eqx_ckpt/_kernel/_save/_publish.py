@@ -25,13 +25,13 @@ from ._inplace import InPlace
 from ._instore import Claimed, InStore
 from ._options import SaveOptions
 from ._swapped import Swapped
-from ._transaction import Transaction
+from ._transaction import CheckpointTransaction
 from ._write_leaves import RootFiles
 
 
 def begin(
     root: Backend, options: SaveOptions, held: contextlib.ExitStack
-) -> Transaction:
+) -> CheckpointTransaction:
     """A transaction of a save to a path. At the end of `held` what is in it is deleted
     unless it is published."""
     # The path itself may be a link; its target is what is written to.
@@ -53,7 +53,7 @@ def begin(
     return txn
 
 
-def announce(txn: Transaction) -> bytes:
+def announce(txn: CheckpointTransaction) -> bytes:
     """Where a transaction writes, as process 0 tells the others."""
     return json.dumps([txn.save_id, txn.work != txn.root]).encode()
 
@@ -97,7 +97,7 @@ def await_location(root: Backend, location: bytes, processes: Processes) -> Loca
     return Location(work, data_key)
 
 
-def publish(txn: Transaction, root_files: RootFiles, durable: bool) -> None:
+def publish(txn: CheckpointTransaction, root_files: RootFiles, durable: bool) -> None:
     """Makes what a save has written the checkpoint at its path."""
     index = root_files.index
     txn.last_file = _layouts.digests(index.layout, txn.save_id)

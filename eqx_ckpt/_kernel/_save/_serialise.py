@@ -37,7 +37,7 @@ from . import (
 from ._background import Committed
 from ._options import SaveKeywords, SaveOptions
 from ._plan import Plan
-from ._transaction import errors_before_commit, Transaction
+from ._transaction import CheckpointTransaction, errors_before_commit
 
 
 @_arguments.checked(_options.DEFAULTS)
@@ -251,7 +251,7 @@ def _save_together(
     publishes."""
     root, options, nbytes = plan.root, plan.options, plan.spec.nbytes
     writer = _plan.WRITERS[options.layout]
-    txn: Transaction | None = None
+    txn: CheckpointTransaction | None = None
 
     def begin(plans: list[bytes]) -> bytes:
         nonlocal txn

@@ -15,7 +15,11 @@ from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from . import _leftovers
 from ._path_state import foreign, own_entries, PathState, replaced_error
-from ._transaction import BesideTransaction, errors_before_commit
+from ._transaction import (
+    BesideTransaction,
+    CheckpointTransaction,
+    errors_before_commit,
+)
 
 
 def check(root: Backend, found: PathState) -> None:
@@ -42,7 +46,7 @@ def check(root: Backend, found: PathState) -> None:
         )
 
 
-class Swapped(BesideTransaction):
+class Swapped(BesideTransaction, CheckpointTransaction[LocalDirectory]):
     """A save in a directory beside the path, which takes the place of what is there."""
 
     def publish(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:

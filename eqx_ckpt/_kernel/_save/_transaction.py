@@ -43,8 +43,6 @@ class Transaction(abc.ABC, Generic[R]):
     # there.
     has_failed_late = False
     last_file = ""
-    # The stamp of the index, once that is committed.
-    stamp = ""
 
     def __init__(self, root: R, found: PathState, undo: contextlib.ExitStack):
         self.root = self.work = root
@@ -57,9 +55,8 @@ class Transaction(abc.ABC, Generic[R]):
         """Makes a place to write in, which is held until the end of `held`."""
 
     @abc.abstractmethod
-    def publish(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:
-        """Makes what is written, with this index and these files for other readers, the
-        checkpoint at the root: in one step, which goes through `commit`."""
+    def fate(self, index: bytes) -> Fate:
+        """What has become of the save, by what is at the root."""
 
     def commit(self, put_there: Callable[[], bool | None], index: bytes = b"") -> None:
         """Takes the one step that commits, and undoes the save if that has failed. An
@@ -88,22 +85,6 @@ class Transaction(abc.ABC, Generic[R]):
             undo.close()
             raise replaced_error(self.root, self.found)
 
-    def accept_added_files(self) -> bool:
-        """Takes the index that is there now for the one that was found, if it is of the
-        same save: `write_orbax` has added files to that. Returns whether it is."""
-        before, now = self.found.index, self.root.read(_files.INDEX, limit=MAX_INDEX)
-        if not (before and now and _index.is_of_same_save(before.data, now.data)):
-            return False
-        self.found = self.found._replace(index=now)
-        return True
-
-    def fate(self, index: bytes) -> Fate:
-        """What has become of the save, by what is at the root."""
-        if self.root.is_remote:
-            return Fate.UNKNOWN
-        is_there = _store.is_still(self.root, _files.INDEX, Value(index))
-        return Fate.SAVED if is_there else Fate.NOT_SAVED
-
     @contextlib.contextmanager
     def errors_after_commit(self) -> Iterator[None]:
         """Around what follows the commit."""
@@ -131,6 +112,33 @@ class Transaction(abc.ABC, Generic[R]):
             )
         error.add_note(note)
         return error
+
+
+class CheckpointTransaction(Transaction[R]):
+    """A save of a checkpoint, whose index is published last."""
+
+    # The stamp of the index, once that is committed.
+    stamp = ""
+
+    @abc.abstractmethod
+    def publish(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:
+        """Makes what is written, with this index and these files for other readers, the
+        checkpoint at the root: in one step, which goes through `commit`."""
+
+    def accept_added_files(self) -> bool:
+        """Takes the index that is there now for the one that was found, if it is of the
+        same save: `write_orbax` has added files to that. Returns whether it is."""
+        before, now = self.found.index, self.root.read(_files.INDEX, limit=MAX_INDEX)
+        if not (before and now and _index.is_of_same_save(before.data, now.data)):
+            return False
+        self.found = self.found._replace(index=now)
+        return True
+
+    def fate(self, index: bytes) -> Fate:
+        if self.root.is_remote:
+            return Fate.UNKNOWN
+        is_there = _store.is_still(self.root, _files.INDEX, Value(index))
+        return Fate.SAVED if is_there else Fate.NOT_SAVED
 
 
 class DirectoryTransaction(Transaction[LocalDirectory]):
