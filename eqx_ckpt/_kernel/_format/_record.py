@@ -268,11 +268,12 @@ def of_attributes(names: Sequence[str], attributes: Attributes) -> TreeRecord:
         above = name.rpartition(".")[0]
         if name and above in parts:
             parts[above][_names.below(name, above)] = None
-    kinds, rows, row_of = [Kind("leaf")], [Row(LEAF, (), ())], dict[str, int]()
+    kinds, rows, row_of = [Kind("leaf")], [Row(0, (), ())], dict[str, int]()
+    leaf = 0  # The row of each leaf.
     for node in sorted(parts, key=lambda node: -len(_names.parts(node))):
         own, known = tuple(parts[node]), attributes.get(node, {})
         labels = tuple(map(known.get, own)) if known else ()
-        below = [row_of.get(_names.child(node, part), LEAF) for part in own]
+        below = [row_of.get(_names.child(node, part), leaf) for part in own]
         row_of[node] = len(rows)
         rows.append(Row(len(kinds), tuple(below), ()))
         kinds.append(Kind("node", parts=own, labels=labels))
