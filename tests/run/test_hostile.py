@@ -85,7 +85,7 @@ def test_a_part_whose_leaves_cannot_be_is_damaged(tmp_path, what, alter):
     with manager(tmp_path) as saved:
         saved.save(9, tree)
         saved.save(10, tree)
-        saved._saves.kept = None
+        saved._saves._last.kept = None
     (part,) = tmp_path.glob("disk/*/*/*/0.zip")
     with zipfile.ZipFile(part) as archive:
         archive.extractall(tmp_path / "part")

@@ -31,7 +31,7 @@ def sweep(directory, begin):
     with ec.CheckpointManager(directory / "run", **how) as manager:
         for step in range(1, 7):
             manager.save(step, tree(step))
-        manager._saves.kept = None  # As if it was killed.
+        manager._saves._last.kept = None  # As if it was killed.
     for number in itertools.count(1):
         for forever in (False, True):
             error = ERRORS[(number + forever) % len(ERRORS)]
