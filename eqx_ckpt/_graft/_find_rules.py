@@ -47,7 +47,7 @@ def find_rules(
 
 
 class _Verdict(enum.Enum):
-    """Of what rules have made of a name."""
+    """A judgement of what a name has become, by one rule or by all."""
 
     GOOD = "as it ought to be, or of no interest"
     WRONG = "not as it ought to be: rules that come first may mend that"
@@ -67,8 +67,8 @@ class _Effect(NamedTuple):
 
 
 class _RenameTask(NamedTuple):
-    """What becomes of names, and which have to stay; all names that are saved; and
-    those that are wanted, none of which another name may become."""
+    """What has to become of saved names, and which have to stay; all that are saved;
+    and the wanted names, none of which any other saved one may become."""
 
     moves: Mapping[str, str]
     stay: Set[str]
@@ -150,12 +150,13 @@ class _RenameTask(NamedTuple):
         effect = _Effect(set(), set())
         for name in samples:
             new = rule.apply(name)
+            if new == name:
+                continue
             verdict = self._verdict(name, new)
             if verdict is _Verdict.HARM:
                 return None
-            if new != name:
-                is_good = verdict is _Verdict.GOOD
-                (effect.good if is_good else effect.wrong).add(name)
+            some = effect.good if verdict is _Verdict.GOOD else effect.wrong
+            some.add(name)
         return effect
 
 

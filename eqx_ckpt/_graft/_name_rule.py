@@ -21,8 +21,8 @@ class NameRule(NamedTuple):
         return re.sub(self.pattern, self.replacement, name)
 
     def marked(self) -> "NameRule":
-        """This rule, but it marks the names that it makes: no rule for other names
-        finds them. `UNMARK` has to come last."""
+        """This rule, but it marks the names that it makes: of other rules only one for
+        all names (`^`) finds these. `UNMARK` comes last, and takes the marks away."""
         return self._replace(replacement=_MARK + self.replacement)
 
 
