@@ -156,11 +156,10 @@ class Search(NearSearch):
             read = ft.partial(_disk.read_into, out)
             incoming = Incoming(self._disk, into)
             errors = _exchange.exchange(some, read, incoming.write, processes)
-            for e in errors:
-                if e is not None and _backend.is_exhausted(e):
-                    raise e
+            if errors.read is not None and _backend.is_exhausted(errors.read):
+                raise errors.read
             # What has not come is not whole, which is seen as it is opened.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(FileNotFoundError):
                 incoming.finish(errors.write)
 
     def load(self, process: int, request: LoadRequest) -> Restored:

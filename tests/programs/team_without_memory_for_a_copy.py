@@ -1,5 +1,8 @@
 """Two processes save to near disks; process 1 has no memory for its first copy. Later
-it has a new disk, and no memory for the part that comes to it."""
+it has a new disk: process 0 cannot open the part that goes to it, and then there is
+no room for that part."""
+
+import errno
 
 import numpy as np
 import pytest
@@ -9,10 +12,13 @@ import eqx_ckpt as ec
 from eqx_ckpt._near import _disk
 
 
-def fail(file, mode, **how):
-    if "x" in mode:
-        raise MemoryError("no room")
-    return open(file, mode, **how)
+def failing(bad_mode, error):
+    def fail(file, mode, **how):
+        if mode == bad_mode:
+            raise error
+        return open(file, mode, **how)
+
+    return fail
 
 
 patch = pytest.MonkeyPatch()
@@ -21,7 +27,7 @@ how["processes"] = ec.Together(timeout=60)
 manager = ec.CheckpointManager(path / "run", **how)
 tree = {"x": spread(np.arange(8.0, dtype=np.float32), rows)}
 if rank == 1:
-    patch.setattr(_disk, "open", fail, raising=False)
+    patch.setattr(_disk, "open", failing("xb", MemoryError("no room")), raising=False)
 manager.save(1, tree)
 try:
     manager.wait()
@@ -32,11 +38,16 @@ manager.save(2, tree)
 manager.wait()
 print(manager.latest())
 manager = ec.CheckpointManager(path / "run", **how | {"near": path / f"disk{-rank}"})
-if rank == 1:
-    patch.setattr(_disk, "open", fail, raising=False)
-try:
-    manager.restore(tree)
-except Exception as e:
-    print(type(e).__name__, e)
-patch.undo()
+for rank_of_error, bad_mode, number in (
+    (0, "rb", errno.EMFILE),
+    (1, "xb", errno.ENOSPC),
+):
+    error = OSError(number, "no place")
+    if rank == rank_of_error:
+        patch.setattr(_disk, "open", failing(bad_mode, error), raising=False)
+    try:
+        manager.restore(tree)
+    except Exception as e:
+        print(type(e).__name__, e)
+    patch.undo()
 print(manager.restore(tree)[1])
