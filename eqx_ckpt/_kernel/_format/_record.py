@@ -42,6 +42,7 @@ class How(NamedTuple):
     - `data`: the `data` of their kinds, unless each has its own (`has_own_data`).
     - `width`: the number of their children; None for any.
     - `is_compared`: whether their static values are.
+    - `has_markers`: whether their value says which entry of an eqx.nn.State is which.
     - `is_dict`: whether their children have keys.
     - `are_fields`: whether their children and static values are fields of one class.
     """
@@ -50,6 +51,7 @@ class How(NamedTuple):
     width: int | None = None
     has_own_data: bool = False
     is_compared: bool = True
+    has_markers: bool = False
     is_dict: bool = False
     are_fields: bool = False
 
@@ -57,8 +59,7 @@ class How(NamedTuple):
 # A "leaf" is stored; a "value" is a leaf that is compared instead; a "left" one is
 # neither, as an array that `filter_spec` leaves out: it may be another now. At an
 # "absent" one is nothing. All others are nodes: the table in FORMAT.md, "The tree",
-# says what each is. The values of a "state" and an "index" are not compared, as they
-# say which entry belongs to which.
+# says what each is.
 HOWS = {
     "leaf": How(width=0),
     "value": How(("",), 0),
@@ -76,8 +77,8 @@ HOWS = {
     "dataclass": How(has_own_data=True, are_fields=True),
     "partial": How(("func",), 2),
     "static": How(("",), 0),
-    "state": How(("markers",), is_compared=False),
-    "index": How(("marker",), 1, is_compared=False),
+    "state": How(("markers",), is_compared=False, has_markers=True),
+    "index": How(("marker",), 1, is_compared=False, has_markers=True),
     "node": How(has_own_data=True),
     "custom": How(has_own_data=True),
 }
@@ -150,7 +151,7 @@ class TreeRecord:
     @ft.cached_property
     def has_labels(self) -> list[bool]:
         """Whether there are Labels, or nodes that give them, at or below each row."""
-        return self._any_below(lambda k: k.how in ("state", "index") or bool(k.labels))
+        return self._any_below(lambda k: HOWS[k.how].has_markers or bool(k.labels))
 
     @ft.cached_property
     def has_values_or_labels(self) -> list[bool]:
@@ -247,7 +248,7 @@ class TreeRecord:
         found = (
             StateNode(name, kind.how, kind.parts, self.values[self.rows[row].values[0]])
             for name, row in self.nodes(self.has_labels)
-            if (kind := self.kind(row)).how in ("state", "index")
+            if HOWS[(kind := self.kind(row)).how].has_markers
         )
         return labels_of_states(found)
 

@@ -260,7 +260,8 @@ def _check_costs(
     for kind, values, runs in rows:
         how = kinds[kind].how
         lengths = list(map(value_lengths.__getitem__, values))
-        if max(lengths, default=0) > _MAX_CHARACTERS and how not in ("state", "index"):
+        is_long = max(lengths, default=0) > _MAX_CHARACTERS
+        if is_long and not HOWS[how].has_markers:
             raise ValueError("the tree has a static value that is too long")
         leaves, size, cost = _cost_of_children(runs, ends_of[kind], known)
         size += 1 + len(values)
@@ -323,7 +324,7 @@ def _check_markers(record: TreeRecord) -> None:
     """**Raises:** `ValueError` unless States and their indices have markers."""
     for kind, children, values in record.rows:
         how = record.kinds[kind].how
-        if how not in ("state", "index"):
+        if not HOWS[how].has_markers:
             continue
         found = record.values[values[0]]
         markers = found.get("markers") if type(found) is dict else None

@@ -11,6 +11,7 @@ import numpy as np
 
 from .._format import _names, _state_labels, _template
 from .._format._leaves import Leaves
+from .._format._record import HOWS
 from .._format._state_labels import Label, StateNode
 from . import _leaf, _register
 from ._flatten import Flat
@@ -63,7 +64,7 @@ def states_of(flat: Flat, above: str = "") -> Mapping[str, Labels]:
         StateNode(names[place], group.kind.how, group.kind.parts, values[number])
         for layer, names in zip(walk.layers, walk.nodes.names)
         for group in layer.groups
-        if group.kind.how in ("state", "index")
+        if HOWS[group.kind.how].has_markers
         for place, number in zip(group.places, group.numbers[0])
     )
     return _state_labels.labels_of_states(found)
