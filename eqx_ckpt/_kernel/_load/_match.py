@@ -61,9 +61,7 @@ class Matcher:
     `above` is the name of the node that `like` stands for ("": the top). Errors call
     what these are in a `thing`, and say at which `path`, if it has one.
 
-    Lists with an entry for each leaf of `like`: `names` in the checkpoint, `stored` the
-    name that the leaf is stored under (None: the saved State has no entry for it), and
-    `chosen` by `filter_spec`.
+    `names`, `stored` and `chosen` have an entry for each leaf of `like`.
     """
 
     saved: Leaves
@@ -77,6 +75,7 @@ class Matcher:
         self.what = f"{self.thing} at `{self.path}`" if self.path else self.thing
         spec, is_leaf = self.options.filter_spec, self.options.is_leaf
         self.flat = _flatten.flatten(self.like, is_leaf)
+        # Whether `filter_spec` selects each.
         self.chosen = _filters.selected(spec, self.like, self.flat.leaves, is_leaf)
         self.problems = Problems()
         # A sentence on the first of them; and the stored names of leaves in them.
@@ -95,21 +94,7 @@ class Matcher:
         where, is_leaf = options.where, options.is_leaf
         picked = _select.select(where, flat, self.chosen, is_leaf)
         if not any(self.chosen):
-            if callable(self.like) and flat.leaves == [self.like]:
-                raise ValueError(
-                    "Nothing to load: `like` is a function or a class. Pass a tree "
-                    "that it makes, or a skeleton: `eqx.filter_eval_shape(make, ...)`."
-                )
-            raise ValueError(
-                "Nothing to load: `filter_spec` selects no leaf of `like`. A skeleton "
-                "made with `eqx.filter(..., eqx.is_array)` has none: pass the whole "
-                "skeleton."
-            )
-        self.names = flat.names(above)
-        self.entries = _states.state_entries(flat, above)
-        self.stored: list[str | None] = list(self.names)
-        for number, name in self._moved_names().items():
-            self.stored[number] = name
+            raise self._nothing_error()
         reads = self._pair_up(picked.leaves)
         nodes = [_flatten.module_name(path, above) for path in picked.whole_paths]
         if options.unexpected == "error" and len(reads) < len(self.saved.names):
@@ -130,6 +115,17 @@ class Matcher:
         matched = Match(flat, reads, {})
         return _without_aliases(self.saved, matched) if self.saved.aliases else matched
 
+    def _nothing_error(self) -> ValueError:
+        if callable(self.like) and self.flat.leaves == [self.like]:
+            return ValueError(
+                "Nothing to load: `like` is a function or a class. Pass a tree that it "
+                "makes, or a skeleton: `eqx.filter_eval_shape(make, ...)`."
+            )
+        return ValueError(
+            "Nothing to load: `filter_spec` selects no leaf of `like`. A skeleton made "
+            "with `eqx.filter(..., eqx.is_array)` has none: pass the whole skeleton."
+        )
+
     @ft.cached_property
     def _record(self) -> TreeRecord:
         """The record of `like`."""
@@ -141,17 +137,31 @@ class Matcher:
         is_whole = not self.above and sum(self.chosen) == len(self.saved.names)
         return is_whole and self.saved.is_recorded_as(self._record)
 
-    def _moved_names(self) -> dict[int, str | None]:
-        """The stored names of leaves that have other ones here: below nodes whose
-        children go by their attributes, and of entries of a State."""
-        entries = self.entries
+    @ft.cached_property
+    def names(self) -> list[str]:
+        """The name of each leaf in the checkpoint, if it has not moved."""
+        return self.flat.names(self.above)
+
+    @ft.cached_property
+    def entries(self) -> dict[int, _states.Entry]:
+        """The entry of a State that a leaf belongs to, by the number of the leaf."""
+        return _states.state_entries(self.flat, self.above)
+
+    @ft.cached_property
+    def stored(self) -> list[str | None]:
+        """The name that each leaf is stored under, which is another one below nodes
+        whose children go by their attributes, and for entries of a State; None if the
+        saved node has no such child."""
+        entries, out = self.entries, list[str | None](self.names)
         if self._is_same_tree and all(x.label.names for x in entries.values()):
-            return {}
+            return out
         moved = _compare.moved_names(self.names, self._moved_nodes)
         if entries:
             same = lambda state: state
             moved |= _states.stored_names(self.saved, entries, self.names, same)
-        return moved
+        for number, name in moved.items():
+            out[number] = name
+        return out
 
     @ft.cached_property
     def _moved_nodes(self) -> list[_compare.MovedNode]:
