@@ -39,6 +39,25 @@ def test_a_leaf_is_read_of_parts_that_have_the_same_array():
         assert list(leaf.to_come) == [3]
 
 
+def test_which_parts_are_read():
+    """Each process reads its own, and one of each other set of shards that it needs:
+    one on its disk, if there is one."""
+    choose = near_parts.choose
+    apart, everyone = [[0], [1], [2], [3]], [[0, 1, 2, 3]] * 4
+    assert choose("abcd", apart) == [[0], [1], [2], [3]]
+    assert choose("abcd", everyone)[1] == [1, 2, 3, 0]
+    assert choose("abab", everyone) == [[0, 1], [1, 2], [2, 3], [3, 0]]
+    assert choose("abab", everyone, disks=[[0], [1], [2, 3], [3]])[3] == [3, 2]
+    # Other processes than have saved it.
+    assert choose("abab", everyone, count=3) == [[0, 1], [1, 2], [2, 3]]
+    nobody, disks = [[], [], []], [[1], [0], [0]]
+    assert choose("abc", nobody, disks=disks, count=2) == [[1], [0]]
+    # A leaf may be whole in some parts alone; and one part could not be read.
+    assert choose("abcd", apart, whole="aaba")[2] == [2, 3, 0, 1]
+    some = ["a", "b", "c", ""]
+    assert choose(some, apart, whole=["a", "a", "a", ""])[0] == [0, 1, 2, 3]
+
+
 def test_a_part_that_cannot_be_read_for_its_report_may_be_later(tmp_path):
     parts = near_parts.parts(tree_at(0), tmp_path / "0.zip")
     assert not parts.report(0, 1).shards and parts.unreadable == {0}

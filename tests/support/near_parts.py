@@ -8,8 +8,9 @@ from eqx_ckpt._kernel._format._template import Template
 from eqx_ckpt._kernel._load import _match
 from eqx_ckpt._kernel._load._reads import LeafRead, ReadResult
 from eqx_ckpt._kernel._run._near_interface import LoadRequest
-from eqx_ckpt._near import _parted_leaf
+from eqx_ckpt._near import _part_choice, _parted_leaf
 from eqx_ckpt._near._near_parts import Parts
+from eqx_ckpt._near._part_choice import PartReport
 
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3)
@@ -42,3 +43,12 @@ def read_into(leaf, number, rows):
 
 def parts(like, file):
     return Parts(LoadRequest(like, None, {}), lambda number: file)
+
+
+def choose(shards, readers, whole="aaaa", disks=None, count=4):
+    """What is chosen of parts with these shards, a letter for each, for their readers:
+    each is on the disk of its process, or on these disks."""
+    rows = zip(shards, whole, readers)
+    reports = {i: PartReport(1, *row) for i, row in enumerate(rows)}
+    disks = disks or [[i] for i in reports]
+    return _part_choice.choose_parts(disks, count, reports)
