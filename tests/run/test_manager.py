@@ -803,6 +803,27 @@ def test_no_older_state_is_saved_after_a_newer_one(root, monkeypatch, fails):
     assert getattr(e.value, "__notes__", []) == notes
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_state_whose_copy_fails_is_saved_as_it_was_given(root, monkeypatch, error):
+    """The caller may write to its arrays once it has the error."""
+    real = np.copyto
+
+    def copyto(*args):
+        monkeypatch.setattr(np, "copyto", real)
+        raise error
+
+    x = np.full(3, 1.0)
+    with ec.CheckpointManager(root, every=10) as manager:
+        manager.save(1, {"x": x})
+        monkeypatch.setattr(np, "copyto", copyto)
+        x += 1
+        with pytest.raises(error):
+            manager.save(2, {"x": x})
+        x += 7
+    assert manager.steps() == [2]
+    assert ec.open(manager.path(2))["x"].read().tolist() == [2.0, 2.0, 2.0]
+
+
 def test_an_interrupted_copy_of_a_state_leaves_no_mixture(root, monkeypatch):
     """It is made in the memory of the state before, which is no state any more then."""
     real = np.copyto

@@ -95,6 +95,32 @@ def test_a_handler_saves_while_a_save_begins(tmp_path):
     assert manager.steps() == [1, 2]
 
 
+@pytest.mark.parametrize("other", [2, 7])
+def test_a_handler_saves_while_a_state_is_kept(tmp_path, monkeypatch, other):
+    """The end of the run does not save the same step again."""
+    real = np.copyto
+
+    def copyto(*args):
+        monkeypatch.setattr(np, "copyto", real)
+        signal.raise_signal(signal.SIGUSR2)
+        real(*args)
+
+    def handle(number, frame):
+        manager.save(other, _tree(other), force=True)
+
+    found = signal.signal(signal.SIGUSR2, handle)
+    try:
+        with ec.CheckpointManager(tmp_path / "run", every=100) as manager:
+            manager.save(6, _tree(6))
+            monkeypatch.setattr(np, "copyto", copyto)
+            manager.save(7, _tree(7))
+    finally:
+        signal.signal(signal.SIGUSR2, found)
+    assert manager.steps() == sorted({other, 7})
+    for step in manager.steps():
+        assert ec.open(manager.path(step))["x"][0].read() == step
+
+
 @pytest.mark.parametrize("has_threads", [True, False])
 def test_a_handler_saves_while_a_save_is_followed_up(
     tmp_path, monkeypatch, has_threads

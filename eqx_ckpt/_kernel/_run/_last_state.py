@@ -8,9 +8,9 @@ import numpy as np
 from .._format import _json
 from .._runtime import _log, _processes
 from .._save import _background, _plan
-from .._save._background import SaveHandle
 from .._save._options import SaveOptions
 from . import _own
+from ._follow_up import RunningSave
 from ._pending import KeptState, PendingState
 from ._steps import Steps
 
@@ -26,7 +26,7 @@ class LastState:
         self._steps, self._options = steps, options
         self.kept: KeptState | None = None
         # The save that was begun last since then: of that state, or of a newer one.
-        self.begun: SaveHandle | None = None
+        self.begun: RunningSave | None = None
         # The copies of its arrays: those of the next one are made in their memory.
         self._copies: list[Any] = []
         # What the last state that was checked looks like, but for its values: see
@@ -39,19 +39,21 @@ class LastState:
     def unsaved(self) -> KeptState | None:
         """The kept state, unless a save that was begun since goes on or has gone
         well."""
-        is_saved = self.begun is not None and _background.error_of(self.begun) is None
+        begun = self.begun
+        is_saved = begun is not None and _background.error_of(begun.handle) is None
         return None if is_saved else self.kept
 
     def keep(self, state: PendingState) -> None:
         """Keeps a copy of a state. **Raises:** what is wrong with it. The state before
         it then stays the kept one."""
-        kept = KeptState.of(state, self._options.is_leaf)
+        begun, kept = self.begun, KeptState.of(state, self._options.is_leaf)
         self._check_savable(state, kept)
-        self._copy_for_end(kept)
+        self._copy_for_end(kept, begun)
 
     def keep_tried(self, state: PendingState) -> None:
         """Keeps a copy of a state whose save was tried: it is not checked."""
-        self._copy_for_end(KeptState.of(state, self._options.is_leaf))
+        begun, kept = self.begun, KeptState.of(state, self._options.is_leaf)
+        self._copy_for_end(kept, begun)
 
     def _check_savable(self, state: PendingState, kept: KeptState) -> None:
         """**Raises:** the error of a state that can never be saved, as far as this
@@ -70,14 +72,27 @@ class LastState:
             _own.encode(state.own)
             self._checked = looks
 
-    def _copy_for_end(self, kept: KeptState) -> None:
-        # The copy is made in the memory of the state before. If it is interrupted, that
-        # one is spoiled, and must not be the kept one any more.
-        self.kept, self.begun = kept, None
-        self.kept = kept.copied(self._copies)
+    def _copy_for_end(self, kept: KeptState, begun: RunningSave | None) -> None:
+        """Keeps a copy. `begun`: the save that was begun last when the call began."""
+        copies, self._copies = self._copies, []
+        try:
+            # The copy of the state before is spoiled as soon as this begins.
+            self.kept = None
+            self._set(kept.copied(copies), begun)
+        except BaseException:
+            # Ctrl-C is the caller's, who may write to the arrays from now on.
+            with contextlib.suppress(Exception):
+                self._set(kept.copied([]), begun)
+            raise
+
+    def _set(self, copy: KeptState, begun: RunningSave | None) -> None:
+        # A handler of a signal may have begun to save this very step meanwhile.
+        newer = None if self.begun is begun else self.begun
+        if newer is None or newer.step != copy.state.step:
+            self.kept, self.begun = copy, None
         # Those of devices are no copies, and would stay in their memory.
         is_copy = lambda x: isinstance(x, np.ndarray)
-        self._copies = [x if is_copy(x) else None for x in self.kept.leaves]
+        self._copies = [x if is_copy(x) else None for x in copy.leaves]
 
     # ---- What is said of a state that is not saved.
 

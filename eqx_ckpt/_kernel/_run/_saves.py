@@ -258,7 +258,7 @@ class Saves:
                     step, handle, metrics, may_delete, writers.leads, over
                 )
                 handle.add_done_callback(ft.partial(self._after_save, saving))
-                self._last.begun = handle
+                self._last.begun = saving
                 self.running.append(saving)
                 if options.overwrite and writers.leads:
                     # With the index, its metrics are about to go.
