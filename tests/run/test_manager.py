@@ -298,6 +298,20 @@ def test_a_run_that_has_ended_holds_no_array_of_a_device(root):
     assert manager.steps() == [1] and x() is None
 
 
+def test_a_run_that_has_ended_holds_no_copy(root):
+    tree = {"x": np.ones(10**6)}
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        with ec.CheckpointManager(root, every=10) as manager:
+            manager.save(1, tree)
+        gc.collect()
+        more = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert manager.steps() == [1] and more < tree["x"].nbytes
+
+
 def test_a_state_that_is_not_due_takes_one_walk_and_no_new_memory(root, monkeypatch):
     tree = {f"w{i}": np.ones((50, 60)) for i in range(8)}
     with ec.CheckpointManager(root, every=100) as manager:

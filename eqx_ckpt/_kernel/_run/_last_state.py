@@ -55,6 +55,10 @@ class LastState:
         begun, kept = self.begun, KeptState.of(state, self._options.is_leaf)
         self._copy_for_end(kept, begun)
 
+    def end(self) -> None:
+        """Holds nothing from now on."""
+        self.kept, self._copies = None, []
+
     def _check_savable(self, state: PendingState, kept: KeptState) -> None:
         """**Raises:** the error of a state that can never be saved, as far as this
         process can tell by itself. Of states that are alike one is checked."""

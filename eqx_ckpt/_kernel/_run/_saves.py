@@ -353,7 +353,7 @@ class Saves:
         except BaseException as e:
             self._end_after(e)
             raise
-        self._last.kept = None
+        self._last.end()
 
     def end_after(self, error: BaseException) -> None:
         """Saves the kept state after an error, and deletes no step because of it. If
@@ -368,7 +368,7 @@ class Saves:
         finally:
             if why and self._last.unsaved() is not None:
                 error.add_note(self._last.not_saved(why))
-            self._last.kept = None
+            self._last.end()
 
     def _save_last(self, may_delete: bool = True) -> str:
         """Saves the kept state, if it is not saved. Returns why that cannot be done."""
