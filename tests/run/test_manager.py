@@ -517,6 +517,26 @@ def test_an_error_is_told_once(root, monkeypatch):
     assert manager.steps() == [1, 3]
 
 
+def test_a_save_that_raises_is_followed_up(root, monkeypatch):
+    """The step that it was to replace has its mark again."""
+    real = ec.SaveHandle.staged
+
+    def staged(handle):
+        handle._saved.exception()
+        real(handle)
+
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1])
+        manager.wait()
+        monkeypatch.setattr(ec.SaveHandle, "staged", staged)
+        inside.replace(monkeypatch, "publish", lambda *_: 1 / 0)
+        inside.watch(monkeypatch, "mark a step", lambda *_: time.sleep(0.3))
+        with pytest.raises(ZeroDivisionError):
+            manager.save(1, tree_at(2), force=True)
+        assert (root / "1/commit_success.txt").exists()
+        monkeypatch.undo()
+
+
 def test_an_error_of_the_body_is_not_hidden(root):
     with pytest.raises(KeyError):
         with ec.CheckpointManager(root) as manager:

@@ -90,6 +90,7 @@ CALLS = {
     "is a zip": "_kernel._rooms.is_archive",
     "files of Orbax": "_orbax._write._files_of",
     "add to the history": "_kernel._run._history.History.append",
+    "mark a step": "_kernel._run._marks.write_mark",
     "start in the background": "_kernel._save._background.start",
     "start a thread": "_kernel._runtime._threads.Worker.start",
     "run in the background": "_kernel._save._background._work_on",

@@ -138,7 +138,7 @@ class Saves:
         try:
             saving.handle.staged()
         except Exception:
-            self._count_as_over(saving)  # It is over, and this says why.
+            self._drop_running(saving)  # It is over, and this says why.
             raise
         self.attempt_start.warn_of_passed_steps(step)
         if decision.metrics_error and deciding.leads:
@@ -272,7 +272,7 @@ class Saves:
                 if _background.end_unclaimed(saving.handle):
                     writers.tell_failed(e)
                 if _background.error_of(saving.handle) is not None:
-                    self._count_as_over(saving)
+                    self._drop_running(saving)
             raise
         self.last_begin_time = time.monotonic()
         return saving
@@ -297,17 +297,17 @@ class Saves:
                 continue
             try:
                 saving.handle.result()
-                if not _background.await_event(saving.handle, saving.over):
-                    self._follow_up.failures.append("The thread of the save has ended.")
             except Exception:
-                _background.await_event(saving.handle, saving.over)
-                self._count_as_over(saving)
+                self._drop_running(saving)
                 raise
             # Not in a `finally`: after Ctrl-C the save goes on.
-            self._count_as_over(saving)
+            self._drop_running(saving)
         self._follow_up.warn_of_failures()
 
-    def _count_as_over(self, saving: RunningSave) -> None:
+    def _drop_running(self, saving: RunningSave) -> None:
+        """Waits for the follow-up of a save that is over: then nothing of it goes on."""
+        if not _background.await_event(saving.handle, saving.over):
+            self._follow_up.failures.append("The thread of the save has ended.")
         # Another thread may have waited for it too.
         with contextlib.suppress(ValueError):
             self.running.remove(saving)
