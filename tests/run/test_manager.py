@@ -712,6 +712,13 @@ def test_several_processes(tmp_path):
     assert [text.splitlines()[-1] for text in out] == ["[2, 3, 4, 5]"] * 2
 
 
+def test_what_one_process_finds_wrong_keeps_none_waiting(tmp_path):
+    out = good(run_team_program(2, "team_that_ends_apart", tmp_path, devices=1))
+    for lines in (text.splitlines()[-3:] for text in out):
+        assert all("has the key `step`" in line for line in lines[:2]), lines
+        assert "step 0 was not deleted" in lines[2], lines
+
+
 def test_what_process_0_says_counts(tmp_path):
     """Its metrics, and which step is the latest: others may see less of a disk."""
     good(run_team_program(2, "team_of_other_metrics", tmp_path))

@@ -31,16 +31,21 @@ class PendingState(NamedTuple):
     own: PyTree = None
     is_last: bool = False
 
-    def checked_metadata(self) -> dict[str, Any]:
-        """The metadata, checked."""
+    def check(self) -> bytes:
+        """What this process says before a save: nothing. **Raises:** `TypeError` or
+        `ValueError` for metadata that a manager does not save."""
         if not isinstance(self.metadata, Mapping | None):
             raise TypeError(f"`metadata` must be a dict, not {self.metadata!r:.60}.")
-        given = dict(self.metadata or {})
-        if taken := sorted(given.keys() & {"step", "metrics"}):
+        given = self.metadata or {}
+        if taken := sorted({"step", "metrics"}.intersection(given)):
             raise ValueError(
                 f"`metadata` has the key `{taken[0]}`, which the manager sets itself."
             )
-        return given
+        return b""
+
+    def metadata_with(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The metadata of the step."""
+        return {**(self.metadata or {}), "step": self.step, "metrics": metrics}
 
     def metrics_as_json(self) -> tuple[dict[str, Any], Exception | None]:
         """The metrics as JSON. For the last state of a run, an error with them is

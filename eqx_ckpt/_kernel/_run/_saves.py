@@ -121,7 +121,7 @@ class Saves:
         Processes make two calls together: in the first, process 0 decides, and the
         second is the save.
         """
-        step, given = state.step, state.checked_metadata()
+        step = state.step
         deciding = self.processes_in("save a step", f"Saving step {step}", step)
         decision = self._decide(state, deciding)
         if decision is None:
@@ -132,7 +132,7 @@ class Saves:
             overwrite=decision.may_replace,
             reuse=self.last_whole if may_reuse else None,
             functions=state.functions,
-            metadata={**given, "step": step, "metrics": decision.metrics},
+            metadata=state.metadata_with(decision.metrics),
         )
         saving = self._begin(state, options, decision.metrics, may_delete)
         try:
@@ -147,9 +147,10 @@ class Saves:
         return True
 
     def _decide(self, state: PendingState, processes: Processes) -> Decision | None:
-        """The decision of process 0 on a state; None if it is not due."""
+        """The decision of process 0 on a state; None if it is not due. Each process
+        checks the metadata that it was given."""
         try:
-            word = processes.decide(lambda _: self._prepare(state))
+            word = processes.decide(lambda _: self._prepare(state), state.check)
         except Exception as e:
             # If the save before has failed here, this call tells it, and no later one.
             self._wait_beside(e)
@@ -305,7 +306,7 @@ class Saves:
         self._follow_up.warn_of_failures()
 
     def _drop_running(self, saving: RunningSave) -> None:
-        """Waits for the follow-up of a save that is over: then nothing of it goes on."""
+        """Waits for the follow-up of a save that is over, and drops it."""
         if not _background.await_event(saving.handle, saving.over):
             self._follow_up.failures.append("The thread of the save has ended.")
         # Another thread may have waited for it too.
@@ -346,10 +347,11 @@ class Saves:
 
     def _end(self) -> None:
         try:
-            self.wait()
+            # The save waits too, where it can tell the other processes of an error.
             if why := self._save_last():
                 _log.warn(self._last.not_saved(why))
             self.wait()
+            self.wait()  # For what a handler of a signal has saved meanwhile.
         except BaseException as e:
             self._end_after(e)
             raise
