@@ -35,9 +35,9 @@ with ec.CheckpointManager(
         stop = manager.should_stop()
         # The clocks of processes differ: process 0 decides.
         if step == 3 and rank == 0:
-            manager._saves.last_begin_time -= 1000
+            manager._saves._last_begin_time -= 1000
         if step == 2 and rank == 1:
-            manager._saves.last_begin_time -= 10000
+            manager._saves._last_begin_time -= 10000
         if manager.save(step, tree(step), {"loss": 1 / step}, force=stop):
             kept.append(step)
         if stop:
@@ -80,7 +80,7 @@ with ec.CheckpointManager(
             assert "3 seconds" in str(e), e
         else:
             raise AssertionError
-        other._saves.together = ec.Together(timeout=60)
+        other._saves.processes.together = ec.Together(timeout=60)
         for step in (20, 21):
             assert other.save(step, tree(step))
         assert other.steps()[-1] in (20, 21)

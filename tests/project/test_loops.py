@@ -97,7 +97,7 @@ def test_a_save_that_failed_loses_no_later_state(tmp_path, monkeypatch, given):
                 inside.replace(patch, "publish", no_space)
                 manager.save(10, tree_at(10))
                 is_given.set()
-                manager._saves.running[-1].over.wait()
+                manager._saves._running[-1].over.wait()
             manager.save(given, tree_at(given))
     assert caught.value.errno == 28 and manager.steps() == [given]
 

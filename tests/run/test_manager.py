@@ -117,7 +117,7 @@ def test_when_it_saves(root):
 def test_when_time_has_passed(root):
     with ec.CheckpointManager(root, every_seconds=1000) as manager:
         assert not manager.save(1, tree_at(1))
-        manager._saves.last_begin_time -= 1000
+        manager._saves._last_begin_time -= 1000
         assert manager.save(2, tree_at(2)) and not manager.save(3, tree_at(3))
     with ec.CheckpointManager(root, every=2, every_seconds=0.01) as manager:
         assert manager.save(4, tree_at(4))
@@ -414,7 +414,7 @@ def test_what_is_not_ours_stays(root, tmp_path):
         assert manager.steps() == [1, 2, 5]
         fill_run(manager, [6])
         # Filters of warnings are of all threads, and others may put theirs back.
-        assert manager._saves.running[-1].over.wait(60)
+        assert manager._saves._running[-1].over.wait(60)
         with pytest.warns(UserWarning, match="step 1 was not deleted: .*`notes.txt`"):
             manager.wait()
         for step in (3, 4):

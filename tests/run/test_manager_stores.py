@@ -43,7 +43,7 @@ def far(s3):
 def _await(manager):
     """Until all is done, but what went wrong is not told: the filters of warnings that
     a test changes are those of all threads."""
-    manager._saves.running[-1].over.wait()
+    manager._saves._running[-1].over.wait()
 
 
 def _keys(root):

@@ -1,8 +1,10 @@
 """The best steps of a run, by a metric."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from . import _step_facts
+from .._runtime import _log
+from . import _policy, _step_facts
 from ._policy import Policy
 from ._steps import Steps
 
@@ -22,6 +24,22 @@ def best_steps(steps: Steps, policy: Policy, count: int) -> list[int]:
             return best
         before, found = found.keys(), metrics_of(steps, of_all=False)
     return []
+
+
+def warn_if_missing(
+    steps: Steps, policy: Policy, step: int, metrics: Mapping[str, Any]
+) -> None:
+    """Warns of metrics without that of `best`, as long as no step has it: it may be
+    misspelt, or an evaluator adds it later."""
+    best = policy.best
+    if best is None or best[0] in metrics or policy.has_metric(metrics_of(steps)):
+        return
+    _log.warn(
+        f"`best` is by the metric `{best[0]}`, which no step of `{steps.root}` has, "
+        f"and the `metrics` of step {step} are {_policy.nearest(best[0], metrics)}. No "
+        "step is deleted until one has it, as when an evaluator adds it "
+        "(`add_metrics`)."
+    )
 
 
 def _best_of(

@@ -9,7 +9,15 @@ from .._load import _published
 from .._save import _delete, _leftovers, _path_state
 from .._storage import _root
 from .._storage._backend import Backend
-from . import _attempts, _listing, _numbered, _pins, _removal, _step_state
+from . import (
+    _attempts,
+    _listing,
+    _numbered,
+    _pins,
+    _removal,
+    _step_place,
+    _step_state,
+)
 from ._listing import ITEM
 from ._numbered import PINS
 from ._step_state import Skip
@@ -88,7 +96,7 @@ def _check_deletable(run: Steps, tops: dict[str, bool], steps: list[int]) -> Non
 
 
 def _check_step(run: Steps, step: int) -> None:
-    run.check_not_linked(step)
+    _step_place.check_not_linked(run, step)
     found = _step_state.look(run, step)
     if isinstance(found, Skip) and found.is_going:
         raise ValueError(

@@ -10,7 +10,7 @@ from .. import _rooms
 from .._format import _files
 from .._runtime import _log
 from .._save import _background, _delete
-from . import _clean, _marks, _pins, _step_facts
+from . import _clean, _marks, _pins, _step_facts, _step_place
 from ._listing import ITEM
 from ._steps import check_step, Signature, Steps
 
@@ -24,7 +24,7 @@ def delete_step(steps: Steps, step: SupportsIndex) -> None:
             f"A save that goes on reads lazy leaves of step {step}. Delete it once "
             "that is over (`result()`)."
         )
-    steps.check_not_linked(step)
+    _step_place.check_not_linked(steps, step)
     found = steps.signature(step)
     if found and not found.is_ours:
         raise ValueError(

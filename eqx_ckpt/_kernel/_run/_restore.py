@@ -18,7 +18,7 @@ from .._load._partial import Apart
 from .._runtime import _conversation, _log, _processes
 from .._runtime._arguments import Who
 from .._runtime._processes import Processes
-from . import _attempt_start, _own, _step_state, _steps
+from . import _attempt_start, _own, _step_place, _step_state, _steps
 from ._near_interface import LoadRequest, NearSearch, NearSteps, Restored
 from ._saves import Saves
 from ._shared_records import share_records
@@ -43,7 +43,7 @@ def restore(
 ) -> Restored:
     """Loads a step at the root that is named, or the newest of all."""
     steps = saves.steps
-    who = request.options.get("processes", saves.together)
+    who = request.options.get("processes", saves.processes.together)
     request = _with_processes(request, who)
     with _log.timed("restore") as timer:
         if step is None:
@@ -52,7 +52,7 @@ def restore(
             step = _steps.check_step(step)
             if who != "own":
                 _check_agreed(saves, step, who)
-            steps.check_not_linked(step)
+            _step_place.check_not_linked(steps, step)
             found = _of_step(saves, step, request)
             saves.attempt_start.note_restored(step)
             near.note_restored()
@@ -110,7 +110,9 @@ def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
         return Restored(tree, None, step)
     processes = Processes()
     if request.options.get("processes") != "own":
-        processes = saves.processes_in("restore own states", "Restoring own states")
+        processes = saves.processes.of_call(
+            "restore own states", "Restoring own states"
+        )
     with processes.share_errors():
         own = _own.load(ckpt, request.own)
         processes.round()
@@ -182,7 +184,7 @@ def _try(search: _Search) -> Restored | None:
     share how that went.
     """
     near, steps, loaded = search.near, search.saves.steps, None
-    processes = search.saves.processes_in("restore", "Restoring")
+    processes = search.saves.processes.of_call("restore", "Restoring")
     with processes.share_errors():
         choose = lambda reports: _choice(search, reports)
         # What process 0 has skipped, the others have to know.

@@ -1,12 +1,11 @@
 """The saves of a run: one goes on at a time, and older steps are deleted after it.
 
 Each call of `save` gives a state. If it is due, all processes stage it together, and
-threads write it. If not, it is *kept*: it is saved at the end of the run, if it is the
-last one then. Process 0 decides for all, and does what follows a save.
+threads write it. If not, it is kept for the end of the run (`_last_state`). Process 0
+decides for all, and does what follows a save.
 """
 
 import contextlib
-import dataclasses
 import functools as ft
 import json
 import os
@@ -17,16 +16,17 @@ from typing import Any, NamedTuple, TypeVar
 from .._format import _layouts, _schema
 from .._runtime import _log, _processes, _threads
 from .._runtime._processes import Processes
-from .._save import _async, _background, _options, _serialise
+from .._save import _async, _background, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
 from .._storage import _context
-from . import _best, _marks, _own, _pins, _policy, _removal, _step_facts
+from . import _best, _marks, _own, _removal, _step_facts, _step_place
 from ._attempt_start import AttemptStart
 from ._follow_up import FollowUp, RunningSave
 from ._last_state import LastState
 from ._pending import PendingState
 from ._policy import Policy
+from ._run_processes import RunProcesses
 from ._steps import Steps
 
 
@@ -61,22 +61,23 @@ class Saves:
     """The saves of a manager, and the state that it was given last."""
 
     def __init__(self, steps: Steps, policy: Policy, options: SaveOptions):
-        self.steps, self.policy, self.options = steps, policy, options
-        self.together = _processes.together(options.processes)
+        self.steps, self._policy, self.options = steps, policy, options
+        together = _processes.together(options.processes)
+        self.processes = RunProcesses(steps.root, together)
         self.attempt_start = AttemptStart(steps)
         self._follow_up = FollowUp(steps, policy, self.attempt_start)
         self._last = LastState(steps, options)
         self._pid = os.getpid()
-        # Threads give their states one after the other.
+        # Only one thread at a time may save.
         self._turn = _threads.Lock()
 
         # When the last save began, in seconds of `time.monotonic`.
-        self.last_begin_time = time.monotonic()
+        self._last_begin_time = time.monotonic()
         # The save that goes on, if one does. There are more only where the handler of a
         # signal saves in the middle of a call.
-        self.running: list[RunningSave] = []
+        self._running: list[RunningSave] = []
         # The last step that was saved here, or loaded: it is known to be whole.
-        self.last_whole: SaveHandle | str | os.PathLike[str] | None = None
+        self._last_whole: SaveHandle | str | os.PathLike[str] | None = None
         # Steps that a load has found damaged: the next save of one moves it aside.
         self.damaged: set[int] = set()
         # Whether it was checked that a step has the metric of `best`.
@@ -86,10 +87,10 @@ class Saves:
 
     def save_if_due(self, state: PendingState) -> bool:
         """Saves a state if it is due, and keeps it for the end of the run if not."""
-        return self._in_turn(lambda: self._save_if_due(state))
+        return self._run_in_turn(lambda: self._save_if_due(state))
 
-    def _in_turn(self, act: Callable[[], T]) -> T:
-        """Runs a call after those of other threads."""
+    def _run_in_turn(self, act: Callable[[], T]) -> T:
+        """Runs a call once no other thread runs one."""
         _context.check_fork()  # Whoever had the turn may not be in a child.
         self._follow_up.check_thread()
         return self._turn.run(act)
@@ -97,9 +98,10 @@ class Saves:
     def _save_if_due(self, state: PendingState) -> bool:
         self._last.has_raised = True  # Unless this comes to its end.
         is_begun = False
-        # `is_due` says whether it may be, alike in all. Process 0 asks its clock too.
-        if state.force or self.policy.is_due(state.step):
-            earlier_saves = [saving.handle for saving in self.running]
+        # Without a time, `is_due` says whether the step may be due, and every process
+        # gets the same answer. Process 0 then also asks the clock.
+        if state.force or self._policy.is_due(state.step):
+            earlier_saves = [saving.handle for saving in self._running]
             try:
                 is_begun = self._save(state)
             except BaseException as e:
@@ -122,15 +124,15 @@ class Saves:
         second is the save.
         """
         step = state.step
-        deciding = self.processes_in("save a step", f"Saving step {step}", step)
+        deciding = self.processes.of_call("save a step", f"Saving step {step}", step)
         decision = self._decide(state, deciding)
         if decision is None:
             return False
-        may_reuse = self.policy.reuse and self.options.layout in _layouts.PACKED
+        may_reuse = self._policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
-            processes=deciding.for_part(self.together, f"step {step}, save"),
+            processes=deciding.for_part(self.processes.together, f"step {step}, save"),
             overwrite=decision.may_replace,
-            reuse=self.last_whole if may_reuse else None,
+            reuse=self._last_whole if may_reuse else None,
             functions=state.functions,
             metadata=state.metadata_with(decision.metrics),
         )
@@ -163,75 +165,29 @@ class Saves:
 
         **Raises:** `FileExistsError` for a step that is there.
         """
-        step, force, last_time = state.step, state.force, self.last_begin_time
-        if not (force or state.is_last or self.policy.is_due(step, last_time)):
+        step, force, last_time = state.step, state.force, self._last_begin_time
+        if not (force or state.is_last or self._policy.is_due(step, last_time)):
             return b""
         self.wait()
         self.check_place_of_run()
-        self.steps.check_not_linked(step)
-        self._check_metrics(state)
+        _step_place.check_not_linked(self.steps, step)
+        if state.metrics and not self._is_metric_checked:
+            self._is_metric_checked = True
+            _best.warn_if_missing(self.steps, self._policy, step, state.metrics)
         if step in self.damaged:
             _removal.set_aside(self.steps, step, force)
         elif force or not self.steps.is_known_absent(step):
-            self._check_place(step, force)
+            _step_place.check_free(self.steps, step, may_replace=force)
         # The metrics of process 0 count for all.
         metrics, error = state.metrics_as_json()
         why = "" if error is None else str(error) or type(error).__name__
         return Decision(force, metrics, why).encode()
 
-    def _check_place(self, step: int, force: bool) -> None:
-        """**Raises:** `FileExistsError` for a step that is there, and may not be
-        replaced."""
-        steps = self.steps
-        steps.check_free(step)
-        found = steps.find_signature(step)
-        # Where Orbax has several trees in a step, none is found.
-        is_of_orbax = not found.is_ours if found else bool(steps.orbax.items(step))
-        if is_of_orbax:
-            raise FileExistsError(
-                f"Step {step} exists already in `{steps.root}`: there is an Orbax "
-                "checkpoint, which is left as it is."
-            )
-        if found and not force:
-            raise FileExistsError(
-                f"Step {step} exists already, at `{steps.path(step)}`. Delete it, or "
-                "replace it with `force=True`."
-            )
-        if found and _pins.has_pin(steps.root, step):
-            raise FileExistsError(
-                f"Step {step} exists already, and is pinned. Call `unpin({step})` "
-                "before you replace it."
-            )
-
     def check_place_of_run(self) -> None:
-        """Checks the place of the run before the first save, also to near disks.
-
-        **Raises:** `ValueError` or an `OSError` where no run can be saved.
-        """
-        # A step that is whole shows that the place is good.
-        if self.last_whole is None:
-            _options.check_name(self.steps.root)
-            self.steps.root.check_writable()
-            self.steps.check_root()
-            if self.steps.latest() is None:
-                self.steps.orbax.check_readable()
-
-    def _check_metrics(self, state: PendingState) -> None:
-        """Warns once of metrics without that of `best`, as long as no step has it: it
-        may be misspelt, or an evaluator adds it later."""
-        best = self.policy.best
-        if best is None or not state.metrics or self._is_metric_checked:
-            return
-        has = self.policy.has_metric
-        self._is_metric_checked = True
-        if best[0] not in state.metrics and not has(_best.metrics_of(self.steps)):
-            some = _policy.nearest(best[0], state.metrics)
-            _log.warn(
-                f"`best` is by the metric `{best[0]}`, which no step of "
-                f"`{self.steps.root}` has, and the `metrics` of step {state.step} are "
-                f"{some}. No step is deleted until one has it, as when an evaluator "
-                "adds it (`add_metrics`)."
-            )
+        """Checks the place of the run before a save, also to near disks, until a step
+        of it is known to be whole. **Raises:** as `_step_place.check_run`."""
+        if self._last_whole is None:
+            _step_place.check_run(self.steps)
 
     def _begin(
         self,
@@ -241,7 +197,7 @@ class Saves:
         may_delete: bool,
     ) -> RunningSave:
         """Stages a step, and starts the thread that writes it. Before that the save is
-        in `running`: so `wait` knows it if it goes on, whatever interrupts this. If it
+        in `_running`: so `wait` knows it if it goes on, whatever interrupts this. If it
         does not, its follow-up marks a step again that it was to replace."""
         step, path = state.step, self.steps.own_path(state.step)
         writers = _serialise.processes_of(path, state.tree, options)
@@ -260,7 +216,7 @@ class Saves:
                 )
                 handle.add_done_callback(ft.partial(self._after_save, saving))
                 self._last.begun = saving
-                self.running.append(saving)
+                self._running.append(saving)
                 if options.overwrite and writers.leads:
                     # With the index, its metrics are about to go.
                     _step_facts.add_to_history(self.steps, [step])
@@ -275,7 +231,7 @@ class Saves:
                 if _background.error_of(saving.handle) is not None:
                     self._drop_running(saving)
             raise
-        self.last_begin_time = time.monotonic()
+        self._last_begin_time = time.monotonic()
         return saving
 
     def _after_save(self, saving: RunningSave, _: SaveHandle) -> None:
@@ -283,7 +239,7 @@ class Saves:
         try:
             if _background.committed_by(saving.handle) is not None:
                 self.damaged.discard(saving.step)
-                self.last_whole = saving.handle
+                self._last_whole = saving.handle
             if saving.leads:
                 self._follow_up.do(saving, self.damaged)
         finally:
@@ -292,7 +248,7 @@ class Saves:
     def wait(self) -> None:
         """Waits for the running save and for its follow-up."""
         self._follow_up.check_thread()
-        for saving in self.running.copy():
+        for saving in self._running.copy():
             # A handler of a signal would wait for the call that it interrupts.
             if not (_background.has_thread(saving.handle) or saving.over.is_set()):
                 continue
@@ -311,7 +267,7 @@ class Saves:
             self._follow_up.failures.append("The thread of the save has ended.")
         # Another thread may have waited for it too.
         with contextlib.suppress(ValueError):
-            self.running.remove(saving)
+            self._running.remove(saving)
 
     def _wait_beside(self, error: BaseException) -> None:
         """Waits as `wait`. What that raises is added to another error as a note."""
@@ -327,7 +283,7 @@ class Saves:
         """Whether another try might save a state, such as when a disk was full, or the
         error is that of an earlier save. A state that is refused is not kept, nor one
         whose save goes on: the one before it stays."""
-        goes_on = any(x.handle not in earlier_saves for x in self.running)
+        goes_on = any(x.handle not in earlier_saves for x in self._running)
         if _processes.count() > 1 or goes_on:
             return False
         is_refused = isinstance(error, (FileExistsError, TypeError, ValueError))
@@ -343,7 +299,7 @@ class Saves:
 
     def end(self) -> None:
         """Saves what was last given to `save`, if it is not saved."""
-        self._in_turn(self._end)
+        self._run_in_turn(self._end)
 
     def _end(self) -> None:
         try:
@@ -360,7 +316,7 @@ class Saves:
     def end_after(self, error: BaseException) -> None:
         """Saves the kept state after an error, and deletes no step because of it. If
         that cannot be done, the error gets a note that says why."""
-        self._in_turn(lambda: self._end_after(error))
+        self._run_in_turn(lambda: self._end_after(error))
 
     def _end_after(self, error: BaseException) -> None:
         why = _STOPPED
@@ -402,26 +358,10 @@ class Saves:
 
     # ---- What others ask and tell.
 
-    def processes_in(self, kind: str, what: str, tag: object = None) -> Processes:
-        """The processes of the run, for one call that all of them make."""
-        root = self.steps.root
-        together = dataclasses.replace(self.together, tag=tag)
-        what = f"{what}, in `{root}`"
-        return _processes.of_run(kind, root, together, what)
-
-    def do_in_process_0(self, what: str, act: Callable[[], None]) -> None:
-        """Process 0 acts; an error of it is one of all processes."""
-        self.processes_in(what, what).decide(lambda _: act() or b"")
-
-    def is_true_in_any(self, is_told: bool) -> bool:
-        """Whether something is so in any process of the run."""
-        processes = self.processes_in("stop", "Asking whether to stop")
-        return bool(processes.decide(b"".join, lambda: b"1" if is_told else b""))
-
     def note_restored(self, path: Any, is_near: bool, damaged: set[int]) -> None:
         """Notes a load: the path of its step, if it has read and checked all of that;
         whether that was a near step; and the steps that were found damaged."""
         self.damaged |= damaged
         # The save after a near one reuses nothing: a near step is not at the root.
         if is_near or path is not None:
-            self.last_whole = None if is_near else path
+            self._last_whole = None if is_near else path

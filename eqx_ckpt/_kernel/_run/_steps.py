@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, SupportsIndex
 
 from .. import _rooms
-from .._format import _files, _history, _schema, _text
+from .._format import _history, _schema, _text
 from .._format._history import HistoryRow
 from .._runtime import _log
 from .._storage import _root, _store
@@ -282,33 +282,6 @@ class Steps:
     def is_linked(self, step: int) -> bool:
         at = self.orbax.name_of(step)
         return self.root.is_link(f"{at}/{ITEM}") or self.root.is_link(at)
-
-    def check_not_linked(self, step: int) -> None:
-        """**Raises:** `ValueError` for a step that leads through a link."""
-        if self.is_linked(step):
-            raise ValueError(
-                f"`{self.path(step)}` leads through a symbolic link, and a manager "
-                "follows none. It is left as it is."
-            )
-
-    def check_root(self) -> None:
-        """**Raises:** `ValueError` if the root is a checkpoint: nobody could tell which
-        of the two a path means."""
-        if self.root.stamp(_files.INDEX):
-            raise ValueError(
-                f"`{self.root}` is a checkpoint, and no directory of a run. Nothing "
-                "was saved. Choose another directory."
-            )
-
-    def check_free(self, step: int) -> None:
-        """**Raises:** `FileExistsError` if the directory of a step is a checkpoint: a
-        load of its path would take that one for the step."""
-        if self.root.stamp(f"{step}/{_files.INDEX}"):
-            raise FileExistsError(
-                f"`{below(self.root.url, str(step))}` is a checkpoint, and no step of "
-                "a run. It is left as it is, and nothing was saved. Move it elsewhere, "
-                "or choose another directory for the run."
-            )
 
     def say(self, level: int, did: str, step: int, why: str = "", **facts: Any) -> None:
         """Logs what was done with a step."""

@@ -1,0 +1,62 @@
+"""The places of a run and of its steps: all that may refuse one before a save, a load
+or a deletion."""
+
+from .._format import _files
+from .._save import _options
+from . import _pins
+from ._steps import below, Steps
+
+
+def check_run(steps: Steps) -> None:
+    """Checks the directory of a run before something is saved there.
+
+    **Raises:** `ValueError` or an `OSError` where no run can be saved.
+    """
+    _options.check_name(steps.root)
+    steps.root.check_writable()
+    # Nobody could tell which of the two a path means.
+    if steps.root.stamp(_files.INDEX):
+        raise ValueError(
+            f"`{steps.root}` is a checkpoint, and no directory of a run. Nothing was "
+            "saved. Choose another directory."
+        )
+    if steps.latest() is None:
+        steps.orbax.check_readable()
+
+
+def check_not_linked(steps: Steps, step: int) -> None:
+    """**Raises:** `ValueError` for a step that leads through a link."""
+    if steps.is_linked(step):
+        raise ValueError(
+            f"`{steps.path(step)}` leads through a symbolic link, and a manager "
+            "follows none. It is left as it is."
+        )
+
+
+def check_free(steps: Steps, step: int, may_replace: bool) -> None:
+    """**Raises:** `FileExistsError` for a step that is there, and may not be replaced;
+    or if its directory is a checkpoint, which a load of its path would take for it."""
+    if steps.root.stamp(f"{step}/{_files.INDEX}"):
+        raise FileExistsError(
+            f"`{below(steps.root.url, str(step))}` is a checkpoint, and no step of a "
+            "run. It is left as it is, and nothing was saved. Move it elsewhere, or "
+            "choose another directory for the run."
+        )
+    found = steps.find_signature(step)
+    # Where Orbax has several trees in a step, none is found.
+    is_of_orbax = not found.is_ours if found else bool(steps.orbax.items(step))
+    if is_of_orbax:
+        raise FileExistsError(
+            f"Step {step} exists already in `{steps.root}`: there is an Orbax "
+            "checkpoint, which is left as it is."
+        )
+    if found and not may_replace:
+        raise FileExistsError(
+            f"Step {step} exists already, at `{steps.path(step)}`. Delete it, or "
+            "replace it with `force=True`."
+        )
+    if found and _pins.has_pin(steps.root, step):
+        raise FileExistsError(
+            f"Step {step} exists already, and is pinned. Call `unpin({step})` before "
+            "you replace it."
+        )
