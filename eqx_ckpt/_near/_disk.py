@@ -86,10 +86,13 @@ class Disk:
     def _path(self, key: str) -> pathlib.Path:
         return pathlib.Path(self.root.url, key)
 
+    def key(self, file: pathlib.Path) -> str:
+        return str(file.relative_to(self.root.url))
+
     def make_room(self, file: pathlib.Path) -> None:
         """Makes the directory of a file that is about to be written, and deletes what
         is in its place. **Raises:** `OSError` where a link is on the way."""
-        key = str(file.relative_to(self.root.url))
+        key = self.key(file)
         with _transaction.errors_before_commit(self.root):
             self.root.make_directories([os.path.dirname(key)])
             self.root.delete(key)

@@ -25,6 +25,7 @@ from .._kernel._run import _own
 from .._kernel._run._attempts import Attempt
 from .._kernel._run._near_interface import NearSteps
 from .._kernel._run._pending import PendingState
+from .._kernel._run._place import Place
 from .._kernel._run._saves import Saves
 from .._kernel._run._shared_records import share_records
 from .._kernel._runtime import _log, _processes, _threads
@@ -68,6 +69,7 @@ class Near(NearSteps):
     def __init__(self, saves: Saves, disk: Disk, every: int, copies: int):
         super().__init__(saves)
         self._disk, self._every, self._copies = disk, every, copies
+        self._place = Place(disk.root)
         # The attempt, once it has begun; and whether the next save asks for it anew, as
         # after a restore.
         self._attempt: Attempt | None = None
@@ -233,6 +235,7 @@ class Near(NearSteps):
             root = _root.resolve(str(file))
             _serialise.write(plan._replace(root=root, options=options), Processes())
             own = [_host(), file.stat().st_size, _disk.digest(file)]
+            self._place.note(saving.step, self._disk.key(file))
             saving.rows = share_records(processes, own, _OF_PART, _WRITTEN)
             saving.part = part
             if self._copies and count > 1:

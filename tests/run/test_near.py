@@ -223,6 +223,22 @@ def test_a_near_disk_that_is_not_the_one_of_before(tmp_path):
         assert manager("dsik").restore(tree_at(0))[1] == 5
 
 
+def test_a_near_disk_that_is_gone_while_a_run_goes_on(tmp_path):
+    disk = tmp_path / "disk"
+    how = {"every": 100, "near": disk, "near_every": 1}
+    with ec.CheckpointManager(tmp_path / "run", **how) as manager:
+        for step in range(1, 4):
+            manager.save(step, tree_at(step))
+        manager.wait()
+        disk.rename(tmp_path / "elsewhere")
+        says = f"Step 4 is saved in another directory `{disk}` than step 3, "
+        with pytest.warns(UserWarning, match=says):
+            manager.save(4, tree_at(4))
+            manager.wait()
+        manager.save(5, tree_at(5))
+    assert parts(tmp_path) == {"disk": ["0"]}
+
+
 def test_a_step_that_is_due_at_both_is_saved_to_both(tmp_path, monkeypatch):
     """So a root that is slow costs no more than steps since the near one."""
     how = {"near": tmp_path / "disk", "near_every": 2, "every": 4}

@@ -1,7 +1,6 @@
 """Work that follows the save of a step: it is marked, it gets its row of the history,
 and steps that need not stay are deleted."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Set
@@ -12,9 +11,9 @@ from .._runtime import _log, _threads
 from .._save import _background
 from .._save._background import SaveHandle
 from .._storage import _store
-from .._storage._local import LocalDirectory
 from . import _marks
 from ._attempt_start import AttemptStart
+from ._place import Place
 from ._policy import Policy
 from ._retention import Retention
 from ._step_journal import index_of
@@ -42,9 +41,7 @@ class FollowUp:
         self._steps, self._attempt_start = steps, attempt_start
         self._retention = Retention(steps, policy)
         self.failures: list[str] = []
-        # The last step that was saved, the stamp of its index, and the directory of the
-        # run as it was then.
-        self._last: tuple[int, str, os.stat_result] | None = None
+        self._place = Place(steps.root)
         # The thread that deletes older steps now.
         self._thread: int | None = None
 
@@ -59,7 +56,7 @@ class FollowUp:
             mark = lambda: self._mark(step, committed is not None, marked)
             jobs: list[Callable[[], Any]] = [mark]
             if committed is not None:
-                self._check_place(step, committed.stamp)
+                self._place.note(step, index_of(step))
                 # As it was written, without a look at it.
                 number, when = self._attempt_start.number, round(time.time(), 3)
                 facts = number, when, saving.handle.progress.total, saving.metrics
@@ -76,25 +73,6 @@ class FollowUp:
                 job()
         except Exception as e:
             self.failures.append(f"after step {step}: {type(e).__name__}: {e}")
-
-    def _check_place(self, step: int, stamp: str) -> None:
-        """Warns if a step has gone to another directory than the one before, which is
-        not there."""
-        root, before = self._steps.root, self._last
-        if not isinstance(root, LocalDirectory):
-            return
-        self._last = step, stamp, os.stat(root.path)
-        if before is not None:
-            last, stamp, place = before
-            if not root.is_same(place) and root.stamp(index_of(last)) != stamp:
-                said = f"Step {last} is not where step {step} is: in `{root}`"
-                _log.say(_log.WARNING, said, step=step, path=root.url)
-                _log.warn(
-                    f"Step {step} is saved in another directory `{root}` than step "
-                    f"{last}, which is not there: the one of before was moved or "
-                    "deleted, or its disk is not mounted any more. Put it back, and "
-                    "`restore`, if you want the steps that it has."
-                )
 
     def _mark(self, step: int, is_saved: bool, marked: _threads.Outcome[None]) -> None:
         """Marks a step as complete, if there is one. `marked` is done as soon as the
