@@ -291,7 +291,12 @@ def _open_nones(cls: type, nodes: Sequence[Any]) -> list[Opened]:
 
 
 def _open_each(cls: type, nodes: Sequence[Any]) -> list[Opened]:
-    opened = list(map(_open_node if cls is Node else _open_custom, nodes))
+    one_by_one = {
+        Node: _open_node,
+        eqx.nn.State: _open_state,
+        jtu.Partial: _open_partial,
+    }
+    opened = list(map(one_by_one.get(cls, _open_custom), nodes))
     out = []
     kinds = [(one.kind, one.letters) for one in opened]
     for (kind, letters), places in by_signature(kinds).items():
@@ -315,14 +320,9 @@ def _open_custom(x: object) -> _OpenedOne:
     """A node of any other class. Static values of a dataclass are its other fields, and
     those of another class what it gives JAX beside the children."""
     cls = type(x)
-    if cls is eqx.nn.State:
-        return _open_state(x)
     pairs, aux = _registry.flatten_one_level_with_keys(x)
     given, children = [key for key, _ in pairs], [child for _, child in pairs]
     keys = _child_keys(given)
-    if cls is jtu.Partial:
-        kind = Kind("partial", parts=keys.parts, data=HOWS["partial"].data)
-        return _OpenedOne(kind, keys.letters, children, [aux])
     if aux is x:
         kind = Kind("static", _named.class_name(cls), data=HOWS["static"].data)
         return _OpenedOne(kind, keys.letters, children, [aux])
@@ -337,6 +337,13 @@ def _open_custom(x: object) -> _OpenedOne:
     names = tuple(map(_names.quote, data))
     kind = Kind(how, _named.class_name(cls), keys.parts, names, labels)
     return _OpenedOne(kind, keys.letters, children, list(data.values()))
+
+
+def _open_partial(x: object) -> _OpenedOne:
+    pairs, function = _registry.flatten_one_level_with_keys(x)
+    keys = _child_keys([key for key, _ in pairs])
+    kind = Kind("partial", parts=keys.parts, data=HOWS["partial"].data)
+    return _OpenedOne(kind, keys.letters, [child for _, child in pairs], [function])
 
 
 def _open_state(x: object) -> _OpenedOne:
