@@ -245,23 +245,26 @@ class LeafBuilder:
         is_part = one.views is not None and not owned
         if t.stored != t.dtype and not converted:
             arrays = _from_host.viewed(arrays, t)
-        for i in one.leaves:
+        for place, i in enumerate(one.leaves):
+            # The first leaf gets the bytes, and others that share them get copies.
+            is_first = place == 0
             _, _, target, move = self._wanted[i]
             plain = self._plain[id(target)]
             # A process may have no part of a leaf.
             array = arrays[0] if arrays and move is None else None
             found = None if array is None else (array.dtype, array.shape)
             if plain is None or array is None or found != plain.dtype_and_shape:
-                self._make_leaf(one, i, (arrays, t, target, owned, converted))
+                is_own = owned and is_first
+                self._make_leaf(one, i, (arrays, t, target, is_own, converted))
                 self._arrived_bytes += one.nbytes
             else:
                 if plain.is_numpy:
-                    self._out[i] = array if owned else array.copy()
+                    self._out[i] = array if owned and is_first else array.copy()
                 else:
-                    plain.waiting.append((i, array.copy() if is_part else array))
+                    is_copied = is_part or not is_first
+                    plain.waiting.append((i, array.copy() if is_copied else array))
                     self._queued += 1
                 self._arrived_bytes += array.nbytes
-            owned, is_part = False, True  # Others that share the bytes get copies.
             # What waits may keep memory in which other leaves have come.
             if self._queued >= _MAX_QUEUED or self._arrived_bytes >= self._most_bytes:
                 self._make_queued()
