@@ -46,6 +46,15 @@ class DescribedLeaves(NamedTuple):
     parts: dict[int, LocalShards]
 
 
+class _KeptSpec(NamedTuple):
+    """What is kept of the leaves of a tree: their spec, the numbers of leaves by their
+    shardings, and whether the memory of each leaf is stored as it is."""
+
+    spec: TreeSpec
+    shardings: dict[str, int]
+    are_zero_copy: list[bool]
+
+
 class StoredValue(NamedTuple):
     """The value that a leaf is written from, and its template."""
 
@@ -96,12 +105,12 @@ def plan_leaves(
     key = _key(flat, numbers, values, leaf_kinds, options)
     parts: dict[int, LocalShards] = {}
 
-    def make() -> tuple[TreeSpec, dict[str, int], list[bool]]:
+    def make() -> _KeptSpec:
         # Leaves that have a key are all there, and written from the values of the tree.
         nonlocal values, parts
         values, spec, parts = _make_spec(flat, numbers, values, leaf_kinds, options)
         zero_copy = _are_zero_copy(spec, values, leaf_kinds)
-        return spec, _shardings(values, leaf_kinds), zero_copy
+        return _KeptSpec(spec, _shardings(values, leaf_kinds), zero_copy)
 
     found = make() if key is None else flat.walk.kept_result(key, None, make)
     spec, shardings, are_zero_copy = found
@@ -261,8 +270,10 @@ def _describe_leaf(name: str, value: object, options: SaveOptions) -> _Described
             local = _local_shards.local_shards(value, template)
     except (ValueError, TypeError) as e:
         raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
-    whole = value, template, None, _leaf.shard_shape(value, template)
-    value, template, part, shard = local or whole
+    if local is None:
+        part, shard = None, _leaf.shard_shape(value, template)
+    else:
+        value, template, part, shard = local
     chunk = template.chunk
     if not chunk and isinstance(value, LazySource):
         # Elsewhere each chunk takes a file.

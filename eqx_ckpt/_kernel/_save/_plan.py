@@ -112,8 +112,15 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     max_bytes = options.max_bytes
     if max_bytes is None:
         max_bytes = min(_MAX_BYTES, _machine.memory() // _SHARE)
-    # `described` is the fields of a `Plan` from `leaves` to `parts`.
-    planned = Plan(root, options, max_bytes, *described, facts, functions, has_lazies)
+    planned = Plan(
+        root=root,
+        options=options,
+        max_bytes=max_bytes,
+        facts=facts,
+        functions=functions,
+        has_lazies=has_lazies,
+        **described._asdict(),
+    )
     check_index(planned)
     return planned
 
@@ -228,12 +235,12 @@ def _make_table(
     placed: DataFiles,
 ) -> _Table:
     leaves = Leaves(
-        list(spec.names),
-        list(spec.templates),
-        list(spec.template_of),
-        dict(spec.aliases),
-        dict(parts),
-        facts.record,
+        names=list(spec.names),
+        templates=list(spec.templates),
+        template_of=list(spec.template_of),
+        aliases=dict(spec.aliases),
+        parts=dict(parts),
+        recorded=facts.record,
     )
     columns = _index.encode_columns(leaves, placed.files, placed.placement)
     return _Table(leaves, columns)
