@@ -19,7 +19,7 @@ from ._state_labels import Label, labels_of_states, StateNode
 class Kind(NamedTuple):
     """What nodes share that differ only in their children and their values.
 
-    - `how`: what they are, such as `"module"`; the keys of `HOWS`.
+    - `how`: the sort of node or leaf, such as `"module"`: a key of `HOWS`.
     - `cls`: the module and the qualified name of the class; `""` for Python's own.
     - `parts`: the part that each child adds to its dotted name. Empty for a dict
       whose keys are not recorded, as the names of its leaves tell them.
