@@ -39,10 +39,10 @@ from ._parted_leaf import PartedLeaf
 
 class Parts:
     """The parts of a near step, each at its `file` on this disk, and what this process
-    loads of them. They are opened as they are needed.
+    loads of them. A part is opened when it is first needed.
 
-    If a part cannot be opened or read, a method raises `DamagedError`, and adds the
-    part's number to `unreadable`, until it can be.
+    If a part cannot be opened or read, the method raises `DamagedError` and adds the
+    part's number to `unreadable`. If the part is read later, the number goes.
     """
 
     def __init__(self, request: LoadRequest, file: Callable[[int], pathlib.Path]):
@@ -104,7 +104,8 @@ class Parts:
             return _own.bytes_of(Checkpoint(source), 0)
 
     def load(self, parts: Sequence[int]) -> PyTree:
-        """The tree, of some parts. The leaves are those that the first of them has."""
+        """The tree, read of some parts, of which one may have what another lacks. The
+        first says what leaves there are."""
         leaves_of = {part: self._source(part).index.leaves for part in parts}
         matched, options = self._match(parts[0]), self._options
         wanted = [*matched.reads.values()]
@@ -140,8 +141,8 @@ class Parts:
                     leaf = leaf_of[read.leaves[0]]
                     leaf.take(part, result)
                     if leaf.is_whole:
-                        # An error in the caller's loop is not raised here, so no part
-                        # is blamed for it.
+                        # An error in the caller's loop is not raised here, so no
+                        # part is blamed for it.
                         yield leaf
 
 
