@@ -5,10 +5,12 @@ and not kept: such URLs are often signed, and last for minutes.
 """
 
 import contextlib
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any, NoReturn
+from email.message import Message
+from typing import Any, NamedTuple, NoReturn
 
 import tensorstore as ts
 
@@ -22,6 +24,11 @@ from ._buckets import BucketBackend
 # How many redirects are followed, as in most programs a few.
 _MOST = 5
 _SECONDS = 30
+# The stamp of a file of which the server gives no strong tag: TensorStore knows no
+# others.
+_UNTAGGED = b"\x10".hex()
+# Seconds between requests of ours, where a later one may do better.
+_PAUSES = (0.25, 1.0, 4.0)
 # Servers that have answered with a redirect: they are asked before each read.
 _redirecting_servers: set[str] = set()
 
@@ -50,6 +57,14 @@ class HttpBackend(BucketBackend):
             return _requests.start(read_url, url, spec, start, stop)
         reading = super().start_read(key, start, stop)
         return _requests.start(_follow, reading, url, spec, start, stop)
+
+    def stamp(self, key: str) -> str:
+        found = super().stamp(key)
+        if found != _UNTAGGED:
+            return found
+        url, spec = self._place(key)
+        asking = _requests.start(_version, url, spec.get("headers", []))
+        return self.wait(asking, True)
 
     def _check_limit(self, key: str, limit: int) -> None:
         try:
@@ -143,26 +158,71 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+def _version(url: str, headers: list[str]) -> str:
+    """The stamp of a file without a strong tag: a weak one, or when it was changed, and
+    its size; "" if it is gone. **Raises:** as `read_url`."""
+    seen, pauses = [url], [*_PAUSES]
+    while True:
+        own = headers if _origin(seen[-1]) == _origin(url) else []
+        try:
+            answer = _ask(seen[-1], own)
+        except ConnectionError:
+            if not pauses:
+                raise
+            time.sleep(pauses.pop(0))
+            continue
+        if answer.target is not None:
+            _check_redirect(seen, answer.target)
+            seen.append(answer.target)
+        elif pauses and (answer.status == 429 or answer.status >= 500):
+            time.sleep(pauses.pop(0))
+        else:
+            break
+    if answer.status in (404, 410):
+        return ""
+    if answer.status not in (200, 206):
+        raise OSError(
+            f"The server of `{_shown(url)}` does not say whether the file is still the "
+            f"same (status {answer.status}). Try again."
+        )
+    tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified", "")
+    size = answer.headers.get("Content-Range", "").rpartition("/")[2]
+    return f"{tag}/{size}".encode().hex()
+
+
+class _Answer(NamedTuple):
+    """What a server says of a file: the status, the headers, and where it leads, if it
+    does not answer itself, even with an error."""
+
+    status: int
+    headers: Message
+    target: str | None = None
+
+
 def _target(url: str, headers: list[str]) -> str | None:
-    """Where a server redirects a request for a file; None if it answers itself, even
-    with an error."""
+    return _ask(url, headers).target
+
+
+def _ask(url: str, headers: list[str]) -> _Answer:
+    """Asks for the first byte of a file."""
     given = dict(line.split(":", 1) for line in headers if ":" in line)
     given = {name.strip(): value.strip() for name, value in given.items()}
     request = urllib.request.Request(url, headers={**given, "Range": "bytes=0-0"})
     try:
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=_SECONDS):
-            return None
+        opener = urllib.request.build_opener(_NoRedirect)
+        with opener.open(request, timeout=_SECONDS) as got:
+            return _Answer(got.status, got.headers)
     except urllib.error.HTTPError as e:
         with e:
             to = e.headers.get("Location")
         if e.code not in _remote.MOVED:
-            return None
+            return _Answer(e.code, e.headers)
         if not to:
             raise OSError(
                 f"The server of `{_shown(url)}` sends whoever asks for a file there "
                 f"elsewhere (status {e.code}), and does not say where. Try again."
             ) from None
-        return urllib.parse.urljoin(url, to)
+        return _Answer(e.code, e.headers, urllib.parse.urljoin(url, to))
     except OSError as e:
         why = getattr(e, "reason", e)
         raise ConnectionError(

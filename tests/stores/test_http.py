@@ -1,5 +1,6 @@
 """Checkpoints of one file, read in place over HTTP."""
 
+import email.utils
 import http.server
 import os
 import pathlib
@@ -24,6 +25,8 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
     directory."""
 
     sent = 0
+    # What tells versions of a file apart.
+    tell = staticmethod(lambda data: ("ETag", f'"{hash(data)}"'))
 
     def do_GET(self):
         path = self.translate_path(self.path)
@@ -54,7 +57,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         self.send_response(status)
         if given:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
-        self.send_header("ETag", f'"{hash(data)}"')
+        self.send_header(*self.tell(data))
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
         # Before whoever asks goes on.
@@ -97,6 +100,66 @@ def test_over_http(served):
     ckpt = ec.open(f"{url}/m.safetensors")
     ec.export_safetensors(path / "m.safetensors", {"w": jnp.zeros(3)})
     with pytest.raises(RuntimeError, match="replaced"):
+        ckpt["w"].read()
+
+
+def _time(data):
+    when = email.utils.formatdate(1.7e9 + hash(data) % 10**8, usegmt=True)
+    return "Last-Modified", when
+
+
+@pytest.mark.parametrize("leads", [False, True])
+@pytest.mark.parametrize("tell", [lambda data: ("ETag", f'W/"{hash(data)}"'), _time])
+def test_what_is_replaced_without_a_strong_tag(
+    served, leading, monkeypatch, tell, leads
+):
+    """As Express and others serve files. TensorStore knows no weak tags, nor times."""
+    path, url = served
+    handler, start = leading
+    handler.lead = staticmethod(lambda place: url + place)
+    base = start if leads else url
+    monkeypatch.setattr(_Handler, "tell", staticmethod(tell))
+    tree = {"w": jnp.ones((64, 32)), "b": jnp.ones(3)}
+    saves = {
+        "m.safetensors": ec.export_safetensors,
+        "m.zip": ec.tree_serialise_leaves,
+        "m.eqx": eqx.tree_serialise_leaves,
+    }
+    for name, save in saves.items():
+        save(path / name, tree)
+        ckpt = ec.open(f"{base}/{name}", like=tree)
+        assert (ckpt["w"][1].read() == 1).all()
+        save(path / name, {"w": jnp.zeros((64, 32)), "b": jnp.zeros(3)})
+        for verify in (True, False):
+            with pytest.raises(RuntimeError, match="replaced"):
+                ckpt["w"].read(verify=verify)
+        ckpt = ec.open(f"{base}/{name}", like=tree)
+        os.remove(path / name)
+        with pytest.raises((RuntimeError, FileNotFoundError), match="replaced|no `m"):
+            ckpt["w"].read()
+
+
+@pytest.mark.parametrize("status, count", [(503, 1), (429, 1), (503, 9), (403, 9)])
+def test_a_server_that_does_not_tell_versions_at_once(
+    served, monkeypatch, status, count
+):
+    path, url = served
+    monkeypatch.setattr(_Handler, "tell", staticmethod(_time))
+    inside.limit(monkeypatch, pauses_of_http=(0, 0, 0))
+    ec.export_safetensors(path / "m.safetensors", {"w": jnp.ones(3)})
+    ckpt = ec.open(f"{url}/m.safetensors")
+    get, left = _Handler.do_GET, [status] * count
+
+    def refuse(self):
+        if left and self.headers.get("User-Agent", "").startswith("Python"):
+            return self.send_error(left.pop())
+        return get(self)
+
+    monkeypatch.setattr(_Handler, "do_GET", refuse)
+    if count == 1:
+        assert (ckpt["w"].read() == 1).all()
+        return
+    with pytest.raises(OSError, match=rf"m.safetensors.*\(status {status}\)"):
         ckpt["w"].read()
 
 

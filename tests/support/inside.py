@@ -45,6 +45,7 @@ CONSTANTS = {
     "rows_numbered": "_kernel._load._row_leaf._NUMBERED",
     "small_bytes_made": "_kernel._tree._from_host.SMALL_BYTES",
     "kept_bytes": "_kernel._load._kept._BYTES",
+    "pauses_of_http": "_stores._http._PAUSES",
 }
 
 # Values of limits and constants that choose how a small tree is saved and loaded.
