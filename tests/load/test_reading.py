@@ -11,6 +11,7 @@ import json
 import numpy as np
 import pytest
 from support import refusing, scripts
+from support.stores import StoredFiles
 
 import eqx_ckpt as ec
 
@@ -128,3 +129,14 @@ def _sweep_store(s3, layout, is_long=False):
             if not hits:
                 break
     return count
+
+
+@pytest.mark.parametrize("is_store", [False, True])
+def test_an_index_that_was_cut_since_it_was_opened(tmp_path, is_store):
+    path = "memory://cut-index" if is_store else str(tmp_path / "a")
+    ec.tree_serialise_leaves(path, _tree(1), layout="zarr")
+    ckpt = ec.open(path)
+    StoredFiles(path)["eqx_ckpt.json"] = b"{"
+    for verify in (True, False):
+        with pytest.raises(ec.ReplacedError, match=f"at `{path}` cannot be read"):
+            ckpt["x"].read(verify=verify)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from .._errors import DamagedError, ReplacedError
+from .._errors import DamagedError, MissingError, ReplacedError
 from .._format import _files, _grid, _index, _layouts, _template, _text
 from .._format._grid import Grid
 from .._format._index import Index
@@ -90,7 +90,10 @@ class Source:
     def is_in(self, directory: Backend) -> bool:
         """Whether a directory still holds the save, in one look."""
         head = _index.head_of(self.index.save)
-        value = directory.read(_files.INDEX, len(head))
+        try:
+            value = directory.read(_files.INDEX, len(head))
+        except MissingError:
+            return False  # It is shorter.
         return value is not None and value.data == head
 
     def is_unchanged(self) -> bool:
