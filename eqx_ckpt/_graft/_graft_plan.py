@@ -174,12 +174,13 @@ def _node_pairs(matching: Matching, names: Sequence[str]) -> Iterator[tuple[str,
         for left, right in (
             (a, b) for g in pair.groups for a in g.lefts for b in g.rights
         ):
-            for number in below.get(left.name, []):
-                name = names[number]
-                if matching.is_elsewhere(name, pair.label):
-                    continue
+            some = [names[number] for number in below.get(left.name, [])]
+            moved = matching.moved_names(some, left, right)
+            for place, name in enumerate(some):
                 rest = _names.below(name, left.name) if name else ""
-                yield name, _names.joined(right.name, rest)
+                there = moved.get(place, _names.joined(right.name, rest))
+                if there is not None and not matching.is_elsewhere(name, pair.label):
+                    yield name, there
     roots = {
         pair.label: _names.within(node.name for node in pair.lefts)
         for pair in matching.pairs

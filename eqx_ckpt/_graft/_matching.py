@@ -212,18 +212,32 @@ class Matching:
             lambda x: _names.joined(source, _names.below(x, node.name) if x else ""),
             lambda labels: {at: self._label_there(x) for at, x in labels.items()},
         )
-        tree = self.stored.saved.labelled
-        if tree is not None:
-            here = self.model.record
-            moved = list(_compare.moved_nodes(tree, here, source, node.name, ""))
-            below = [self.model.names[n] for n in node.leaves.values()] if moved else []
-            names = _compare.moved_names(below, moved)
-            numbers = list(node.leaves.values())
-            found = {numbers[place]: name for place, name in names.items()} | found
+        numbers = list(node.leaves.values())
+        below = [self.model.names[n] for n in numbers]
+        names = self.moved_names(below, node, group.rights[0])
+        found = {numbers[place]: name for place, name in names.items()} | found
         return {
             n: f"(no such child) {n}" if name is None else _names.below(name, source)
             for n, name in found.items()
         }
+
+    def moved_names(
+        self, names: Sequence[str], left: SideNode, right: SideNode
+    ) -> dict[int, str | None]:
+        """The names there of leaves and nodes of the model below one node, which stands
+        for another, by their places among `names`: of those that have other ones, below
+        nodes whose children go by their attributes."""
+        tree, here = self.stored.saved.labelled, self.model.record
+        if tree is None or not here.has_labels[-1]:
+            return {}
+        # A rename may have changed the names of leaves below the node.
+        stored: dict[str, dict[str, None]] = collections.defaultdict(dict)
+        for name, lazy in right.leaves.items():
+            for a, b in _names.node_pairs(_names.joined(right.name, name), lazy.name):
+                stored[a][b] = None
+        ends, nodes = (right.name, left.name), lambda there: [*stored.get(there, ())]
+        moved = _compare.moved_nodes(tree, here, *ends, "", nodes)
+        return _compare.moved_names(names, moved)
 
     def _label_there(self, label: Label) -> Label:
         """The label of an entry with the names that its StateIndex has there: where

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from hypothesis import given, settings, strategies as st
+from support import trees
 from support.helpers import assert_alike, BytesRead, files_of
 
 import eqx_ckpt as ec
@@ -1267,3 +1268,38 @@ def test_a_rename_that_fails(tmp_path):
     pair = (lambda m: m, lambda c: c, ec.rename({"b": "a"}.__getitem__))
     with pytest.raises(ValueError, match="rename of .* at the name `a` with KeyError"):
         ec.graft({"b": jnp.zeros(2)}, tmp_path / "c", [pair])
+
+
+def _keyless(cls, value, sizes=(2, 3, 2, 3)):
+    linears = [eqx.nn.Linear(2, n, False, key=jr.key(0)) for n in sizes]
+    of = [eqx.tree_at(lambda m: m.weight, x, value(i)) for i, x in enumerate(linears)]
+    return {"l": [cls(w=cls(w=of[0], b=of[1]), b=cls(w=of[2], b=[of[3]]))]}
+
+
+@pytest.mark.parametrize(
+    "name, rules",
+    [
+        ("x", None),
+        ("y", None),
+        ("y", [("^x[.]", "y.")]),
+        ("z", [("^x[.]l[.]", "l.")]),
+    ],
+)
+def test_children_without_keys_in_another_order(tmp_path, name, rules):
+    """Each goes by the attribute that it is, under its own name or another one, and so
+    do its static fields."""
+    old, new = trees.without_keys("w", "b"), trees.without_keys("b", "w")
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, {"x": _keyless(old, lambda i: jnp.full(6, i))})
+    zero = lambda _: jnp.zeros(6, int)
+    pair = (lambda m: m[name], lambda c: c.x)
+    if rules:
+        here = (lambda m: m) if name == "y" else lambda m: m[name]
+        pair = (here, lambda c: c, ec.rename(rules))
+    for cls in (old, new):
+        got, _ = ec.graft({name: _keyless(cls, zero)}, path, [pair])
+        (top,) = got[name]["l"]
+        found = top.w.w, top.w.b, top.b.w, *top.b.b
+        assert [int(x.weight[0]) for x in found] == [0, 1, 2, 3]
+        with pytest.raises(RuntimeError, match=r"\(1 static\)"):
+            ec.graft({name: _keyless(cls, zero, (2, 3, 2, 5))}, path, [pair])
