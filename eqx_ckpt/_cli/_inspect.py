@@ -183,10 +183,15 @@ def suggest(a: str, b: str) -> CommandResult:
     }
     count = f"{len(names)} of {_facts.leaf_count(len(kinds[1]))}"
     more = [f"{count} of {b}"]
+    others = {x: y for x, y in alike.names.items() if x not in names}
+    if others:
+        leaves = _facts.leaf_count(len(others))
+        more.append(f"  {leaves} alike, but for too many rules: write a function")
+    found = {*others, *others.values()}
     more += _folding.sections(
         {
-            "missing": [(x, shown[1][x]) for x in missing],
-            "left": [(x, shown[0][x]) for x in left],
+            "missing": [(x, shown[1][x]) for x in missing if x not in found],
+            "left": [(x, shown[0][x]) for x in left if x not in found],
         },
         {
             "missing": f"of {b}, and like none of {a}",

@@ -12,7 +12,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from support import command
+from support import command, inside
 
 import eqx_ckpt as ec
 
@@ -355,6 +355,17 @@ def test_a_name_makes_way_to_one_that_nobody_wants():
     names, data = _suggested(saved, wanted)
     assert names == {"mix.w": "mix_in.w"}
     assert data["rules"] == [[r"^mix_in\.", "old1.mix_in."], [r"^mix\.", "mix_in."]]
+
+
+def test_leaves_that_need_too_many_rules_are_alike(monkeypatch, capsys):
+    saved, wanted = _kinds(mix__w=(2,), c__v=(4,)), _kinds(mix_in__w=(2,), d__u=(3,))
+    assert _suggested(saved, wanted)[0] == {"mix.w": "mix_in.w"}
+    inside.limit(monkeypatch, trials_of_rules=0)
+    assert _suggested(saved, wanted)[0] == {}
+    command.main(["suggest", "memory://suggest/a", "memory://suggest/b"])
+    out = capsys.readouterr().out
+    assert "#   1 leaf alike, but for too many rules: write a function\n" in out
+    assert "d.u" in out and "c.v" in out and "mix" not in out
 
 
 def test_an_error_has_no_code_that_is_cut(tmp_path):

@@ -46,6 +46,7 @@ CONSTANTS = {
     "small_bytes_made": "_kernel._tree._from_host.SMALL_BYTES",
     "kept_bytes": "_kernel._load._kept._BYTES",
     "pauses_of_http": "_stores._http._PAUSES",
+    "trials_of_rules": "_graft._find_rules._MAX_CHECK_TRIALS",
 }
 
 # Values of limits and constants that choose how a small tree is saved and loaded.
