@@ -215,6 +215,12 @@ def test_no_link_is_followed(tmp_path):
     shutil.copytree(tmp_path / "there/run", tmp_path / "sweep/1")
     (tmp_path / "sweep/2").symlink_to(tmp_path / "sweep/1")
     assert [run.path for run in ec.runs(tmp_path / "sweep")] == [f"{tmp_path}/sweep/1"]
+    (file,) = (tmp_path / "there/run" / PLACE).iterdir()
+    file.rename(tmp_path / "file")
+    file.symlink_to(tmp_path / "file")
+    where = f"in `{tmp_path}/there/run` is a symbolic link, .* Put the file in"
+    with pytest.raises(ValueError, match=where):
+        ec.history(tmp_path / "there/run")
     shutil.rmtree(tmp_path / "there/run" / PLACE)
     (tmp_path / "there/run" / PLACE).symlink_to(tmp_path)
     with pytest.raises(ValueError, match=f"`{PLACE}` .* is a symbolic link"):

@@ -176,11 +176,12 @@ class LocalDirectory(Backend):
                 here = "/".join(parts[:number])
                 if stat.S_ISLNK(found.st_mode):
                     raise ValueError(
-                        f"`{here}` in it is a symbolic link, which may lead anywhere. "
-                        "If you trust it, open it with `follow_symlinks=True`"
+                        f"`{here}` in `{self}` is a symbolic link, which may lead "
+                        "anywhere. Put the file in its place; or, if you trust it, "
+                        "open the checkpoint with `follow_symlinks=True`"
                     )
                 what = "file" if number == len(parts) else "directory"
-                raise ValueError(f"`{here}` in it is not a {what}")
+                raise ValueError(f"`{here}` in `{self}` is not a {what}")
         return found
 
     def _open(self, key: str) -> contextlib.AbstractContextManager[int]:
@@ -280,7 +281,7 @@ class LocalDirectory(Backend):
                         sizes[below] = entry.stat(follow_symlinks=follow).st_size
                     else:
                         self._look(below)
-                        raise ValueError(f"`{below}` in it is not a file")
+                        raise ValueError(f"`{below}` in `{self}` is not a file")
                     if count > most:
                         raise ValueError(f"it has more than {most} files")
         return sizes
