@@ -1,7 +1,8 @@
 """The journal of a run, which saves the reading of the index of each step.
 
 A file says what the indices of most steps say. It is a cache: a row of it counts only
-while the index has the stamp that it had when it was read; any other index is read, and
+while the index has the stamp that it had when it was read; or if a list of an object
+store shows that the step is still the save of the row. Any other index is read, and
 what was read of a step is kept here and nowhere else.
 """
 
