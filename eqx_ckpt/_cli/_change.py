@@ -146,7 +146,7 @@ def _newest(sources: tuple[str, ...], count: int) -> tuple[str, ...]:
     found = _paths.open_any(sources[0]) if len(sources) == 1 else None
     if not isinstance(found, Steps):
         raise ValueError("`--last` takes one SOURCE, the directory of a run.")
-    left = found.left()
+    left = found.left_steps()
     steps = [step for step in found.complete() if step not in left][-count:]
     if len(steps) < count:
         raise ValueError(f"The run has only {len(steps)} complete steps.")

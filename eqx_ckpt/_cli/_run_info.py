@@ -20,7 +20,7 @@ def of_run(run: Steps, best: tuple[str, str] | None = None) -> CommandResult:
     found = _summary.summaries(run)
     chosen = None
     if best is not None:
-        left = run.left()
+        left = run.left_steps()
         counting = [x for x in found if x.step not in left]
         known = {x.step: x.metrics for x in counting if x.metrics is not None}
         chosen = Policy(best=best).best_of(known)

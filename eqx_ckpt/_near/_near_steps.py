@@ -168,7 +168,7 @@ class Near(NearSteps):
             self._saving = saving
             saving.handle.staged()
         steps = self._saves.steps
-        steps.say(_log.DEBUG, "Copied to memory", step, seconds=timer.seconds)
+        steps.log_step(_log.DEBUG, "Copied to memory", step, seconds=timer.seconds)
 
     def _begin_attempt(self, state: PendingState) -> None:
         """Begins an attempt if the step needs one. Before that, each process checks its
@@ -244,7 +244,7 @@ class Near(NearSteps):
         steps, seconds = self._saves.steps, timer.seconds
         if saving.call is None:
             self._disk.keep(part)
-        steps.say(_log.INFO, "Saved to near disks", saving.step, seconds=seconds)
+        steps.log_step(_log.INFO, "Saved to near disks", saving.step, seconds=seconds)
 
     def _next_call(self, processes: Processes) -> int:
         return max(share_records(processes, self._calls, _OF_PART, COUNT)) + 1
@@ -263,7 +263,7 @@ class Near(NearSteps):
         # All have it.
         self._disk.keep(saving.part)
         steps, seconds = self._saves.steps, timer.seconds
-        steps.say(_log.INFO, "Copied to near disks", step, seconds=seconds)
+        steps.log_step(_log.INFO, "Copied to near disks", step, seconds=seconds)
 
     def _copy(
         self, part: NearPart, rows: list[Any], processes: Processes

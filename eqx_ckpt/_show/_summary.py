@@ -67,7 +67,7 @@ def _summary(steps: Steps, step: int) -> Summary:
 def _usage(steps: Steps, row: JournalRow) -> Usage | None:
     """Usage of the data files of a step."""
     if row.files is None:
-        return steps.at(row.step).usage()
+        return steps.own_directory(row.step).usage()
     start = f"{row.step}/{ITEM}/d/{row.save}"
     return steps.root.usage([f"{start}/{number}" for number in range(row.files)])
 

@@ -65,9 +65,9 @@ class AttemptStart:
     def _begin(self, step: int, damaged: Set[int], is_near: bool) -> None:
         listing = self._steps.listing()
         lineage = self._steps.lineage(listing, self._had_near)
-        newest = self._steps.newest(listing, lineage, damaged)
+        newest = self._steps.first_to_restore(listing, lineage, damaged)
         counting, self.number = lineage.attempt, lineage.number
-        last = max(self._steps.attempt_numbers(listing), default=0)
+        last = max(self._steps.attempts.numbers(listing.attempts), default=0)
         # Training from a restored step gives only later steps.
         restored = self._restored
         origin = restored if restored is not None and restored < step else None
@@ -106,7 +106,9 @@ class AttemptStart:
         what = self._restored
         how = "anew" if what is None else f"with what was restored of step {what}"
         newer, root = shown(passed), self._steps.root
-        self._steps.say(_log.WARNING, "Began an attempt with", step, f"newer {newer}")
+        self._steps.log_step(
+            _log.WARNING, "Began an attempt with", step, f"newer {newer}"
+        )
         _log.warn(
             f"Step {step} begins an attempt at the run in `{root}`, {how}. Newer "
             f"{newer} of an earlier attempt, and a restart passes over them. They stay "

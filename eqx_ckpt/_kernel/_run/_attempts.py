@@ -22,6 +22,7 @@ from .._format import _schema
 from .._format._schema import COUNT, ID, optional
 from .._storage import _store
 from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
 from . import _numbered
 
 
@@ -87,6 +88,43 @@ class Lineage:
 
     def left(self, steps: Iterable[int]) -> set[int]:
         return {step for step in steps if self.is_left(step)}
+
+
+class AttemptCache:
+    """The attempts of a run that were read, by their numbers and, on a disk, the stamps
+    of their files.
+
+    An attempt never changes, but another run may come in the place of this one. In an
+    object store there are no stamps: so the cache is emptied when no file of the
+    history is one that was there before.
+    """
+
+    def __init__(self, root: Backend):
+        self._root = root
+        self._known: dict[tuple[int, str], Attempt] = {}
+        self._history_names: set[str] = set()
+
+    def note_history(self, names: Iterable[str]) -> None:
+        """Is told of the files of the history in each list of an object store."""
+        before, self._history_names = self._history_names, {*names}
+        if self._history_names.isdisjoint(before):
+            self._known.clear()
+
+    def numbers(self, listed: list[int] | None) -> list[int]:
+        """The numbers of the attempts, the last first: as they are `listed`, or by a
+        list. **Raises:** `ValueError` if their directory is a link."""
+        found = _numbered.numbers(self._root, PLACE) if listed is None else listed
+        return sorted(found, reverse=True)
+
+    def read(self, number: int) -> Attempt | None:
+        """An attempt; None if there is none of this number. **Raises:** as `last`."""
+        is_local = isinstance(self._root, LocalDirectory)
+        stamp = self._root.stamp(f"{PLACE}/{number}") if is_local else ""
+        known = self._known.get((number, stamp))
+        found = known or read_attempt(self._root, number)
+        if found is not None:
+            self._known[number, stamp] = found
+        return found
 
 
 def last(root: Backend) -> Attempt | None:

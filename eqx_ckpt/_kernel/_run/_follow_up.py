@@ -1,6 +1,7 @@
 """Work that follows the save of a step: it is marked, it gets its row of the history,
 and steps that need not stay are deleted."""
 
+import functools as ft
 import threading
 import time
 from collections.abc import Callable, Set
@@ -53,7 +54,7 @@ class FollowUp:
         try:
             committed = _background.committed_by(saving.handle)
             marked: _threads.Outcome[None] = _threads.Outcome()
-            mark = lambda: self._mark(step, committed is not None, marked)
+            mark = ft.partial(self._mark, step, committed is not None, marked)
             jobs: list[Callable[[], Any]] = [mark]
             if committed is not None:
                 self._place.note(step, index_of(step))
@@ -62,11 +63,11 @@ class FollowUp:
                 facts = number, when, saving.handle.progress.total, saving.metrics
                 row = HistoryRow(step, committed.save_id, *facts)
                 new = SavedStep(Signature(committed.stamp), row)
-                if self._steps.listed is not None:
-                    self._steps.listed.add(step)
-                jobs.append(lambda: self._add_to_history(new))
+                self._steps.note_committed(step)
+                jobs.append(ft.partial(self._add_to_history, new))
                 if saving.may_delete:
-                    jobs.append(lambda: self._delete_older(new, damaged, marked.result))
+                    delete = ft.partial(self._delete_older, new, damaged)
+                    jobs.append(ft.partial(delete, marked.result))
             # In a directory each needs what the one before it has written. In a store
             # all begin now, together: so there the deletion awaits the mark.
             for job in _store.ahead(self._steps.root, jobs):
@@ -88,7 +89,7 @@ class FollowUp:
 
     def _add_to_history(self, new: SavedStep) -> None:
         self._steps.history.append([new.row])
-        self._steps.saved[new.row.step] = new
+        self._steps.note_saved(new)
 
     def _delete_older(
         self, new: SavedStep, damaged: Set[int], await_mark: Callable[[], Any]

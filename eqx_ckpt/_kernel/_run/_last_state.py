@@ -73,7 +73,7 @@ class LastState:
             is_checked = bool(looks == self._checked)
         if kept.is_gone or not is_checked:  # Of donated arrays the plan raises.
             options = self._options._replace(functions="drop")
-            _plan.plan(self._steps.at(state.step), state.tree, options)
+            _plan.plan(self._steps.own_directory(state.step), state.tree, options)
             _own.encode(state.own)
             self._checked = looks
 

@@ -26,7 +26,7 @@ def mark_complete(
     and in a store it is not looked for. `on_marked` is called as soon as the mark is
     there."""
     with contextlib.suppress(FileExistsError, FileNotFoundError):
-        with steps.at(step).lock(wait=True):
+        with steps.own_directory(step).lock(wait=True):
             if (is_just_saved and not steps.is_local) or _is_ours(steps, step):
                 write_mark(steps.root, step, on_marked)
 

@@ -3,7 +3,7 @@ alone, and other trees than `default`.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._format import _files, _json, _text
 from .._load import _published
@@ -19,21 +19,31 @@ _MAX_METRICS = 2**20
 _SHOWN = 20
 
 
+class OrbaxTree(NamedTuple):
+    """A tree that Orbax has finished: its key at the root of the run, and its stamp."""
+
+    key: str
+    stamp: str
+
+
 class OrbaxSteps:
-    """The steps of Orbax at the root of a run."""
+    """The steps of Orbax at the root of a run. Where they are is known by the last
+    list, which is noted here."""
 
     def __init__(self, root: Backend):
         self._root = root
         # The names that are not the number alone, by the last list of a disk.
         self._names: dict[int, str] | None = None
-        # The key of the tree of each step that `stamp` has found.
-        self.trees: dict[int, str] = {}
         # The names of all trees, by the last list of an object store.
-        self.listed_trees: dict[int, list[str]] = {}
+        self._trees: dict[int, list[str]] = {}
 
-    def take_names(self, names: Mapping[str, bool]) -> list[int]:
-        """Takes the names at the root of a disk, and whether each is of a directory.
-        Returns the steps that are called otherwise than by their number."""
+    def note_trees(self, trees: dict[int, list[str]]) -> None:
+        """Is told of each list of an object store."""
+        self._trees = trees
+
+    def note_names(self, names: Mapping[str, bool]) -> list[int]:
+        """Is told of each list of a disk: the names at the root, and whether each is of
+        a directory. Returns the steps that have other names than their number."""
         others = {_numbered.number_of(name): name for name in names if names[name]}
         self._names = {
             step: name
@@ -45,7 +55,7 @@ class OrbaxSteps:
     def name_of(self, step: int) -> str:
         if self._names is None and not self._root.is_remote:
             if not self._root.is_directory(str(step)):
-                self.take_names(self._root.list_top() or {})
+                self.note_names(self._root.list_top() or {})
         return (self._names or {}).get(step, str(step))
 
     def _is_orbax(self, name: str) -> bool:
@@ -57,18 +67,16 @@ class OrbaxSteps:
         listed."""
         name = self.name_of(step)
         if self._root.is_remote or not self._root.stamp(f"{name}/{_published.TOP}"):
-            return self.listed_trees.get(step, [])
+            return self._trees.get(step, [])
         tops = names_in(self._root.below(name))
         inside = sorted(item for item in tops if tops[item] and item != ITEM)
         return [
             item for item in inside if self._root.stamp(f"{name}/{item}/{METADATA}")
         ]
 
-    def stamp(self, step: int) -> str:
-        """The stamp of a step that Orbax has finished, whose tree is in `trees` from
-        then on; "" for any other."""
+    def find(self, step: int) -> OrbaxTree | None:
+        """The one tree of a step that Orbax has finished; None for any other step."""
         root, name = self._root, self.name_of(step)
-        self.trees.pop(step, None)
         key = f"{name}/{ITEM}"
         stamp = root.stamp(f"{key}/{METADATA}")
         # A step may have one tree, that is called otherwise.
@@ -76,13 +84,12 @@ class OrbaxSteps:
             key = f"{name}/{items[0]}"
             stamp = root.stamp(f"{key}/{METADATA}")
         if not stamp or self._has_lost_index(step):
-            return ""
+            return None
         if root.is_remote and not root.stamp(f"{name}/{_published.DONE}"):
-            return ""
+            return None
         if not _published.is_finished(root.below(name)):
-            return ""
-        self.trees[step] = key
-        return stamp
+            return None
+        return OrbaxTree(key, stamp)
 
     def _has_lost_index(self, step: int) -> bool:
         """Whether a step without our index was once complete, and ours."""

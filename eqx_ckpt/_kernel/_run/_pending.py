@@ -43,10 +43,6 @@ class PendingState(NamedTuple):
             )
         return b""
 
-    def metadata_with(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """The metadata of the step."""
-        return {**(self.metadata or {}), "step": self.step, "metrics": metrics}
-
     def metrics_as_json(self) -> tuple[dict[str, Any], Exception | None]:
         """The metrics as JSON. For the last state of a run, an error with them is
         returned, not raised, so that the state is saved without its metrics."""

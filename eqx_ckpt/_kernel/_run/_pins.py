@@ -81,7 +81,7 @@ def locked(steps: Steps, step: int) -> Iterator[Signature]:
     if found is None:
         raise missing_error(steps, step)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        with steps.root.below(steps.key(step)).lock(wait=True):
+        with steps.root.below(steps.last_known_key(step)).lock(wait=True):
             yield found
             return
     raise missing_error(steps, step)

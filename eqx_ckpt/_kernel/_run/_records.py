@@ -279,7 +279,7 @@ def runs_below(directory: str | os.PathLike[str]) -> Iterator[Steps]:
     keys = root.list_all() or []
     found = {match[1] or "" for key in keys if (match := _in_run.fullmatch(key))}
     for key in sorted(found):
-        run = Steps(_steps.below(directory, key))
+        run = Steps(_steps.path_below(directory, key))
         if _step_state.is_run(run):
             yield run
 

@@ -37,7 +37,7 @@ def delete_step(steps: Steps, step: SupportsIndex) -> None:
 
 def is_read(steps: Steps, step: int) -> bool:
     """Whether a save that goes on reads lazy leaves of it."""
-    return _background.is_read(steps.at(step))
+    return _background.is_read(steps.own_directory(step))
 
 
 def remove_step(
@@ -62,18 +62,15 @@ def remove_step(
 
     confirm = lambda: _pins.may_go(steps.root, step, unless)
     drop_again = lambda: _marks.drop_mark(steps.root, step)
-    at, stamp = steps.at(step), seen.stamp if seen else ""
+    at, stamp = steps.own_directory(step), seen.stamp if seen else ""
     with _log.timed("delete") as timer:
         if not _delete.remove_checkpoint(at, confirm, may_still_go, drop_again, stamp):
             if not steps.is_local:  # The mark may be that of a save since.
                 _marks.mark_complete(steps, step)
             return False
         steps.root.drop_directory(str(step))
-    steps.saved.pop(step, None)
-    if steps.listed is not None:
-        steps.listed.discard(step)
-    steps.journal.deleted(step)
-    steps.say(_log.INFO, "Deleted", step, seconds=timer.seconds)
+    steps.note_deleted(step)
+    steps.log_step(_log.INFO, "Deleted", step, seconds=timer.seconds)
     return True
 
 
@@ -100,7 +97,7 @@ def set_aside(steps: Steps, step: int, force: bool) -> None:
             )
         # Another may have deleted it, or saved it anew since.
         with contextlib.suppress(FileNotFoundError):
-            with steps.at(step).lock(wait=True):
+            with steps.own_directory(step).lock(wait=True):
                 if steps.signature(step) == found and _move_aside(steps, step):
                     return
 
@@ -109,7 +106,9 @@ def _move_aside(steps: Steps, step: int) -> bool:
     away = f"{ITEM}.damaged-{secrets.token_hex(4)}"
     if not steps.root.below(str(step)).move(ITEM, away, _files.INDEX):
         return False
-    steps.say(_log.WARNING, "Moved aside", step, f"it is damaged, and is `{away}` now")
+    steps.log_step(
+        _log.WARNING, "Moved aside", step, f"it is damaged, and is `{away}` now"
+    )
     return True
 
 

@@ -59,7 +59,7 @@ def restore(
     if _log.is_on(_log.INFO):
         arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(found.tree))
         facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
-        steps.say(_log.INFO, "Restored", found.step, **facts)
+        steps.log_step(_log.INFO, "Restored", found.step, **facts)
     return found
 
 
@@ -87,7 +87,7 @@ def _line(steps: Steps, step: int, request: LoadRequest) -> Processes:
     the error of that call."""
     with contextlib.suppress(Exception):  # The call itself says what is wrong.
         steps.path(step)
-    path, options = steps.known_path(step), LoadOptions(**request.options)
+    path, options = steps.last_known_path(step), LoadOptions(**request.options)
     return _deserialise.processes_of("load", [path], request.like, options)
 
 
@@ -128,7 +128,7 @@ class _Search:
     near: NearSearch
     request: LoadRequest
     skipped: dict[int, Skip] = dataclasses.field(default_factory=dict)
-    looks_left: int = _steps.LOOKS
+    looks_left: int = _steps.MAX_LOOKS
     # Newer steps that an earlier attempt has left, as process 0 knows.
     passed: Sequence[int] = ()
 
@@ -151,7 +151,7 @@ def _newest(saves: Saves, near: NearSteps, request: LoadRequest) -> Restored:
     skipped = search.skipped
     damaged = {step for step, skip in skipped.items() if skip.is_lost}
     is_in_part = search.is_near or _IN_PART & request.options.keys()
-    path = None if is_in_part else saves.steps.known_path(step)
+    path = None if is_in_part else saves.steps.last_known_path(step)
     saves.note_restored(path, search.is_near, damaged)
     _tell(search, step)
     return found
@@ -163,10 +163,10 @@ def _tell(search: _Search, step: int) -> None:
     told = {s: skip for s, skip in search.skipped.items() if not skip.is_going}
     for other, skip in told.items():
         level = _log.WARNING if other > step else _log.INFO
-        steps.say(level, "Skipped", other, skip.why)
+        steps.log_step(level, "Skipped", other, skip.why)
     search.skipped = told
     if search.passed:
-        steps.say(_log.WARNING, "Restored", step, _passed(search))
+        steps.log_step(_log.WARNING, "Restored", step, _passed(search))
     search.near.warn(step)
     # Where the step is another copy's, or also at the root, nothing is lost.
     reasons = _reasons(search, above=step)
@@ -207,7 +207,7 @@ def _try(search: _Search) -> Restored | None:
         raise error or ReplacedError(why)
     else:
         search.looks_left -= 1
-        steps.say(_log.INFO, "Looking again, without", step, why)
+        steps.log_step(_log.INFO, "Looking again, without", step, why)
     return None
 
 

@@ -9,7 +9,7 @@ from .._storage import _root
 from .._storage._objects import KeyList, ObjectStore
 from . import _numbered, _step_state
 from ._listing import Listing
-from ._steps import below, Steps
+from ._steps import path_below, Steps
 
 
 T = TypeVar("T")
@@ -61,8 +61,8 @@ def _path_of(run: Steps, step: int) -> str | os.PathLike[str]:
     """What a step is opened by. Orbax has metadata beside the tree, in the directory
     of the step."""
     path = run.path(step)
-    of_orbax = run.orbax.trees.get(step)
-    return path if of_orbax is None else below(run.location, of_orbax.partition("/")[0])
+    key = run.orbax_key(step)
+    return path if key is None else path_below(run.location, key.partition("/")[0])
 
 
 def _step_at(path: str | os.PathLike[str], run: Steps | None) -> Any:
@@ -96,7 +96,7 @@ def _check_no_runs(path: str | os.PathLike[str]) -> None:
     if root is None or root.is_remote:
         return
     tops = sorted(_unless_it_fails(root.list_top) or ())
-    runs = (x for x in tops[:_SEARCHED] if run_at(below(path, x)))
+    runs = (x for x in tops[:_SEARCHED] if run_at(path_below(path, x)))
     if (first := next(runs, None)) is not None:
         raise FileNotFoundError(
             f"There is no checkpoint at `{root}`: runs are in it, such as `{first}`. "

@@ -111,7 +111,7 @@ class Saves:
         if is_begun:
             self._last.kept = None
         else:
-            self.steps.say(_log.DEBUG, "Skipped", state.step, "it is not due")
+            self.steps.log_step(_log.DEBUG, "Skipped", state.step, "it is not due")
             self._last.keep(state)
         self._last.has_raised = False
         return is_begun
@@ -128,13 +128,14 @@ class Saves:
         decision = self._decide(state, deciding)
         if decision is None:
             return False
+        given = state.metadata or {}
         may_reuse = self._policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
             processes=deciding.for_part(self.processes.together, f"step {step}, save"),
             overwrite=decision.may_replace,
             reuse=self._last_whole if may_reuse else None,
             functions=state.functions,
-            metadata=state.metadata_with(decision.metrics),
+            metadata={**given, "step": step, "metrics": decision.metrics},
         )
         saving = self._begin(state, options, decision.metrics, may_delete)
         try:

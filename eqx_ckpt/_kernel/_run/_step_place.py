@@ -4,7 +4,7 @@ or a deletion."""
 from .._format import _files
 from .._save import _options
 from . import _pins
-from ._steps import below, Steps
+from ._steps import path_below, Steps
 
 
 def check_run(steps: Steps) -> None:
@@ -38,9 +38,9 @@ def check_free(steps: Steps, step: int, may_replace: bool) -> None:
     or if its directory is a checkpoint, which a load of its path would take for it."""
     if steps.root.stamp(f"{step}/{_files.INDEX}"):
         raise FileExistsError(
-            f"`{below(steps.root.url, str(step))}` is a checkpoint, and no step of a "
-            "run. It is left as it is, and nothing was saved. Move it elsewhere, or "
-            "choose another directory for the run."
+            f"`{path_below(steps.root.url, str(step))}` is a checkpoint, and no step "
+            "of a run. It is left as it is, and nothing was saved. Move it elsewhere, "
+            "or choose another directory for the run."
         )
     found = steps.find_signature(step)
     # Where Orbax has several trees in a step, none is found.

@@ -10,7 +10,7 @@ from .._save import _leftovers
 from .._storage._backend import Backend
 from ._listing import Listing, names_in
 from ._orbax_steps import METADATA
-from ._steps import LOOKS, Signature, Steps
+from ._steps import MAX_LOOKS, Signature, Steps
 
 
 # Seconds in which a save that has made its directory has locked it, too.
@@ -45,9 +45,9 @@ def why_skipped(steps: Steps, step: int) -> Skip | None:
     """State of a step that is not complete; None if that is nothing."""
     if steps.is_linked(step):
         return Skip("it is a symbolic link, and a manager follows none", True)
-    root = steps.at(step)
+    root = steps.own_directory(step)
     tops, works = names_in(root), _work_directories(root)
-    for looks_left in reversed(range(LOOKS)):
+    for looks_left in reversed(range(MAX_LOOKS)):
         # A save makes its directory, locks it, and then writes there.
         is_new = not root.is_remote and {} in [x.list_top() for x in works.values()]
         if any(work.is_locked() for work in works.values()):

@@ -1,16 +1,17 @@
 """The steps of a run: where they are, which are complete, and which count.
 
 A step is a checkpoint at `<root>/<step>/default`, where Orbax's CheckpointManager has
-one too. A *listing* has the steps that have a directory, or a link in its place. Those
-of them are *complete* whose save is committed. The *lineage* says which of these count:
+one too. A *listing* has the steps that have a directory, or a link in its place. A step
+is *complete* if its save is committed. The *lineage* says which complete steps count:
 after a run went back, the steps that an earlier attempt has left do not.
 
 In an object store each look at a step is a request. So what a list says there, and what
 this process has saved, is not asked again. No link below the directory of the run is
 followed: a step that is one is not complete.
 
-`_step_state` says why a step is not complete, `_step_facts` what is known of one.
-`_pins`, `_marks` and `_removal` change steps.
+`_step_state` says why a step is not complete, `_step_facts` what is known of one, and
+`_step_place` whether one may be saved. `_pins` and `_marks` change the files of a run
+that say something of a step, and `_removal` deletes a step or moves it aside.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._storage._objects import KeyList, ObjectStore
 from . import _attempts, _listing, _numbered
-from ._attempts import Attempt, Lineage
+from ._attempts import AttemptCache, Lineage
 from ._history import History
 from ._listing import ITEM, Listing
 from ._orbax_steps import OrbaxSteps
@@ -36,7 +37,7 @@ from ._step_journal import index_of, Journal
 
 
 # The most looks at all steps, where others save and delete them meanwhile.
-LOOKS = 100
+MAX_LOOKS = 100
 
 
 class Signature(NamedTuple):
@@ -55,7 +56,7 @@ class SavedStep(NamedTuple):
 
 
 class Steps:
-    """All steps of a run. Nothing here knows of other processes."""
+    """All steps of a run. Nothing here talks to other processes."""
 
     def __init__(self, root: str | os.PathLike[str]):
         found = _root.resolve(root)
@@ -67,17 +68,15 @@ class Steps:
         self.orbax = OrbaxSteps(self.root)
         self.journal = Journal(self.root, lambda: self.listing().steps)
         self.history = History(self.root)
-        # The attempts that were read, by their numbers and, on a disk, the stamps of
-        # their files. An attempt never changes, but another run may come in the place
-        # of this one. In an object store there are no stamps: the cache is emptied when
-        # no file of the history is one that was there before.
-        self._known_attempts: dict[tuple[int, str], Attempt] = {}
-        self._history_names: set[str] = set()
+        self.attempts = AttemptCache(self.root)
         # In an object store, the steps of the last list, with those saved here since,
         # and without those deleted here. None: it was not listed yet.
-        self.listed: set[int] | None = None
-        # What was saved here, and is in the history.
+        self._listed: set[int] | None = None
+        # What was saved here, and is in the history. Only `note_saved` and
+        # `note_deleted` change it.
         self.saved: dict[int, SavedStep] = {}
+        # The keys of the trees of Orbax's steps, as the last look at each step found.
+        self._orbax_keys: dict[int, str] = {}
 
     @property
     def is_local(self) -> bool:
@@ -87,30 +86,35 @@ class Steps:
         return isinstance(self.root, LocalDirectory)
 
     # ---- Where a step is: its path, as other calls take it, its key and its directory.
-    # One of Orbax may be elsewhere than one of ours: `path` looks for it on a disk;
-    # `known_path` and `key` go by the last look, as `path` does in an object store; and
-    # `own_path` and `at` are of a step of ours.
+    # One of Orbax may be elsewhere than one of ours. `path` looks for it on a disk.
+    # `last_known_path` and `last_known_key` go by the last look, which is the last call
+    # of `signature`; so does `path` in an object store. `own_path` and `own_directory`
+    # are of a step of ours.
 
     def path(self, step: SupportsIndex) -> str | os.PathLike[str]:
         """The path of a step: on a disk by a look, else by the last one."""
         step = check_step(step)
         if self.is_local:
-            self.signature(step)  # It notes where one of Orbax is.
-        return self.known_path(step)
+            self.signature(step)
+        return self.last_known_path(step)
 
-    def known_path(self, step: int) -> str | os.PathLike[str]:
+    def last_known_path(self, step: int) -> str | os.PathLike[str]:
         """The path of a step, by the last look."""
-        return below(self.location, self.key(step))
+        return path_below(self.location, self.last_known_key(step))
 
     def own_path(self, step: int) -> str | os.PathLike[str]:
         """The path of a step of ours, without a look."""
-        return below(self.location, f"{step}/{ITEM}")
+        return path_below(self.location, f"{step}/{ITEM}")
 
-    def key(self, step: int) -> str:
+    def last_known_key(self, step: int) -> str:
         """The key of a step at the root, by the last look."""
-        return self.orbax.trees.get(step, f"{step}/{ITEM}")
+        return self._orbax_keys.get(step, f"{step}/{ITEM}")
 
-    def at(self, step: int) -> Backend:
+    def orbax_key(self, step: int) -> str | None:
+        """The key of the tree of a step of Orbax, by the last look."""
+        return self._orbax_keys.get(step)
+
+    def own_directory(self, step: int) -> Backend:
         """The directory of a step of ours."""
         return self.root.below(f"{step}/{ITEM}")
 
@@ -134,7 +138,7 @@ class Steps:
         # Others may have called a file by a number. `names` says what is a directory.
         may_be_step = lambda name: names[name] or self.root.is_link(name)
         own = filter(may_be_step, filter(_numbered.is_step, names))
-        steps = [*map(int, own), *self.orbax.take_names(names)]
+        steps = [*map(int, own), *self.orbax.note_names(names)]
         # None: there are some, which are listed once somebody asks.
         attempts = None if _attempts.PLACE in names else []
         history = None if _history.PLACE in names else []
@@ -142,12 +146,9 @@ class Steps:
 
     def _list_store(self, root: ObjectStore, asked: KeyList | None) -> Listing:
         listing = _listing.list_run(root, self.journal.steps, asked)
-        self.orbax.listed_trees = listing.trees
-        self.listed = set(listing.steps)
-        names = {*(listing.history or ())}
-        if names.isdisjoint(self._history_names):
-            self._known_attempts.clear()
-        self._history_names = names
+        self.orbax.note_trees(listing.trees)
+        self.attempts.note_history(listing.history or ())
+        self._listed = set(listing.steps)
         return listing
 
     def listings(self, first: Listing | None = None) -> Iterator[Listing]:
@@ -159,7 +160,7 @@ class Steps:
         the same steps, or two have none.
         """
         before, repeats = None, 0
-        for _ in range(LOOKS):
+        for _ in range(MAX_LOOKS):
             listing, first = first or self.listing(), None
             there = set(listing.steps)
             repeats = repeats + 1 if there == before else 0
@@ -172,17 +173,33 @@ class Steps:
         """In an object store, whether a step was neither listed nor saved here. If
         another process has saved it since, the commit is refused. On a disk False:
         there a look is cheap."""
-        return self.listed is not None and step not in self.listed
+        return self._listed is not None and step not in self._listed
+
+    def note_committed(self, step: int) -> None:
+        if self._listed is not None:
+            self._listed.add(step)
+
+    def note_saved(self, new: SavedStep) -> None:
+        """Is told of a step of this process that is committed, and in the history."""
+        self.saved[new.row.step] = new
+
+    def note_deleted(self, step: int) -> None:
+        self.saved.pop(step, None)
+        if self._listed is not None:
+            self._listed.discard(step)
+        self.journal.deleted(step)
 
     def signature(self, step: int) -> Signature | None:
         """The signature of a step, which changes with the save; None if the step is not
-        complete, or leads through a link. It also notes where a step of Orbax is, in
-        `orbax.trees`."""
-        if stamp := self.root.stamp(index_of(step)):
-            self.orbax.trees.pop(step, None)
-            return Signature(stamp)
-        stamp = self.orbax.stamp(step)
-        return Signature(stamp, is_ours=False) if stamp else None
+        complete, or leads through a link. It is the look by which `last_known_path`
+        goes."""
+        stamp = self.root.stamp(index_of(step))
+        tree = None if stamp else self.orbax.find(step)
+        if tree is None:
+            self._orbax_keys.pop(step, None)
+            return Signature(stamp) if stamp else None
+        self._orbax_keys[step] = tree.key
+        return Signature(tree.stamp, is_ours=False)
 
     def find_signature(self, step: int) -> Signature | None:
         """The signature of a step. A store that gives none is asked twice: it may be
@@ -197,8 +214,8 @@ class Steps:
         for listed in self.listings() if listing is None else [listing]:
             steps = sorted(listed.steps)
             unsure = [step for step in steps if listed.steps[step] is None]
-            # The oldest first: an older one goes only once a newer one is complete, so
-            # that one is seen.
+            # Oldest first: an older step is deleted only after a newer one is complete.
+            # So if the older is missed, the newer is seen.
             found = _store.each(self.root, self.signature, unsure)
             signatures = dict(zip(unsure, found))
             # Those that the list shows to be complete were not looked at.
@@ -215,11 +232,11 @@ class Steps:
         it are not looked at. `has_near`: as of `lineage`; `first`: as of `listings`."""
         for listing in self.listings(first):
             lineage = self.lineage(listing, has_near)
-            if (step := self.newest(listing, lineage)) is not None:
+            if (step := self.first_to_restore(listing, lineage)) is not None:
                 return step
         return None
 
-    def newest(
+    def first_to_restore(
         self, listing: Listing, lineage: Lineage, without: Collection[int] = ()
     ) -> int | None:
         """The first complete step, in the order in which they are restored."""
@@ -229,11 +246,12 @@ class Steps:
         return None
 
     def lineage(self, listing: Listing, has_near: bool = False) -> Lineage:
-        """The attempt that counts: the last that has a complete step of its own; or the
-        last one, if that `has_near` steps."""
+        """The lineage of the attempt that counts: the last attempt with a complete step
+        of its own. If `has_near`, the last attempt has near steps, and counts without a
+        step at the root."""
         is_save = lambda step, save: self._is_save(step, save, listing)
-        for number in self.attempt_numbers(listing):
-            attempt = self._read_attempt(number)
+        for number in self.attempts.numbers(listing.attempts):
+            attempt = self.attempts.read(number)
             if attempt is not None:
                 lineage = Lineage(attempt, is_save)
                 newest_first = sorted(listing.steps, reverse=True)
@@ -241,21 +259,6 @@ class Steps:
                 if has_near or any(self.is_complete(step, listing) for step in own):
                     return lineage
         return Lineage(None, is_save)
-
-    def attempt_numbers(self, listing: Listing) -> list[int]:
-        """The last first. **Raises:** `ValueError` if their directory is a link."""
-        numbers = listing.attempts
-        if numbers is None:
-            numbers = _numbered.numbers(self.root, _attempts.PLACE)
-        return sorted(numbers, reverse=True)
-
-    def _read_attempt(self, number: int) -> Attempt | None:
-        stamp = self.root.stamp(f"{_attempts.PLACE}/{number}") if self.is_local else ""
-        known = self._known_attempts.get((number, stamp))
-        found = known or _attempts.read_attempt(self.root, number)
-        if found is not None:
-            self._known_attempts[number, stamp] = found
-        return found
 
     def _is_save(self, step: int, save: str, listing: Listing) -> bool:
         """Whether a step is still this save, or one that cannot be read any more."""
@@ -272,7 +275,7 @@ class Steps:
                 return self.journal.row(step, found.stamp).save if found.is_ours else ""
         return None
 
-    def left(self) -> set[int]:
+    def left_steps(self) -> set[int]:
         """The steps that an earlier attempt has left."""
         listing = self.listing()
         return self.lineage(listing).left(listing.steps)
@@ -283,7 +286,9 @@ class Steps:
         at = self.orbax.name_of(step)
         return self.root.is_link(f"{at}/{ITEM}") or self.root.is_link(at)
 
-    def say(self, level: int, did: str, step: int, why: str = "", **facts: Any) -> None:
+    def log_step(
+        self, level: int, did: str, step: int, why: str = "", **facts: Any
+    ) -> None:
         """Logs what was done with a step."""
         text = f"{did} step {step} of `{self.root}`"
         if "nbytes" in facts:
@@ -294,7 +299,7 @@ class Steps:
         _log.say(level, f"{text}: {why}" if why else text, **facts)
 
 
-def below(path: str | os.PathLike[str], key: str) -> str | os.PathLike[str]:
+def path_below(path: str | os.PathLike[str], key: str) -> str | os.PathLike[str]:
     """A place below a path or URL, with the options of its store."""
     if not key:
         return path
