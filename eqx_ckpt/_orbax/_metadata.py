@@ -84,11 +84,11 @@ def holes(spec: TreeSpec, record: TreeRecord, wholes: Sequence[str]) -> Iterator
             if record.counts[row]:
                 letter = spec.templates[spec.template_of[before]].keys[depth]
             for place, child in enumerate(children):
-                if kind.parts:
-                    part = kind.parts[place]
-                else:  # The names of leaves tell it, and each child has some.
+                if record.has_unknown_parts(row):  # Each child has leaves.
                     part = _names.parts(spec.names[at])[depth]
                     part = part if depth else _names.below(part, "")
+                else:
+                    part = kind.parts[place]
                 below.append((_names.child(name, part), child, keys + letter))
                 at += record.counts[child]
             stack += reversed(below)

@@ -101,15 +101,14 @@ class Builder:
     def _children(self, row: int, name: str, at: int) -> Iterator[tuple[int, str, int]]:
         """The row of each child of a node, the last part of its name, and the index of
         its first leaf, if it has some."""
-        parts = self._tree.kind(row).parts
+        parts, names = self._tree.kind(row).parts, self._leaves.names
+        are_unknown = self._tree.has_unknown_parts(row)
         start = len(name) + 1 if name else 0
         for position, child in enumerate(self._tree.rows[row].children):
-            if parts:
-                part = parts[position]
-            elif at < len(self._leaves.names):  # A dict: the names have its keys.
-                part = self._leaves.names[at][start:].partition(".")[0]
+            if are_unknown:  # Each child has leaves, whose names have its part.
+                part = names[at][start:].partition(".")[0]
             else:
-                raise _decode.Malformed("its leaves have other names")
+                part = parts[position]
             yield child, part, at
             at += self._counts[child]
 
