@@ -99,7 +99,7 @@ def _restore_and_save(path: str) -> bool:
     at = manager.restore(tree(0))[1]
     if at < 30:
         manager.save(30, tree(30), metrics={"loss": 30.0})
-        manager.close()
+        manager.wait()
     return True
 
 
