@@ -163,3 +163,24 @@ def test_headers_that_are_no_list_of_texts(wrong):
 def test_an_option_that_cannot_be_written(tmp_path):
     with pytest.raises(TypeError, match="option of a store cannot be JSON"):
         ec.Store("s3://bucket/x", endpoint=object())
+
+
+def test_a_query_is_printed_by_no_error(tmp_path):
+    """A signed URL is refused: whoever has it may read the file."""
+    url = f"https://host/m.safetensors?X-Amz-Signature={SECRET}"
+    like = {"w": np.ones(3)}
+    for call in (
+        lambda: ec.open(url),
+        lambda: ec.open(ec.Store(url)),
+        lambda: ec.exists(url),
+        lambda: ec.verify(url),
+        lambda: ec.tree_deserialise_leaves(url, like),
+        lambda: ec.graft(like, url, [(lambda m: m, lambda c: c)]),
+        lambda: ec.tree_serialise_leaves(url, like),
+        lambda: ec.convert(url, tmp_path / "a"),
+        lambda: ec.diff(url, like),
+        lambda: ec.CheckpointManager(url).restore(like),
+    ):
+        with pytest.raises(ValueError, match=r"m.safetensors\?\*\*\*' has a qu") as e:
+            call()
+        assert SECRET not in "".join(traceback.format_exception(e.value))

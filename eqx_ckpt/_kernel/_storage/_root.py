@@ -144,9 +144,11 @@ def of_url(
 
     **Raises:** `ValueError` if nothing can be at such a URL.
     """
-    if re.search("[?#]", url):
+    if found := re.search("[?#]", url):
+        # It may be signed: whoever has it may read.
+        shown = mask(repr(f"{url[: found.end()]}***"))
         raise ValueError(
-            f"{mask(repr(url))} has a query or a fragment, and files below it have "
+            f"{shown} has a query or a fragment, and files below it have "
             "names without one. What a server wants to see can be in `headers` of an "
             "`ec.Store`."
         )
