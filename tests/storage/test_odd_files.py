@@ -1,6 +1,7 @@
 """A file system that can do less than others: see `support.oddfs`."""
 
 import os
+import subprocess
 
 import jax.numpy as jnp
 import numpy as np
@@ -75,6 +76,34 @@ def test_a_run(odd, layout, caplog):
     assert ec.CheckpointManager(root).steps() == [2, 4]
     said = [text for text in caplog.messages if "cannot sync directories" in text]
     assert len(said) <= 1
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_a_lower_layer_of_an_overlay(tmp_path, layout):
+    """Nothing in it can be renamed, as in the image of a container."""
+    lower, merged = tmp_path / "lower", tmp_path / "merged"
+    ec.tree_serialise_leaves(lower / "c", _tree(1), layout=layout)
+    with ec.CheckpointManager(lower / "run", layout=layout) as manager:
+        for step in (1, 2):
+            manager.save(step, _tree(step))
+    for name in ("upper", "work", "merged"):
+        (tmp_path / name).mkdir()
+    layers = f"lowerdir={lower},upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    mount = ["mount", "-t", "overlay", "overlay", merged, "-o"]
+    done = subprocess.run([*mount, f"{layers},redirect_dir=off"], capture_output=True)
+    if done.returncode:
+        pytest.skip(f"an overlay cannot be mounted: {done.stderr}")
+    try:
+        ec.delete(merged / "c")
+        with ec.CheckpointManager(merged / "run", keep=1, layout=layout) as manager:
+            manager.save(3, _tree(3))
+        assert manager.steps() == [3]
+        assert {"1", "2"}.isdisjoint(os.listdir(merged / "run"))
+        _check(manager.path(3), 3)
+        ec.delete(merged / "run")
+        assert os.listdir(merged) == []
+    finally:
+        subprocess.run(["umount", merged], check=True)
 
 
 def test_a_file_that_loses_its_end_while_it_is_copied(tmp_path):

@@ -199,13 +199,16 @@ def _rename_and_delete(root: LocalDirectory, entries: Iterable[str]) -> None:
     try:
         root.rename(work)
     except OSError as e:
-        if e.errno != errno.EBUSY:
+        if e.errno not in (errno.EBUSY, errno.EXDEV):
             raise
-        # At a mount point. What is left of this is a leftover too.
+        # At a mount point, or in a lower layer of an overlay, as the image of a
+        # container is. What is left of this is a leftover too.
         root.delete(_files.INDEX)
         root.sync_directories([""])
         for key in entries:
             _leftovers.discard(root, key)
+        if e.errno == errno.EXDEV:
+            root.drop_directory()
         return
     # What came in since it was listed is not ours to delete.
     for name in (work.list_top() or {}).keys() - set(entries):
