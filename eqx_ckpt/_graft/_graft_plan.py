@@ -193,7 +193,10 @@ def _node_pairs(matching: Matching, names: Sequence[str]) -> Iterator[tuple[str,
         for number in job.all_numbers:
             for saved in job.all_saved:
                 here = matching.model.names[number]
-                for name, origin in _names.node_pairs(here, saved.name):
+                there = matching.moved.get(number, here)
+                ends = _names.node_pairs(there, saved.name)
+                for depth, (_, origin) in enumerate(ends, 1):
+                    name = ".".join(_names.parts(here)[:-depth])
                     if root(name) is None:
                         break
                     if name in own:

@@ -95,6 +95,8 @@ class Matching:
         self.scalars: list[Scalar] = []
         self.covered: dict[int, str] = {}
         self.used: dict[int, str] = {}
+        # Leaves of the model with other names there, below the node of their pair.
+        self.moved: dict[int, str] = {}
 
     def find_jobs(self) -> None:
         """Finds the `jobs`, and the `scalars` that are inside of pairs."""
@@ -102,6 +104,7 @@ class Matching:
             matched = False
             for group in pair.groups:
                 moves = self._stored_names(group)
+                self.moved |= moves
                 left = [
                     {
                         moves.get(n, name): n

@@ -3,6 +3,7 @@
 import collections
 import io
 import re
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -1270,10 +1271,16 @@ def test_a_rename_that_fails(tmp_path):
         ec.graft({"b": jnp.zeros(2)}, tmp_path / "c", [pair])
 
 
-def _keyless(cls, value, sizes=(2, 3, 2, 3)):
+class _Holder(eqx.Module):
+    held: Any
+    size: int = eqx.field(static=True)
+
+
+def _keyless(cls, value, sizes=(2, 3, 2, 3), size=1):
     linears = [eqx.nn.Linear(2, n, False, key=jr.key(0)) for n in sizes]
     of = [eqx.tree_at(lambda m: m.weight, x, value(i)) for i, x in enumerate(linears)]
-    return {"l": [cls(w=cls(w=of[0], b=of[1]), b=cls(w=of[2], b=[of[3]]))]}
+    top = cls(w=cls(w=of[0], b=of[1]), b=cls(w=of[2], b=[of[3]]))
+    return {"l": [_Holder(top, size)]}
 
 
 @pytest.mark.parametrize(
@@ -1298,8 +1305,9 @@ def test_children_without_keys_in_another_order(tmp_path, name, rules):
         pair = (here, lambda c: c, ec.rename(rules))
     for cls in (old, new):
         got, _ = ec.graft({name: _keyless(cls, zero)}, path, [pair])
-        (top,) = got[name]["l"]
+        top = got[name]["l"][0].held
         found = top.w.w, top.w.b, top.b.w, *top.b.b
         assert [int(x.weight[0]) for x in found] == [0, 1, 2, 3]
-        with pytest.raises(RuntimeError, match=r"\(1 static\)"):
-            ec.graft({name: _keyless(cls, zero, (2, 3, 2, 5))}, path, [pair])
+        for other in (_keyless(cls, zero, (2, 3, 2, 5)), _keyless(cls, zero, size=2)):
+            with pytest.raises(RuntimeError, match=r"\(1 static\)"):
+                ec.graft({name: other}, path, [pair])
