@@ -202,7 +202,7 @@ class Saves:
         does not, its follow-up marks a step again that it was to replace."""
         step, path = state.step, self.steps.own_path(state.step)
         writers = _serialise.processes_of(path, state.tree, options)
-        saving = None
+        saving, is_staged = None, False
         try:
             # The other processes may wait in the save by now. An error here is told to
             # them as one of that save.
@@ -212,10 +212,11 @@ class Saves:
                 options = options._replace(own=_own.encode(state.own))
                 handle, start = _async.stage_save(path, state.tree, options, writers)
                 over = _threads.Event()
-                saving = RunningSave(
+                new = RunningSave(
                     step, handle, metrics, may_delete, writers.leads, over
                 )
-                handle.add_done_callback(ft.partial(self._after_save, saving))
+                handle.add_done_callback(ft.partial(self._after_save, new))
+                saving = new  # From here on its follow-up is sure, and is waited for.
                 self._last.begun = saving
                 self._running.append(saving)
                 if options.overwrite and writers.leads:
@@ -224,10 +225,11 @@ class Saves:
                     _marks.unmark(self.steps, step)
                 if writers.leads:
                     self.attempt_start.begin_if_due(step, self.damaged)
+            is_staged = True
             start()
         except BaseException as e:
             if saving is not None:
-                if _background.end_unclaimed(saving.handle):
+                if _background.end_unclaimed(saving.handle) and is_staged:
                     writers.tell_failed(e)
                 if _background.error_of(saving.handle) is not None:
                     self._drop_running(saving)
