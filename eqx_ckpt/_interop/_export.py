@@ -204,7 +204,7 @@ class FileSink:
 def _run_of(root: Backend, processes: Who) -> Processes:
     if processes == "own":
         return Processes()
-    together = _processes.together(processes)
+    together = _arguments.together(processes)
     what = f"Exporting to `{root}`{_processes.tagged(together.tag)}"
     return _processes.of_run("export", root.url, together, what)
 

@@ -170,7 +170,7 @@ def processes_of(
     if not any(map(_target.is_spread, jtu.tree_leaves(tree))):
         return Processes()
     places = sorted({_root.place(path) for path in paths})
-    together = _processes.together(options.processes)
+    together = _arguments.together(options.processes)
     tagged = _processes.tagged(together.tag)
     what = f"{_doing[kind]} `{'`, `'.join(places[:3])}`{tagged}"
     return _processes.of_run(kind, places, together, what)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .._runtime import _processes
+from .._runtime import _arguments
 from .._save._options import SaveOptions
 from .._tree import _nearest
 from ._step import Step
@@ -44,7 +44,7 @@ class Policy(NamedTuple):
                 "`keep` deletes older steps, which is safe only once the new one would "
                 "survive a power cut: leave `durable` as it is, or `keep` out."
             )
-        tag = _processes.together(options.processes).tag
+        tag = _arguments.together(options.processes).tag
         if options.processes == "own" or tag is not None:
             raise ValueError(
                 '`processes` of a manager is "all", or an `ec.Together` without `tag`: '

@@ -15,7 +15,7 @@ from .._format._schema import COUNT, optional
 from .._load import _checkpoint, _deserialise
 from .._load._load_options import LoadOptions
 from .._load._partial import Apart
-from .._runtime import _conversation, _log, _processes
+from .._runtime import _arguments, _conversation, _log, _processes
 from .._runtime._arguments import Who
 from .._runtime._processes import Processes
 from . import _attempt_start, _own, _step_place, _step_state, _steps
@@ -70,7 +70,7 @@ def _with_processes(request: LoadRequest, who: Who) -> LoadRequest:
 def _check_agreed(saves: Saves, step: int, who: Who) -> None:
     """**Raises:** `ValueError` in all processes if they do not restore one step."""
     root = saves.steps.root
-    together, what = _processes.together(who), f"Restoring a step, in `{root}`"
+    together, what = _arguments.together(who), f"Restoring a step, in `{root}`"
     processes = _processes.of_run("restore a step", root, together, what)
     with processes.share_errors():
         said = share_records(processes, step, _SAID, COUNT)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from .._format import _layouts, _schema
-from .._runtime import _log, _processes, _threads
+from .._runtime import _arguments, _log, _processes, _threads
 from .._runtime._processes import Processes
 from .._save import _async, _background, _serialise
 from .._save._background import SaveHandle
@@ -62,7 +62,7 @@ class Saves:
 
     def __init__(self, steps: Steps, policy: Policy, options: SaveOptions):
         self.steps, self._policy, self.options = steps, policy, options
-        together = _processes.together(options.processes)
+        together = _arguments.together(options.processes)
         self.processes = RunProcesses(steps.root, together)
         self.attempt_start = AttemptStart(steps)
         self._follow_up = FollowUp(steps, policy, self.attempt_start)

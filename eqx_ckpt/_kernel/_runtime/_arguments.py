@@ -131,6 +131,12 @@ class Together:
 # The argument `processes` of calls.
 Who = Literal["all", "own"] | Together
 
+
+def together(processes: Who) -> Together:
+    """Options of a call that is not of one process alone."""
+    return processes if isinstance(processes, Together) else Together()
+
+
 # By the names of arguments, which mean the same in all calls.
 RULES = {
     "axes": Rule("integers", _is_integer),

@@ -20,7 +20,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
-from ._arguments import Together, Who
+from ._arguments import together, Who
 from ._meeting import gone_error, is_ended_by, Meeting
 from ._messages import (
     CallEnd,
@@ -164,8 +164,7 @@ class _Conversation(Processes):
     def for_part(self, who: Who, name: str) -> Who:
         if who == "own":
             return who
-        options = who if isinstance(who, Together) else Together()
-        return dataclasses.replace(options, tag=f"{name} {self.channel.number}")
+        return dataclasses.replace(together(who), tag=f"{name} {self.channel.number}")
 
     def _sign(self, word: bytes, is_account: bool) -> CallSign:
         return CallSign(self._gist, word.decode() if is_account else None)

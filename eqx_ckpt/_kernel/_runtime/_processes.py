@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from jax._src import distributed
 
-from ._arguments import Together, Who
+from ._arguments import Together
 from ._conversation import conversation, Processes
 from ._messages import Channel
 
@@ -14,14 +14,14 @@ from ._messages import Channel
 def of_run(
     kind: str,
     path: object,
-    options: Together,
+    together: Together,
     what: str,
     gist: Callable[[], str] = str,
 ) -> Processes:
     """The processes of this run, for one call that all make. It meets calls of the same
     `kind`, path and tag; `what` tells people of it, and `gist` tells apart calls
     without a tag."""
-    tag = options.tag
+    tag = together.tag
     state = distributed.global_state
     if state.client is None or count() == 1:
         return Processes()
@@ -29,18 +29,13 @@ def of_run(
     key = f"eqx_ckpt/{hashlib.sha256(line.encode()).hexdigest()[:32]}"
     where = f"{kind}, `{path}`{tagged(tag)}"
     index = state.process_id or 0
-    channel = Channel(index, count(), key, where, options.timeout, state.client)
+    channel = Channel(index, count(), key, where, together.timeout, state.client)
     sign = gist() if tag is None else ""
     return conversation(what, sign, tag is not None, channel)
 
 
 def tagged(tag: object) -> str:
     return "" if tag is None else f" (`tag={tag!r}`)"
-
-
-def together(processes: Who) -> Together:
-    """Options of a call that is not of one process alone."""
-    return processes if isinstance(processes, Together) else Together()
 
 
 def leads() -> bool:

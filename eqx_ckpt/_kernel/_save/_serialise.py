@@ -175,7 +175,7 @@ def processes_of(path: object, tree: PyTree, options: SaveOptions) -> Processes:
     """The processes that save a tree together."""
     if options.processes == "own" or _processes.count() == 1:
         return Processes()
-    together = _processes.together(options.processes)
+    together = _arguments.together(options.processes)
     what = f"Saving to `{path}`{_processes.tagged(together.tag)}"
     gist = ft.partial(_agree.gist, tree, options.metadata)
     return _processes.of_run("save", _root.place(path), together, what, gist)
