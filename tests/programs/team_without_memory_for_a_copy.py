@@ -3,6 +3,7 @@ it has a new disk: process 0 cannot open the part that goes to it, and then ther
 no room for that part."""
 
 import errno
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def failing(bad_mode, error):
 
 
 patch = pytest.MonkeyPatch()
-how = {"every": 100, "near": path / f"disk{rank}", "near_every": 1}
+how: dict[str, Any] = {"every": 100, "near": path / f"disk{rank}", "near_every": 1}
 how["processes"] = ec.Together(timeout=60)
 manager = ec.CheckpointManager(path / "run", **how)
 tree = {"x": spread(np.arange(8.0, dtype=np.float32), rows)}
