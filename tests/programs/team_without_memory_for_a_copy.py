@@ -38,7 +38,8 @@ patch.undo()
 manager.save(2, tree)
 manager.wait()
 print(manager.latest())
-manager = ec.CheckpointManager(path / "run", **how | {"near": path / f"disk{-rank}"})
+how["near"] = path / f"disk{-rank}"
+manager = ec.CheckpointManager(path / "run", **how)
 for rank_of_error, bad_mode, number in (
     (0, "rb", errno.EMFILE),
     (1, "xb", errno.ENOSPC),
