@@ -356,8 +356,9 @@ def test_older_readers_see_the_same_index_but_for_one_field(tmp_path):
 
 
 def test_two_processes(tmp_path):
-    """Process 0 exports and writes; an error of it is one of both."""
-    told = "[28. 28.]\n" * 2 + "True\n"
+    """Process 0 exports and writes; an error of it is one of both. If each saves alone,
+    each does."""
+    told = "[28. 28.]\n" * 2 + "[3. 3.]\nTrue\n"
     assert good(run_team_program(2, "team_that_saves_functions", tmp_path)) == [
         told,
         told,

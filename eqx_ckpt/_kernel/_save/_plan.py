@@ -104,9 +104,11 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     values = map(operator.attrgetter("value"), described.leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
     functions: dict[str, PlannedFunction] = {}
-    # None come along without lazy leaves. Process 0 stores them.
+    # None come along without lazy leaves. Of processes that save together, process 0
+    # stores them.
     given, is_wanted = options.functions, options.functions is not None or has_lazies
-    if is_wanted and given != "drop" and _processes.leads():
+    leads = options.processes == "own" or _processes.leads()
+    if is_wanted and given != "drop" and leads:
         stored = dict(zip(numbers, described.leaves))
         functions = _rooms.plan_functions(given, flat, stored)
     max_bytes = options.max_bytes
@@ -175,7 +177,7 @@ def _check_state(flat: Flat, record: TreeRecord) -> None:
     if flat.walk.types.isdisjoint((eqx.nn.State, Node)):
         rows = [row for row in record.rows if record.kinds[row.kind].how == "index"]
         # The child of each is its first value, until `make_with_state` takes that out.
-        if any(record.counts[row.children[0]] == 0 for row in rows):
+        if any(record.leaf_counts[row.children[0]] == 0 for row in rows):
             _log.warn(
                 "The tree that is saved has layers whose values are in an "
                 "`eqx.nn.State`, such as the averages of a BatchNorm, and no State: "
