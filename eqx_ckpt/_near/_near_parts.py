@@ -41,8 +41,9 @@ class Parts:
     """The parts of a near step, each at its `file` on this disk, and what this process
     loads of them. A part is opened when it is first needed.
 
-    If a part cannot be opened or read, the method raises `DamagedError` and adds the
-    part's number to `unreadable`. If the part is read later, the number goes.
+    If a part cannot be opened or read, a method raises `DamagedError`, but `report`
+    gives an empty report. Either way the part's number is in `unreadable`, until the
+    part is read.
     """
 
     def __init__(self, request: LoadRequest, file: Callable[[int], pathlib.Path]):
@@ -130,7 +131,9 @@ class Parts:
         self, leaves: Sequence[PartedLeaf], parts: Sequence[int]
     ) -> Generator[PartedLeaf, None, None]:
         """Reads some leaves, part by part. Gives each leaf once all of it has come."""
-        yield from [leaf for leaf in leaves if leaf.is_whole]  # They have no elements.
+        yield from [
+            leaf for leaf in leaves if leaf.is_complete
+        ]  # They have no elements.
         leaf_of = {i: leaf for leaf in leaves for i in leaf.read.leaves}
         verify, max_bytes = self._options.verify, self._options.max_bytes
         for part in parts:
@@ -140,7 +143,7 @@ class Parts:
                 for read, result in results:
                     leaf = leaf_of[read.leaves[0]]
                     leaf.take(part, result)
-                    if leaf.is_whole:
+                    if leaf.is_complete:
                         # An error in the caller's loop is not raised here, so no
                         # part is blamed for it.
                         yield leaf

@@ -155,7 +155,7 @@ class Near(NearSteps):
         step, what = state.step, f"Saving step {state.step} to near disks"
         if self._is_asked:
             self._begin_attempt(state)
-        processes = self._saves.processes.of_call("save a near step", what, step)
+        processes = self._saves.run_processes.of_call("save a near step", what, step)
         with _noted(step):
             with _log.timed("near") as timer, processes.share_errors():
                 plan = _async.stage(self._plan(state), frozenset())
@@ -198,7 +198,7 @@ class Near(NearSteps):
             return self._disk.report()
 
         what = f"Beginning an attempt with step {step}"
-        processes = saves.processes.of_call("begin near steps", what, step)
+        processes = saves.run_processes.of_call("begin near steps", what, step)
         self._attempt = Attempt.decode(processes.decide(decide, report))
         self._is_asked = False
         start.warn_of_passed_steps(step)
@@ -254,7 +254,7 @@ class Near(NearSteps):
         if saving.call is None or saving.part is None:
             return
         step, what = saving.step, f"Copying step {saving.step} to near disks"
-        processes = self._saves.processes.of_call("copy a near step", what, step)
+        processes = self._saves.run_processes.of_call("copy a near step", what, step)
         with _log.timed("near") as timer, processes.share_errors():
             processes.round()
             own = self._copy(saving.part, saving.rows, processes)

@@ -13,10 +13,14 @@ from .._kernel._tree._target import Target
 
 
 class PartReport(NamedTuple):
-    """A report of a part: its bytes; digests of the records of leaves of which it has
-    `shards`, which say what regions these are, and of the names of leaves that it has
-    `whole`; and the processes that need some of the shards. The report of a part that
-    cannot be read has none of these."""
+    """A report of a part. That of a part that cannot be read is empty.
+
+    - `nbytes`: the size of its file.
+    - `shards`: a digest of the records of the leaves of which it has shards. Parts with
+      the same regions have the same digest.
+    - `whole`: a digest of the names of the leaves that it has whole.
+    - `readers`: the processes that need some of its shards.
+    """
 
     nbytes: int = 0
     shards: str = ""
@@ -51,8 +55,8 @@ def choose_parts(
         """Its own, if it has one, and one part of each other set of shards that it
         needs."""
         own = process if has_own else None
-        # Parts that need not be moved come first; of equal ones, for each process
-        # another.
+        # A process's own part comes first, then parts on its disk. Of equal ones each
+        # process takes another, so that not all read the same.
         preference = lambda part: (
             part != own,
             process not in processes_with[part],
@@ -73,15 +77,16 @@ def _readers(leaves: Leaves, wanted: Iterable[LeafRead], count: int) -> set[int]
     """The processes whose devices need some of the shards that a part has. Leaves that
     it has whole do not count: all parts have them whole, or all are read."""
     found: set[int] = set()
-    # Of leaves with the same shards, for the same target, one is looked at.
+    # Of leaves with the same shards, of one size, for one target, one is looked at.
     seen = set()
     for one in wanted:
         leaf_index = leaves.leaf_indices[one.record.name]
-        shards, key = leaves.parts.get(leaf_index), id(one.target)
-        if not isinstance(shards, LocalShards) or (shards, key) in seen:
-            continue
-        seen.add((shards, key))
+        shards = leaves.parts.get(leaf_index)
         stored = leaves.templates[leaves.template_of[leaf_index]].shape
+        key = shards, stored, id(one.target)
+        if not isinstance(shards, LocalShards) or key in seen:
+            continue
+        seen.add(key)
         held = [region for _, region in shards.regions(stored)]
         for region, processes in _needed_regions(one.target, count):
             if not found.issuperset(processes):

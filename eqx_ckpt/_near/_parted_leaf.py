@@ -29,7 +29,7 @@ class _PartPiece(NamedTuple):
     to: Region
 
 
-class _FromPart(NamedTuple):
+class _PartRead(NamedTuple):
     """The read of one part, and the pieces that it gives, in their order."""
 
     read: StoredRead
@@ -39,15 +39,16 @@ class _FromPart(NamedTuple):
 @dataclasses.dataclass(eq=False)
 class PartedLeaf:
     """A leaf whose regions arrive, part by part, in `arrays`. `read` is the read of all
-    of its regions. `to_come` has the parts that have not come yet."""
+    of its regions. `to_come` has the parts that have not come yet. `owned`: whether the
+    memory of all arrays is the caller's alone, as in a `ReadResult`."""
 
     read: StoredRead
-    to_come: dict[int, _FromPart]
+    to_come: dict[int, _PartRead]
     arrays: list[Any]
     owned: bool = True
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return not self.to_come
 
     def take(self, part: int, result: ReadResult) -> None:
@@ -91,7 +92,7 @@ def parted(i: int, wanted: LeafRead, leaves_of: Mapping[int, Leaves]) -> PartedL
             f"`{wanted.record.name}` that the devices of this process need"
         ) from None
     to_come = {
-        part: _FromPart(_read_of(i, records[part], (x.stored for x in some)), some)
+        part: _PartRead(_read_of(i, records[part], (x.stored for x in some)), some)
         for part, some in pieces.items()
     }
     read = _read_of(i, wanted.record, regions)
@@ -160,7 +161,7 @@ def _ends(region: Region) -> tuple[tuple[int, int], ...]:
     return tuple([(s.start, s.stop) for s in region])
 
 
-# Most leaves are alike: 0.17 of the 1.05 s that a restore of 10,000 takes.
+# Most leaves are alike. This saves 0.17 of the 1.05 s of a restore of 10,000.
 @ft.lru_cache(maxsize=4096)
 def _view_of(shape: tuple[int, ...], ends: tuple[tuple[int, int], ...]) -> View:
     return _view.whole(shape).take((*(slice(*x) for x in ends), ...))

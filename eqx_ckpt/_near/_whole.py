@@ -76,7 +76,7 @@ def choose(
                 why += f"{attempt.number} did not go on from it"
                 passed.append(Passed(part.step, why))
         elif len(found) < part.processes:
-            there = _messages.listed(found)
+            there = _messages.list_text(found)
             why = f"{part.processes} processes have saved it; near disks have only the "
             passed.append(Passed(part.step, f"{why}parts of {there}"))
         # Which copies are bad is told elsewhere.

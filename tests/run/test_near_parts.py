@@ -21,9 +21,9 @@ def test_a_leaf_of_several_parts(rows, read):
     """Each region is read once, of the first part that has it."""
     leaf = parted({number: part(some) for number, some in rows.items()})
     for number, count in read.items():
-        assert not leaf.is_whole
+        assert not leaf.is_complete
         assert near_parts.read_into(leaf, number, rows[number]) == count
-    assert leaf.is_whole and np.array_equal(leaf.result().arrays[0], near_parts.X)
+    assert leaf.is_complete and np.array_equal(leaf.result().arrays[0], near_parts.X)
 
 
 def test_a_leaf_is_read_of_parts_that_have_the_same_array():
@@ -56,6 +56,13 @@ def test_which_parts_are_read():
     assert choose("abcd", apart, whole="aaba")[2] == [2, 3, 0, 1]
     some = ["a", "b", "c", ""]
     assert choose(some, apart, whole=["a", "a", "a", ""])[0] == [0, 1, 2, 3]
+
+
+def test_the_processes_that_need_a_part():
+    """Arrays may be cut along other axes, and their first shards begin at one place."""
+    assert near_parts.readers([(4, 8)]) == [0]
+    assert near_parts.readers([(8, 4)]) == [0, 1]
+    assert near_parts.readers([(4, 8), (8, 4)]) == [0, 1]
 
 
 def test_a_part_that_cannot_be_read_for_its_report_may_be_later(tmp_path):

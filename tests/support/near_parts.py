@@ -1,5 +1,7 @@
 """Parts of a near step, and a leaf that is read of them, without files or processes."""
 
+from unittest import mock
+
 import jax
 import numpy as np
 
@@ -52,3 +54,17 @@ def choose(shards, readers, whole="aaaa", disks=None, count=4):
     reports = {i: PartReport(1, *row) for i, row in enumerate(rows)}
     disks = disks or [[i] for i in reports]
     return _part_choice.choose_parts(disks, count, reports)
+
+
+def readers(stored):
+    """The processes that need a part, of two that restore arrays of (8, 8) by halves of
+    the rows. The part has the first shard of each array: of these shapes."""
+    names, shard = [str(i) for i in range(len(stored))], LocalShards((8, 8), ((0, 0),))
+    templates = [Template("a", "jax", "int32", x, "int32", x) for x in stored]
+    numbers = [*range(len(stored))]
+    leaves = Leaves(names, templates, numbers, parts=dict.fromkeys(numbers, shard))
+    target = _match.target_of("0", jax.ShapeDtypeStruct((8, 8), np.int32))
+    wanted = [LeafRead(leaves.record(i, known=True), None, target) for i in numbers]
+    halves = [((slice(at, at + 4), slice(0, 8)), (i,)) for i, at in enumerate((0, 4))]
+    with mock.patch.object(_part_choice, "_needed_regions", lambda *args: halves):
+        return _part_choice.report(leaves, 1, wanted, 2).readers
