@@ -146,3 +146,12 @@ def test_what_may_be_memory_mapped(odd, tmp_path):
     for path in (tmp_path, tmp_path / "near", odd.parent, f"{odd} beside"):
         assert inside.is_mapped(path)
     assert not inside.is_mapped_through_links(tmp_path)
+
+
+def test_a_descriptor_that_is_closed_in_its_block(tmp_path):
+    with inside.directory(tmp_path) as number, inside.directory(tmp_path) as other:
+        assert os.path.samestat(os.fstat(number), os.fstat(other))
+    closed = inside.directory(tmp_path)
+    with closed:
+        closed.close()
+    assert not closed.is_open

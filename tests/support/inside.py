@@ -430,6 +430,12 @@ def begin_anew(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return _found("_kernel._load._open.retried_if_replaced")(0, "path")(load)
 
 
+def directory(path: Any) -> Any:
+    """A directory that is open."""
+    module = _found("_kernel._storage._descriptor")
+    return module.Descriptor(path, module.DIRECTORY)
+
+
 def pinned(manager: Any) -> set[int]:
     return _found("_kernel._run._pins.pinned")(manager._steps)
 

@@ -25,15 +25,15 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def _close(numbers: list[int], count: int) -> None:
-    """Closes the last files of a list. The step that closes one forgets its number:
-    soon another file may have it."""
+    """Closes the last `count` files of a list. The step that closes one forgets its
+    number: soon another file may have it."""
     collections.deque(map(os.close, map(numbers.pop, [-1] * count)), maxlen=0)
 
 
 class _Closed:
     """A file that is closed: nothing is left to do. `Descriptor` adds what an open one
-    needs; when it is closed, it becomes one of these. Then it has no `__del__` any
-    more, where Python drops interrupts."""
+    needs; when it is closed, it becomes one of these. A closed one has no `__del__`: an
+    interrupt that comes in a `__del__` is lost."""
 
     # The number of an open file; empty once it is closed.
     _numbers: list[int] = []
@@ -47,6 +47,9 @@ class _Closed:
 
     def close(self) -> None:
         pass
+
+    def _become_closed(self) -> None:
+        setattr(self, "__class__", _Closed)  # Checkers of types refuse an assignment.
 
 
 class Descriptor(_Closed):
@@ -91,9 +94,6 @@ class Descriptor(_Closed):
             self._become_closed()
 
     close = __exit__
-
-    def _become_closed(self) -> None:
-        setattr(self, "__class__", _Closed)  # Checkers of types refuse an assignment.
 
     def __del__(self):
         # At the end of the process modules go first, and the system closes all files.
