@@ -376,6 +376,16 @@ def test_a_step_is_any_integer(root, integer):
     assert manager.steps() == []
 
 
+@pytest.mark.parametrize(
+    "step, shown",
+    [(-1, "-1"), (10**18, "10{18}"), (10**5000, "one of many digits")],
+    ids=["negative", "long", "very long"],
+)
+def test_a_step_has_few_digits(root, step, shown):
+    with pytest.raises(ValueError, match=rf"more than 18 digits: {shown}\.$"):
+        ec.CheckpointManager(root).save(step, tree_at(0))
+
+
 def test_what_stays(root):
     options = dict(keep=2, keep_every=100, best=("accuracy", "max"))
     with ec.CheckpointManager(root, **options) as manager:

@@ -214,8 +214,9 @@ class Steps:
         for listed in self.listings() if listing is None else [listing]:
             steps = sorted(listed.steps)
             unsure = [step for step in steps if listed.steps[step] is None]
-            # Oldest first: an older step is deleted only after a newer one is complete.
-            # So if the older is missed, the newer is seen.
+            # On a disk the oldest is looked at first: an older step is deleted only
+            # after a newer one is complete. So if the older is missed, the newer is
+            # seen. In a store all are looked at together, and the list shows most.
             found = _store.each(self.root, self.signature, unsure)
             signatures = dict(zip(unsure, found))
             # Those that the list shows to be complete were not looked at.
@@ -228,8 +229,8 @@ class Steps:
     def latest(
         self, has_near: bool = False, first: Listing | None = None
     ) -> int | None:
-        """The first complete step, in the order in which they are restored. Those after
-        it are not looked at. `has_near`: as of `lineage`; `first`: as of `listings`."""
+        """The step that a restore would take now, near ones apart; others are not
+        looked at. `has_near`: as of `lineage`; `first`: as of `listings`."""
         for listing in self.listings(first):
             lineage = self.lineage(listing, has_near)
             if (step := self.first_to_restore(listing, lineage)) is not None:
@@ -239,7 +240,8 @@ class Steps:
     def first_to_restore(
         self, listing: Listing, lineage: Lineage, without: Collection[int] = ()
     ) -> int | None:
-        """The first complete step, in the order in which they are restored."""
+        """The first complete step of a listing, in the order in which they are
+        restored."""
         for step in in_restore_order(listing, lineage):
             if step not in without and self.is_complete(step, listing):
                 return step
@@ -280,7 +282,7 @@ class Steps:
         listing = self.listing()
         return self.lineage(listing).left(listing.steps)
 
-    # ---- What a manager leaves as it is.
+    # ---- Links, and the log.
 
     def is_linked(self, step: int) -> bool:
         at = self.orbax.name_of(step)
@@ -327,8 +329,9 @@ def check_step(step: SupportsIndex) -> int:
     if number is None or isinstance(step, bool):
         raise TypeError(f"A step must be an integer, not {step!r}.")
     if number not in _schema.COUNT:
+        # Python shows no number of thousands of digits.
+        shown = number if abs(number) < 10**40 else "one of many digits"
         raise ValueError(
-            "A step must not be negative, nor have more than 18 digits: "
-            f"{number!s:.40}."
+            f"A step must not be negative, nor have more than 18 digits: {shown}."
         )
     return number
