@@ -80,7 +80,7 @@ with ec.CheckpointManager(
             assert "3 seconds" in str(e), e
         else:
             raise AssertionError
-        other._saves.processes.together = ec.Together(timeout=60)
+        other._saves.run_processes.together = ec.Together(timeout=60)
         for step in (20, 21):
             assert other.save(step, tree(step))
         assert other.steps()[-1] in (20, 21)

@@ -35,7 +35,7 @@ files = {
 
 def is_within(how):
     global together
-    together = manager._saves.processes.together = how
+    together = manager._saves.run_processes.together = how
 
 
 for name, call in calls.items():

@@ -17,9 +17,9 @@ if handler == "Python":
     signal.signal(signal.SIGTERM, lambda *_: print("handled"))
 manager = ec.CheckpointManager(path / "run", every=1000, signals=[signal.SIGTERM])
 messages = []
-tell = manager._saves.processes.any_was_told
+tell = manager._saves.run_processes.any_was_told
 count = lambda told: messages.append(told) or tell(told)
-pytest.MonkeyPatch().setattr(manager._saves.processes, "any_was_told", count)
+pytest.MonkeyPatch().setattr(manager._saves.run_processes, "any_was_told", count)
 step = 0
 with manager:
     for step in range(1, 20_000):

@@ -121,7 +121,7 @@ class Player:
         except (RuntimeError, OSError) as e:
             waited = f"{type(e).__name__}: {e}"
         self.meet(f"met-{seed}")
-        manager._saves.processes.together = ec.Together(timeout=LONG)
+        manager._saves.run_processes.together = ec.Together(timeout=LONG)
         good = []
         for step in range(101, 111):
             call = {"kind": KINDS[step % len(KINDS)], "tag": step % 2, "kill": None}

@@ -1,6 +1,7 @@
 """The state that a manager was given last, which waits for the end of the run."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ class LastState:
         self._steps, self._options = steps, options
         self.kept: KeptState | None = None
         # The save that was begun last since then: of that state, or of a newer one.
-        self.begun: RunningSave | None = None
+        self._begun: RunningSave | None = None
         # The copies of its arrays: those of the next one are made in their memory.
         self._copies: list[Any] = []
         # What the last state that was checked looks like, but for its values: see
@@ -34,26 +35,43 @@ class LastState:
         self._checked: tuple[Any, ...] = ()
         # Whether the last call of `save` has raised: the caller knows that its state is
         # not saved.
-        self.has_raised = False
+        self._has_raised = False
+
+    @contextlib.contextmanager
+    def noting_errors(self) -> Iterator[None]:
+        """Notes whether a call of `save`, inside, raises an error."""
+        self._has_raised = True
+        yield
+        self._has_raised = False
+
+    def note_begun(self, saving: RunningSave) -> None:
+        """Notes a save that is about to begin, of the kept state or of a newer one."""
+        self._begun = saving
+
+    def drop(self) -> None:
+        """Drops the kept state: a newer one is being saved."""
+        self.kept = None
 
     def unsaved(self) -> KeptState | None:
         """The kept state, unless a save that was begun since goes on or has gone
         well."""
-        begun = self.begun
+        begun = self._begun
         is_saved = begun is not None and _background.error_of(begun.handle) is None
         return None if is_saved else self.kept
 
     def keep(self, state: PendingState) -> None:
         """Keeps a copy of a state. **Raises:** what is wrong with it. The state before
         it then stays the kept one."""
-        begun, kept = self.begun, KeptState.of(state, self._options.is_leaf)
+        begun_before = self._begun  # A handler of a signal may begin one from here on.
+        kept = KeptState.of(state, self._options.is_leaf)
         self._check_savable(state, kept)
-        self._copy_for_end(kept, begun)
+        self._copy_for_end(kept, begun_before)
 
     def keep_tried(self, state: PendingState) -> None:
         """Keeps a copy of a state whose save was tried: it is not checked."""
-        begun, kept = self.begun, KeptState.of(state, self._options.is_leaf)
-        self._copy_for_end(kept, begun)
+        begun_before = self._begun
+        kept = KeptState.of(state, self._options.is_leaf)
+        self._copy_for_end(kept, begun_before)
 
     def end(self) -> None:
         """Holds nothing from now on."""
@@ -77,24 +95,25 @@ class LastState:
             _own.encode(state.own)
             self._checked = looks
 
-    def _copy_for_end(self, kept: KeptState, begun: RunningSave | None) -> None:
-        """Keeps a copy. `begun`: the save that was begun last when the call began."""
+    def _copy_for_end(self, kept: KeptState, begun_before: RunningSave | None) -> None:
+        """Keeps a copy. `begun_before`: the save that was begun last when the call of
+        `save` came."""
         copies, self._copies = self._copies, []
         try:
             # The copy of the state before is spoiled as soon as this begins.
             self.kept = None
-            self._set(kept.copied(copies), begun)
+            self._set(kept.copied(copies), begun_before)
         except BaseException:
             # Ctrl-C is the caller's, who may write to the arrays from now on.
             with contextlib.suppress(Exception):
-                self._set(kept.copied([]), begun)
+                self._set(kept.copied([]), begun_before)
             raise
 
-    def _set(self, copy: KeptState, begun: RunningSave | None) -> None:
+    def _set(self, copy: KeptState, begun_before: RunningSave | None) -> None:
         # A handler of a signal may have begun to save this very step meanwhile.
-        newer = None if self.begun is begun else self.begun
+        newer = None if self._begun is begun_before else self._begun
         if newer is None or newer.step != copy.state.step:
-            self.kept, self.begun = copy, None
+            self.kept, self._begun = copy, None
         # Those of devices are no copies, and would stay in their memory.
         is_copy = lambda x: isinstance(x, np.ndarray)
         self._copies = [x if is_copy(x) else None for x in copy.leaves]
@@ -112,7 +131,7 @@ class LastState:
 
     def warn_if_unsaved(self) -> None:
         """Says what is lost, where a manager ends without the end of a `with`."""
-        if self.unsaved() is not None and not self.has_raised:
+        if self.unsaved() is not None and not self._has_raised:
             text = self.not_saved(_NO_WITH)
             _log.say(_log.WARNING, text)
             # Python shows no `ResourceWarning` unless it is asked to.

@@ -428,14 +428,14 @@ class CheckpointManager:
         **Raises:** `FileNotFoundError` if there is no such step.
         """
         self.wait()
-        self._saves.processes.do_in_process_0(
+        self._saves.run_processes.do_in_process_0(
             f"Pinning step {step}", lambda: _pins.pin(self._steps, step)
         )
 
     @_handlers.pass_through
     def unpin(self, step: SupportsIndex) -> None:
         """Undoes [`pin`][]."""
-        self._saves.processes.do_in_process_0(
+        self._saves.run_processes.do_in_process_0(
             f"Unpinning step {step}", lambda: _pins.unpin(self._steps, step)
         )
 
@@ -446,7 +446,7 @@ class CheckpointManager:
         **Raises:** `ValueError` if it is pinned; and what `delete` raises.
         """
         self.wait()
-        self._saves.processes.do_in_process_0(
+        self._saves.run_processes.do_in_process_0(
             f"Deleting step {step}", lambda: _removal.delete_step(self._steps, step)
         )
 
@@ -459,7 +459,7 @@ class CheckpointManager:
         signal, and JAX's preemption service is on, it takes none: that service looks
         for the signal once a second.
         """
-        return self._signals.have_come(self._saves.processes.any_was_told)
+        return self._signals.have_come(self._saves.run_processes.any_was_told)
 
 
 def steps_of(manager: CheckpointManager) -> Steps:

@@ -121,7 +121,7 @@ class NearSteps:
     def latest(self) -> int | None:
         """The newest complete step, of those at the root too: the same in all
         processes, as they may go on by it."""
-        processes = self._saves.processes.of_call(
+        processes = self._saves.run_processes.of_call(
             "latest", "Looking for the latest step"
         )
         word = processes.decide(self._latest, self.search().report)

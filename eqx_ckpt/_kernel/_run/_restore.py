@@ -43,7 +43,7 @@ def restore(
 ) -> Restored:
     """Loads a step at the root that is named, or the newest of all."""
     steps = saves.steps
-    who = request.options.get("processes", saves.processes.together)
+    who = request.options.get("processes", saves.run_processes.together)
     request = _with_processes(request, who)
     with _log.timed("restore") as timer:
         if step is None:
@@ -110,7 +110,7 @@ def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
         return Restored(tree, None, step)
     processes = Processes()
     if request.options.get("processes") != "own":
-        processes = saves.processes.of_call(
+        processes = saves.run_processes.of_call(
             "restore own states", "Restoring own states"
         )
     with processes.share_errors():
@@ -184,7 +184,7 @@ def _try(search: _Search) -> Restored | None:
     share how that went.
     """
     near, steps, loaded = search.near, search.saves.steps, None
-    processes = search.saves.processes.of_call("restore", "Restoring")
+    processes = search.saves.run_processes.of_call("restore", "Restoring")
     with processes.share_errors():
         choose = lambda reports: _choice(search, reports)
         # What process 0 has skipped, the others have to know.

@@ -63,7 +63,7 @@ class Saves:
     def __init__(self, steps: Steps, policy: Policy, options: SaveOptions):
         self.steps, self._policy, self.options = steps, policy, options
         together = _arguments.together(options.processes)
-        self.processes = RunProcesses(steps.root, together)
+        self.run_processes = RunProcesses(steps.root, together)
         self.attempt_start = AttemptStart(steps)
         self._follow_up = FollowUp(steps, policy, self.attempt_start)
         self._last = LastState(steps, options)
@@ -96,25 +96,27 @@ class Saves:
         return self._turn.run(act)
 
     def _save_if_due(self, state: PendingState) -> bool:
-        self._last.has_raised = True  # Unless this comes to its end.
-        is_begun = False
-        # Without a time, `is_due` says whether the step may be due, and every process
-        # gets the same answer. Process 0 then also asks the clock.
-        if state.force or self._policy.is_due(state.step):
-            earlier_saves = [saving.handle for saving in self._running]
-            try:
-                is_begun = self._save(state)
-            except BaseException as e:
-                if self._may_try_again(e, earlier_saves):
-                    self._last.keep_tried(state)
-                raise
-        if is_begun:
-            self._last.kept = None
-        else:
+        with self._last.noting_errors():
+            # Without a time, `is_due` says whether the step may be due, and every
+            # process gets the same answer. Process 0 then also asks the clock.
+            may_be_due = state.force or self._policy.is_due(state.step)
+            if may_be_due and self._try_to_save(state):
+                self._last.drop()
+                return True
             self.steps.log_step(_log.DEBUG, "Skipped", state.step, "it is not due")
             self._last.keep(state)
-        self._last.has_raised = False
-        return is_begun
+            return False
+
+    def _try_to_save(self, state: PendingState) -> bool:
+        """Saves a state as `_save` does. After an error that another try might not
+        have, the state is kept."""
+        earlier_saves = [saving.handle for saving in self._running]
+        try:
+            return self._save(state)
+        except BaseException as e:
+            if self._may_try_again(e, earlier_saves):
+                self._last.keep_tried(state)
+            raise
 
     def _save(self, state: PendingState, may_delete: bool = True) -> bool:
         """Begins to save a step if it is due. If it `may_delete`, older ones go once it
@@ -124,14 +126,14 @@ class Saves:
         second is the save.
         """
         step = state.step
-        deciding = self.processes.of_call("save a step", f"Saving step {step}", step)
-        decision = self._decide(state, deciding)
+        call = self.run_processes.of_call("save a step", f"Saving step {step}", step)
+        decision = self._decide(state, call)
         if decision is None:
             return False
         given = state.metadata or {}
         may_reuse = self._policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
-            processes=deciding.for_part(self.processes.together, f"step {step}, save"),
+            processes=call.for_part(self.run_processes.together, f"step {step}, save"),
             overwrite=decision.may_replace,
             reuse=self._last_whole if may_reuse else None,
             functions=state.functions,
@@ -144,16 +146,16 @@ class Saves:
             self._drop_running(saving)  # It is over, and this says why.
             raise
         self.attempt_start.warn_of_passed_steps(step)
-        if decision.metrics_error and deciding.leads:
+        if decision.metrics_error and call.leads:
             why = decision.metrics_error
             _log.warn(f"Step {step} is saved without its metrics: {why}")
         return True
 
-    def _decide(self, state: PendingState, processes: Processes) -> Decision | None:
+    def _decide(self, state: PendingState, call: Processes) -> Decision | None:
         """The decision of process 0 on a state; None if it is not due. Each process
         checks the metadata that it was given."""
         try:
-            word = processes.decide(lambda _: self._prepare(state), state.check)
+            word = call.decide(lambda _: self._prepare(state), state.check)
         except Exception as e:
             # If the save before has failed here, this call tells it, and no later one.
             self._wait_beside(e)
@@ -217,14 +219,10 @@ class Saves:
                 )
                 handle.add_done_callback(ft.partial(self._after_save, new))
                 saving = new  # From here on its follow-up is sure, and is waited for.
-                self._last.begun = saving
+                self._last.note_begun(saving)
                 self._running.append(saving)
-                if options.overwrite and writers.leads:
-                    # With the index, its metrics are about to go.
-                    _step_facts.add_to_history(self.steps, [step])
-                    _marks.unmark(self.steps, step)
                 if writers.leads:
-                    self.attempt_start.begin_if_due(step, self.damaged)
+                    self._make_way(step, options.overwrite)
             is_staged = True
             start()
         except BaseException as e:
@@ -236,6 +234,15 @@ class Saves:
             raise
         self._last_begin_time = time.monotonic()
         return saving
+
+    def _make_way(self, step: int, overwrite: bool) -> None:
+        """In process 0, before a step is written: unmarks one that it replaces, and
+        begins an attempt if the run went back."""
+        if overwrite:
+            # With the index, its metrics are about to go.
+            _step_facts.add_to_history(self.steps, [step])
+            _marks.unmark(self.steps, step)
+        self.attempt_start.begin_if_due(step, self.damaged)
 
     def _after_save(self, saving: RunningSave, _: SaveHandle) -> None:
         """Notes a save that is over. Process 0 does what follows it."""
@@ -343,7 +350,8 @@ class Saves:
         return ""
 
     def _save_last_after(self, error: BaseException) -> str:
-        """The same after an error, in one process alone."""
+        """Saves the kept state after an error, if this is no run of many processes.
+        Returns why that cannot be done."""
         if _processes.count() > 1:
             return "the other processes take no part"
         try:
@@ -359,7 +367,7 @@ class Saves:
         if not self.is_forked:
             self._last.warn_if_unsaved()
 
-    # ---- What others ask and tell.
+    # ---- A load of the run.
 
     def note_restored(self, path: Any, is_near: bool, damaged: set[int]) -> None:
         """Notes a load: the path of its step, if it has read and checked all of that;

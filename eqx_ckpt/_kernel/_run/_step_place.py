@@ -35,7 +35,8 @@ def check_not_linked(steps: Steps, step: int) -> None:
 
 def check_free(steps: Steps, step: int, may_replace: bool) -> None:
     """**Raises:** `FileExistsError` for a step that is there, and may not be replaced;
-    or if its directory is a checkpoint, which a load of its path would take for it."""
+    or if the directory of the step is itself a checkpoint: a load of that path would
+    take it for the step."""
     if steps.root.stamp(f"{step}/{_files.INDEX}"):
         raise FileExistsError(
             f"`{path_below(steps.root.url, str(step))}` is a checkpoint, and no step "
