@@ -12,7 +12,7 @@ told to nobody.
 
 **Silence.** A process at work says every now and then that it is alive, from a thread.
 So `timeout` counts from the last sign of life, and an hour of writing is no silence. A
-process that has not come to a conversation shows none in it.
+process shows no sign of life in a conversation before it has come to it.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from ._messages import (
     ERROR,
     Heard,
     PeerError,
-    signed,
+    SignedWord,
     ToldError,
     WORD,
     Words,
@@ -157,7 +157,7 @@ class _Conversation(Processes):
         with contextlib.suppress(Exception):
             try:
                 self._tell(error)
-            except KeyboardInterrupt:  # Once more.
+            except KeyboardInterrupt:  # It must not keep the others from hearing of it.
                 self._tell(error)
                 raise
 
@@ -277,7 +277,9 @@ class _Follower(_Conversation):
         channel = self.channel
         if channel.round == 0:
             sign = self._sign(word, is_account)
-            self._said = signed(WORD, sign, b"" if is_account else word)
+            # An account is in the sign.
+            said = SignedWord(WORD, sign, b"" if is_account else word)
+            self._said = said.encode()
             channel.take_number()
             channel.say(self._said)
             answer = self._hear_first(sign)
@@ -312,7 +314,7 @@ class _Follower(_Conversation):
         if self._said is not None:
             channel.leave(self._said)
         elif channel.round == 0:
-            channel.say(signed(ERROR, CallSign(self._gist), word))
+            channel.say(SignedWord(ERROR, CallSign(self._gist), word).encode())
         else:
             channel.say(ERROR + word)
 
@@ -332,8 +334,8 @@ def conversation(what: str, gist: str, is_tagged: bool, channel: Channel) -> Pro
 
 
 def is_of_others(error: BaseException) -> bool:
-    """Whether an error that `share_errors` raises is not of this process, but one that
-    it was told, or that others are silent."""
+    """Whether an error that `share_errors` raises is one of the conversation: told by
+    another process, of silence, or of JAX's runtime."""
     return isinstance(error.__context__, PeerError)
 
 

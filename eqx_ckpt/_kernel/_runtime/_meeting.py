@@ -46,10 +46,10 @@ from ._messages import (
     CallSign,
     Channel,
     Heard,
-    listed,
+    list_text,
     PeerError,
+    SignedWord,
     ToldError,
-    unsigned,
     WORD,
     Words,
 )
@@ -74,8 +74,9 @@ class Meeting:
     def __init__(self, channel: Channel, sign: CallSign, is_tagged: bool):
         self._channel, self._sign, self._line = channel, sign, channel.line
         has_name = is_tagged or sign.account is not None
-        before, self._line.last = self._line.last, sign
+        before = self._line.last
         self._is_vague = not has_name or (before is not None and sign.is_like(before))
+        self._line.last = sign
         # The signs of the calls that have come to this number, by process.
         self._heard: dict[int, CallSign] = {}
         # Errors of other calls than this, by process.
@@ -116,22 +117,27 @@ class Meeting:
         self._heard = {}
         start = channel.now()
         for heard in channel.looks(words):
-            words.update(self._words(heard))
+            words.update(self._take_words(heard))
             missing = channel.missing(words)
             if missing and channel.now() - start > channel.timeout:
                 raise self._absent_error(missing)
         return [words[index] for index in range(channel.count)]
 
-    def _words(self, heard: Heard) -> Words:
-        """The words that were said by now."""
+    def _take_words(self, heard: Heard) -> Words:
+        """The words that were said by now, whose signs it notes.
+
+        **Raises:** `PeerError` for an error of a call like this, and for a process that
+        has left it; `_OtherCall` for those of another call.
+        """
         for index, value in heard.gone.items():
             # It may have left another call. Of a vague one nobody can tell.
-            if self._is_vague or not unsigned(value).sign.is_like(self._sign):
+            sign = SignedWord.decode(value).sign
+            if self._is_vague or not sign.is_like(self._sign):
                 raise _OtherCall
             raise gone_error(index)
         words: Words = {}
         for index, value in heard.said.items():
-            kind, sign, word = unsigned(value)
+            kind, sign, word = SignedWord.decode(value)
             if kind == WORD:
                 self._heard[index] = sign
                 words[index] = word if sign.account is None else sign.account.encode()
@@ -147,8 +153,8 @@ class Meeting:
         hints = [f" In another call {errors[i]}" for i in missing if i in errors]
         return PeerError(
             f"of {channel.count} processes these have not come in "
-            f"{channel.timeout:g} seconds: {listed(missing)}. They may have died, be "
-            "busy for longer than `timeout`, or never have made this call. Every "
+            f"{channel.timeout:g} seconds: {list_text(missing)}. They may have died, "
+            "be busy for longer than `timeout`, or never have made this call. Every "
             "process has to make it, with the same path and `tag`."
             + "".join([channel.elsewhere(missing), *hints[:1]]),
             missing,

@@ -27,7 +27,8 @@ _LATE = 10.0
 _SLICE = 5.0
 
 
-def listed(indices: Collection[int]) -> str:
+def list_text(indices: Collection[int]) -> str:
+    """Numbers of processes, or the first 20 of them, as text."""
     some = sorted(indices)
     return ", ".join(map(str, some[:20])) + (" and more" if len(some) > 20 else "")
 
@@ -53,7 +54,8 @@ class LifeSign(NamedTuple):
 
 
 class PeerError(Exception):
-    """An error that all processes of a call are told; with those that did not come."""
+    """An error of a conversation: that of a peer, silence, or JAX's runtime. `silent`:
+    the processes that did not come."""
 
     def __init__(self, text: str, silent: Collection[int] = ()):
         super().__init__(text)
@@ -71,23 +73,26 @@ class CallSign(NamedTuple):
     account: str | None = None
 
     def is_like(self, other: "CallSign") -> bool:
-        accounts = self.account, other.account
-        return self.gist == other.gist and (None in accounts or len({*accounts}) == 1)
-
-
-def signed(kind: bytes, sign: CallSign, word: bytes) -> bytes:
-    return kind + json.dumps(sign).encode() + b"\n" + word
+        one, two = self.account, other.account
+        is_unknown = one is None or two is None
+        return self.gist == other.gist and (is_unknown or one == two)
 
 
 class SignedWord(NamedTuple):
+    """A word or an error, as `kind` says, with the sign of its call: as it is said in
+    the first round."""
+
     kind: bytes
     sign: CallSign
     word: bytes
 
+    def encode(self) -> bytes:
+        return self.kind + json.dumps(self.sign).encode() + b"\n" + self.word
 
-def unsigned(value: bytes) -> SignedWord:
-    head, _, word = value[1:].partition(b"\n")
-    return SignedWord(value[:1], CallSign(*json.loads(head)), word)
+    @classmethod
+    def decode(cls, value: bytes) -> "SignedWord":
+        head, _, word = value[1:].partition(b"\n")
+        return cls(value[:1], CallSign(*json.loads(head)), word)
 
 
 class CallEnd(NamedTuple):
@@ -123,7 +128,9 @@ def warner(where: str) -> Callable[[Collection[int]], None]:
         passed = time.monotonic() - since
         if passed >= max(_LATE, 2 * said):
             said = passed
-            text = f"{where} has waited {passed:.0f} s for processes {listed(missing)}"
+            text = (
+                f"{where} has waited {passed:.0f} s for processes {list_text(missing)}"
+            )
             _log.say(_log.WARNING, text, seconds=passed)
 
     return warn
@@ -176,13 +183,13 @@ class Channel:
     round: int = 0
     # When this round began, in seconds of `now`.
     since: float = 0.0
-    # Of processes at work.
+    # The last sign of life of each process.
     seen: dict[int, LifeSign] = dataclasses.field(default_factory=dict)
     # The numbers that the call has had. The last is its own.
     _numbers: list[int] = dataclasses.field(default_factory=list)
     _over: _threads.Event | None = None
     _is_shown: bool = False
-    # Seconds awake, and when that was looked at last.
+    # Seconds awake, and when that was looked at last (`inf`: never).
     _awake: tuple[float, float] = (0.0, math.inf)
 
     @property
@@ -257,13 +264,14 @@ class Channel:
         key = f"{self.at}/{self.round}/answer"
         seen: dict[int, LifeSign] = {}
         start = self.now()
-        slept = min(self.timeout / 3, _SLICE)
+        wait = min(self.timeout / 3, _SLICE)
         while True:
             before = time.monotonic()
             try:
-                got = self.client.blocking_key_value_get_bytes(key, round(1000 * slept))
+                got = self.client.blocking_key_value_get_bytes(key, round(1000 * wait))
             except Exception as e:
-                if time.monotonic() - before < slept / 2:
+                # That of a timeout comes after all of the wait.
+                if time.monotonic() - before < wait / 2:
                     raise PeerError(f"JAX's runtime does not answer: {e}") from e
                 self._say_where()
                 self.look(seen)
@@ -312,7 +320,7 @@ class Channel:
         if silent:
             raise PeerError(
                 f"of {self.count} processes these have been silent for "
-                f"{self.timeout:g} seconds: {listed(silent)}. They may have died."
+                f"{self.timeout:g} seconds: {list_text(silent)}. They may have died."
             )
 
     def look(self, seen: dict[int, LifeSign]) -> Heard:
