@@ -3,7 +3,7 @@
 A room around the kernel, which does not import it: what saves and open checkpoints need
 of it, it adds to them. It imports `_save` and what is below it. Begin with `_function`.
 Lazy arrays are in `_computed`: the kernel reads them by what they override of
-`LazyArray`.
+`LeafBody`.
 """
 
 from .._kernel import _rooms

@@ -44,9 +44,9 @@ def plan_all_kept(leaves: Sequence[PlannedLeaf]) -> dict[str, PlannedFunction]:
     """
     found: dict[str, list[_Candidate]] = {}
     for source in _sources(leaves):
-        now = _leaves_seen_from(leaves, source)
+        saved = _leaves_seen_from(leaves, source)
         for name in source.index.functions:
-            candidate = _Candidate(Function(source, name), now)
+            candidate = _Candidate(Function(source, name), saved)
             found.setdefault(name, []).append(candidate)
     return {name: _choose_candidate(some) for name, some in found.items()}
 
@@ -78,7 +78,7 @@ def _choose_candidate(candidates: Sequence["_Candidate"]) -> PlannedFunction:
     return planned[0]
 
 
-class _SavedNow(NamedTuple):
+class _SavedLeaves(NamedTuple):
     """The leaves that are saved now, as seen from one checkpoint.
 
     - `by_name`: all of them, in the order of the save.
@@ -92,17 +92,17 @@ class _SavedNow(NamedTuple):
     derived: dict[str, list[PlannedLeaf]]
 
 
-def _leaves_seen_from(leaves: Sequence[PlannedLeaf], source: Source) -> _SavedNow:
-    now = _SavedNow({leaf.name: leaf for leaf in leaves}, {}, {})
+def _leaves_seen_from(leaves: Sequence[PlannedLeaf], source: Source) -> _SavedLeaves:
+    saved = _SavedLeaves({leaf.name: leaf for leaf in leaves}, {}, {})
     for leaf in leaves:
         if not isinstance(leaf.value, LazySource):
             continue
         name = leaf.value.name_in(source)
         if name is not None:
-            now.unchanged.setdefault(name, []).append(leaf)
+            saved.unchanged.setdefault(name, []).append(leaf)
         elif len(parts := leaf.value.parts_in(source)) == 1:
-            now.derived.setdefault(parts.pop(), []).append(leaf)
-    return now
+            saved.derived.setdefault(parts.pop(), []).append(leaf)
+    return saved
 
 
 class _Candidate(NamedTuple):
@@ -112,38 +112,40 @@ class _Candidate(NamedTuple):
     """
 
     function: Function
-    now: _SavedNow
+    saved: _SavedLeaves
 
     def has_given_leaves(self) -> bool:
         """Whether an array that the function uses is saved, or something that is
         computed of it alone."""
-        origins = set(map(self._origin, stored_of(self.function).leaves))
-        return not origins.isdisjoint({*self.now.unchanged, *self.now.derived})
+        origins = set(map(self._origin_name, stored_of(self.function).leaves))
+        return not origins.isdisjoint({*self.saved.unchanged, *self.saved.derived})
 
     def plan(self) -> PlannedFunction:
-        """The function, to be saved with these leaves.
+        """What is stored of the function, if it is saved with the leaves of `saved`.
 
         **Raises:** `ValueError` if they are not what it needs.
         """
         new_names = self._new_names()
         self._check_nodes_moved_whole(new_names)
-        leaf_indices = {name: i for i, name in enumerate(self.now.by_name)}
+        leaf_indices = {name: i for i, name in enumerate(self.saved.by_name)}
         leaves = [leaf_indices[name] for name in new_names.values()]
         baked, stored = self._baked_digests(), stored_of(self.function)
         data = _extra_files.read_function(source_of(self.function), self.function.name)
         return PlannedFunction(stored._replace(leaves=leaves, baked=baked), data)
 
     @property
-    def _old(self) -> Leaves:
+    def _old_leaves(self) -> Leaves:
         return source_of(self.function).index.leaves
 
-    def _origin(self, leaf_index: int) -> str:
-        return self._old.names[self._old.aliases.get(leaf_index, leaf_index)]
+    def _origin_name(self, leaf_index: int) -> str:
+        return self._old_leaves.names[
+            self._old_leaves.aliases.get(leaf_index, leaf_index)
+        ]
 
     def _new_names(self) -> dict[str, str]:
         """The name now of each leaf of the function, by its name in the checkpoint: in
         the order in which the function takes them."""
-        records = list(map(self._old.record, stored_of(self.function).leaves))
+        records = list(map(self._old_leaves.record, stored_of(self.function).leaves))
         same_name = list(map(self._leaf_of_name, records))
         # No other leaf of the function may have become one of these.
         taken = {leaf.name for leaf in same_name if leaf is not None}
@@ -166,16 +168,16 @@ class _Candidate(NamedTuple):
         `record` is saved under a name that it did not have: nothing says which of the
         two is meant.
         """
-        leaf, old = self.now.by_name.get(record.name), self._old
-        origin = self._origin(record.leaf_index)
-        names_of_array = [x.name for x in self.now.unchanged.get(origin, ())]
+        leaf, old = self.saved.by_name.get(record.name), self._old_leaves
+        origin = self._origin_name(record.leaf_index)
+        names_of_array = [x.name for x in self.saved.unchanged.get(origin, ())]
         if leaf is None or leaf.name in names_of_array:
             return leaf
         for name in names_of_array:
             # Under a name that it had in the checkpoint too, it has not moved. So only
             # another name is an error.
             leaf_index = old.leaf_indices.get(name)
-            if leaf_index is None or self._origin(leaf_index) != origin:
+            if leaf_index is None or self._origin_name(leaf_index) != origin:
                 raise self._lost_error(
                     f"the leaf `{record.name}`, which is another one now, and what it "
                     f"was is saved as `{name}`: one of these is meant"
@@ -189,12 +191,12 @@ class _Candidate(NamedTuple):
         **Raises:** `ValueError` if there is none, or all are taken; and if several are
         computed of its array.
         """
-        origin = self._origin(record.leaf_index)
-        moved = self.now.unchanged.get(origin)
+        origin = self._origin_name(record.leaf_index)
+        moved = self.saved.unchanged.get(origin)
         if moved:
             return self._free_leaves(record, moved, taken)[0]
         last = record.name.rpartition(".")[2]
-        derived = self.now.derived.get(origin, [])
+        derived = self.saved.derived.get(origin, [])
         alike = [x for x in derived if x.name.rpartition(".")[2] == last]
         free = self._free_leaves(record, alike, taken) if alike else []
         if len(free) != 1:
@@ -221,7 +223,7 @@ class _Candidate(NamedTuple):
     def _check_nodes_moved_whole(self, new_names: dict[str, str]) -> None:
         """**Raises:** `ValueError` unless, wherever a leaf became one that is computed
         of it, all that the function uses of its node has moved to the same node."""
-        derived = {x.name for some in self.now.derived.values() for x in some}
+        derived = {x.name for some in self.saved.derived.values() for x in some}
         for name, new_name in new_names.items():
             if new_name == name or new_name not in derived:
                 continue
@@ -242,13 +244,13 @@ class _Candidate(NamedTuple):
 
         **Raises:** `ValueError` for one that has changed.
         """
-        old, out = self._old, {}
+        old, out = self._old_leaves, {}
         for name, digest in stored_of(self.function).baked.items():
             leaf_index = old.leaf_indices.get(name)
             if leaf_index is None:
                 continue
-            same_array = self.now.unchanged.get(self._origin(leaf_index), [])
-            leaf = self.now.by_name.get(name) or next(iter(same_array), None)
+            same_array = self.saved.unchanged.get(self._origin_name(leaf_index), [])
+            leaf = self.saved.by_name.get(name) or next(iter(same_array), None)
             if leaf is None:
                 continue
             is_same = any(leaf is x for x in same_array) or (
@@ -274,6 +276,8 @@ class _Candidate(NamedTuple):
 def _fits(leaf: PlannedLeaf, record: LeafRecord) -> bool:
     """Whether a leaf is of the same kind, dtype and shape as a saved one, and a key of
     the same implementation."""
-    a, b = leaf.template, record.template
-    own = a.kind, a.dtype, a.logical_shape, a.impl
-    return own == (b.kind, b.dtype, b.logical_shape, b.impl)
+    looks = [
+        (x.kind, x.dtype, x.logical_shape, x.impl)
+        for x in (leaf.template, record.template)
+    ]
+    return looks[0] == looks[1]

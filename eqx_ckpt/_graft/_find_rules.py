@@ -96,7 +96,7 @@ class _RenameTask(NamedTuple):
 
     def single_rules(self) -> list[NameRule]:
         """A rule for each name that changes. None changes a name that another makes."""
-        rules = [_name_rule.rule(*x).marked() for x in self.moves.items()]
+        rules = [_name_rule.make_rule(*x).marked() for x in self.moves.items()]
         return [*rules, UNMARK] if rules else []
 
     def few_rules(self) -> list[NameRule]:
@@ -122,7 +122,10 @@ class _RenameTask(NamedTuple):
         out: dict[object, str] = {}
         for name in self.saved:
             new = self.moves.get(name, name)
-            olds, news = _name_rule.numbered(name), _name_rule.numbered(new)
+            olds, news = (
+                _name_rule.split_at_numbers(name),
+                _name_rule.split_at_numbers(new),
+            )
             texts = tuple(olds[::2]), tuple(news[::2]), name in self.stay
             out.setdefault(texts if olds[1::2] == news[1::2] else name, name)
         return [*it.islice(out.values(), _MAX_SAMPLES)]
@@ -187,6 +190,8 @@ def _ordered(
             out = [rule.marked() if rule in marked else rule for rule in order]
             return [*out, UNMARK] if marked else out
         except graphlib.CycleError as e:
-            circle = e.args[1]
-            marked.update([x for x in chosen if x in circle and x not in marked][:1])
+            unmarked = [x for x in chosen if x in e.args[1] and x not in marked]
+            if not unmarked:
+                break
+            marked.add(unmarked[0])
     return []

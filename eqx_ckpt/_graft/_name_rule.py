@@ -33,22 +33,22 @@ def rules_for(old: str, new: str, is_general: bool) -> Iterator[NameRule]:
     """Rules that take one name to another: those for a node that it is in, from the top
     on, and last the one for all of the name."""
     for old_node, new_node in reversed([*_names.node_pairs(old, new)]):
-        yield rule(old_node, new_node, is_general, is_node=True)
-    yield rule(old, new, is_general)
+        yield make_rule(old_node, new_node, is_general, is_node=True)
+    yield make_rule(old, new, is_general)
 
 
-def rule(
+def make_rule(
     old: str, new: str, is_general: bool = False, is_node: bool = False
 ) -> NameRule:
     """The rule that takes the name `old` to `new`, or the names below a node of that
-    name to names below the other; "" is the top. A general one matches any number in
-    the place of each that both names have, in one order, and keeps it."""
+    name to names below the other; "" is the top. Where both names have the same number,
+    a general rule matches any number, and keeps it."""
     if is_node and not old:
         return NameRule("^", f"{new}.")
     end = r"\." if is_node else "$"
     if is_node and new:  # What goes to the top has no dot there.
         new += "."
-    pattern, replacement = numbered(old), numbered(new)
+    pattern, replacement = split_at_numbers(old), split_at_numbers(new)
     groups = _common_numbers(pattern, replacement) if is_general else []
     pattern[::2] = map(re.escape, pattern[::2])
     replacement[::2] = (x.replace("\\", r"\\") for x in replacement[::2])
@@ -57,7 +57,7 @@ def rule(
     return NameRule(f"^{''.join(pattern)}{end}", "".join(replacement))
 
 
-def numbered(name: str) -> list[str]:
+def split_at_numbers(name: str) -> list[str]:
     """A name, split at its numbers: texts at even places, and numbers at odd ones."""
     # A number is between dots, underscores and ends.
     return re.split(r"(?<![^._])([0-9]+)(?![^._])", name)

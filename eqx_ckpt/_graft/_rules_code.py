@@ -16,11 +16,11 @@ def code_lines(
     # Leaves whose names differ only in numbers have one row, if they have one adapter.
     alike: dict[str, list[str]] = {}
     for name in names:
-        pattern = _name_rule.rule(name, name, is_general=True).pattern
+        pattern = _name_rule.make_rule(name, name, is_general=True).pattern
         alike.setdefault(pattern, []).append(name)
     for pattern, some in alike.items():
         codes = [adapters.get(name) for name in some]
-        single = [_name_rule.rule(name, name).pattern for name in some]
+        single = [_name_rule.make_rule(name, name).pattern for name in some]
         patterns = single if len({*codes}) > 1 else [pattern] * len(some)
         pairs = dict.fromkeys(zip(patterns, codes))
         rows += [f"    ({_raw(x)}, ec.adapters.{y})," for x, y in pairs if y]
