@@ -1,4 +1,4 @@
-"""The planned read of stored arrays: each byte once, and all of them verified.
+"""The planned read of stored arrays: each byte once, and verified if that is asked for.
 
 `read_arrays` has leaves of one block read in runs (`_small_leaves`), and all others in
 parts (`_large_leaf`); once more if a store may have been wrong.

@@ -222,8 +222,8 @@ def start(
 ) -> SaveHandle:
     """Starts a thread that runs `collect`, which waits for copies from devices. When
     the saves before this one are over, it runs `write`. If it is interrupted before it
-    begins, it calls `give_up`. Saves that are `apart` have an order of their own, and
-    their errors are told by the handle or at exit."""
+    begins, it calls `give_up`. Saves whose handle is apart have an order of their own,
+    and their errors are told by the handle or at exit."""
     _context.watch_forks()
     if collect is None:
         handle._staged.set()

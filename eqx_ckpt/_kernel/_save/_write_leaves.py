@@ -1,5 +1,5 @@
-"""All files of a save but its index, written to whatever takes files: a directory, an
-object store, or a zip."""
+"""All files of a save but those at its root, written to whatever takes files: a
+directory, an object store, or a zip."""
 
 import contextlib
 from collections.abc import Mapping, Sequence

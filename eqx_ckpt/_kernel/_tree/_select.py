@@ -1,4 +1,4 @@
-"""Selector lambdas to names: `where` on a tree of ours, `source` on a checkpoint's."""
+"""The leaves and nodes of a tree that a `where` picks."""
 
 import dataclasses
 import types
