@@ -74,14 +74,14 @@ def holes(spec: TreeSpec, record: TreeRecord, wholes: Sequence[str]) -> Iterator
         name, row, keys = stack.pop()
         kind, children = record.kind(row), record.rows[row].children
         if not has_holes[row]:
-            before += record.counts[row]
+            before += record.leaf_counts[row]
         elif not children:
             if _names.is_plain(name, len(keys)) and is_whole(name) is not None:
                 yield Hole(before, name, keys, _empty_kinds_of.get(kind.how, "None"))
         else:
             depth, at, below = len(keys), before, []
             letter = "s" if kind.how in ("list", "tuple") else "k"
-            if record.counts[row]:
+            if record.leaf_counts[row]:
                 letter = spec.templates[spec.template_of[before]].keys[depth]
             for place, child in enumerate(children):
                 if record.has_unknown_parts(row):  # Each child has leaves.
@@ -90,7 +90,7 @@ def holes(spec: TreeSpec, record: TreeRecord, wholes: Sequence[str]) -> Iterator
                 else:
                     part = kind.parts[place]
                 below.append((_names.child(name, part), child, keys + letter))
-                at += record.counts[child]
+                at += record.leaf_counts[child]
             stack += reversed(below)
 
 

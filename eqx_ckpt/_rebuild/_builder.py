@@ -67,7 +67,7 @@ class Builder:
         self.used: set[str] = set()
         self.could: list[str] = []
         # How many leaves there are in each row.
-        self._counts = self._tree.counts
+        self._counts = self._tree.leaf_counts
         self._ckpt, self._sharding = ckpt, sharding
         self._allowed, self._replace = allowed, replace
         self._lazies: dict[Any, LazyArray] = {}

@@ -41,7 +41,7 @@ class How(NamedTuple):
 
     - `data`: the `data` of their kinds, unless each has its own (`has_own_data`).
     - `width`: the number of their children; None for any.
-    - `is_compared`: whether their static values are.
+    - `is_compared`: whether their static values are compared.
     - `has_markers`: whether their value says which entry of an eqx.nn.State is which.
     - `is_dict`: whether their children have keys.
     - `are_fields`: whether their children and static values are fields of one class.
@@ -57,7 +57,7 @@ class How(NamedTuple):
 
 
 # A "leaf" is stored; a "value" is a leaf that is compared instead; a "left" one is
-# neither, as an array that `filter_spec` leaves out: it may be another now. At an
+# neither stored nor compared: for example an array that `filter_spec` leaves out. At an
 # "absent" one is nothing. All others are nodes: the table in FORMAT.md, "The tree",
 # says what each is.
 HOWS = {
@@ -96,7 +96,8 @@ class Row(NamedTuple):
 @dataclasses.dataclass(eq=False)
 class TreeRecord:
     """All of a tree but its stored leaves. `rows[-1]` is the tree itself, and `values`
-    are encoded."""
+    are encoded. A `row` or a `value` is here its number; a property called `is_...` or
+    `has_...` has an answer for each row."""
 
     kinds: list[Kind]
     values: list[Any]
@@ -126,7 +127,7 @@ class TreeRecord:
         return _values.compared(self.values[value])
 
     @ft.cached_property
-    def counts(self) -> list[int]:
+    def leaf_counts(self) -> list[int]:
         """The number of stored leaves at and below each row."""
         out: list[int] = []
         for kind, children, _ in self.rows:
@@ -162,7 +163,7 @@ class TreeRecord:
         """Whether each row is a leaf that is not stored, and is compared. An absent one
         has a value if its class has one for it."""
         values = [k.how in ("value", "absent") and bool(k.data) for k in self.kinds]
-        return [values[row.kind] for row in self.rows]
+        return [values[kind] for kind, *_ in self.rows]
 
     @ft.cached_property
     def _places(self) -> list[dict[str, int]]:

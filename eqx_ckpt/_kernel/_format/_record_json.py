@@ -49,7 +49,7 @@ def _do_names_tell(record: TreeRecord, children: Sequence[int]) -> bool:
     """Whether the names of leaves tell the parts of these children: each has leaves,
     and nothing in it is compared."""
     below = {*children}
-    have_leaves = all(map(record.counts.__getitem__, below))
+    have_leaves = all(map(record.leaf_counts.__getitem__, below))
     return have_leaves and not any(map(record.has_values_or_labels.__getitem__, below))
 
 
@@ -155,7 +155,7 @@ def parse(value: object, leaves: int) -> TreeRecord:
 def check(record: TreeRecord) -> None:
     """**Raises:** `ValueError` for a tree that no reader takes, such as one of more
     nodes or values than are read."""
-    parse(record.encoded, record.counts[-1])
+    parse(record.encoded, record.leaf_counts[-1])
 
 
 def _checked_kind(kind: list[Any]) -> _RawKind:
