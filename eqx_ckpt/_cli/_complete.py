@@ -98,11 +98,11 @@ def _names(path: str) -> list[str]:
 
 def _opened(path: str) -> BinaryIO:
     """**Raises:** `OSError` for what is no file, and may have no end."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
         raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
-    return file
+    return os.fdopen(number, "rb")
 
 
 def _stored(path: str) -> list[str]:

@@ -102,7 +102,7 @@ def demo(directory: str | None) -> None:
     ckpt = ec.open(path)
     print(ckpt)
 
-    _title("Loading, and the bytes that TensorStore read for it")
+    _title("Loading, and the bytes that were read for it")
     like = eqx.filter_eval_shape(_net, **ckpt.metadata)
     whole = {"model": like, "opt": eqx.filter_eval_shape(_adam, model)}
     load = ft.partial(ec.tree_deserialise_leaves, path)

@@ -117,7 +117,8 @@ def _scaled(x: float, exponent: int) -> float:
 
 NO_SUMS = Sums(0, 0, np.zeros(1), 0.0)
 
-# Squares of such powers of two, and sums of very many of them, are float64.
+# Squares of powers of two up to `_SAFE`, and sums of very many of them, are float64. So
+# are powers up to `_MOST`.
 _SAFE, _MOST = 400, 1000
 
 

@@ -52,6 +52,8 @@ def _hash(text: str) -> str:
 
 def _answers(site: Site) -> dict[str, Any]:
     top = dict(site.answer("page", {}))
+    if "error" in top:
+        raise ValueError(top["error"])
     out = {"page?": top}
     # Of two, leaves that are the same are not drawn.
     rows = [(n, row) for n, row in enumerate(top["rows"]) if row[-1] != "same"]

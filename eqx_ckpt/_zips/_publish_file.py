@@ -1,13 +1,13 @@
 """Publication of one file, atomically.
 
 On a disk it is written in a directory beside its path, and renamed. An object store has
-no renames: there it is put in place as a whole, out of memory.
+no renames: there it is built in memory, and put in place as a whole.
 """
 
 import contextlib
 import io
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from .._kernel._save import _path_state
 from .._kernel._save._transaction import (
@@ -30,8 +30,8 @@ def publish(
     nbytes: int = 0,
 ) -> None:
     """Has `write` write a file, and puts it at its path, replacing any file there.
-    Without `overwrite` the caller has seen that there is none. `nbytes`: its size, more
-    or less, for errors.
+    Without `overwrite` the caller has seen that there is none. On a disk it is synced
+    if it is `durable`, and `nbytes` is its size, more or less, for errors.
 
     **Raises:** `FileExistsError` if one has come since.
     """
@@ -52,13 +52,13 @@ def _publish_on_disk(
     # directory. `undo` also deletes the directories above it that were made, unless the
     # save gets to its commit.
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
-        txn = FileTransaction(root.real(), undo, overwrite)
-        # Also after the commit, which leaves an empty directory.
+        txn = _FileTransaction(root.real(), undo, overwrite)
+        # The commit leaves the working directory empty: it is deleted then too.
         held.callback(take_back, txn.work)
         with errors_before_commit(root, nbytes):
             txn.begin(held)
-            name = f"{txn.work.path}/{txn.last_file}"
-            with Descriptor(name, NEW_FILE) as fd:
+            path = f"{txn.work.path}/{txn.last_file}"
+            with Descriptor(path, NEW_FILE) as fd:
                 with open(fd, "wb", closefd=False) as file:
                     write(file)
                 if durable:
@@ -69,7 +69,7 @@ def _publish_on_disk(
             raise _came_meanwhile_error(root) from None
 
 
-class FileTransaction(BesideTransaction):
+class _FileTransaction(BesideTransaction):
     """One file that is written in a directory beside its path, and holds everything."""
 
     last_file = "file"
@@ -79,15 +79,15 @@ class FileTransaction(BesideTransaction):
     ):
         # What it replaces is one file, of which it needs to know nothing.
         super().__init__(root, _path_state.NOTHING, undo)
-        self.overwrite = overwrite
+        self._overwrite = overwrite
         # The stamp of the written file. If the path has it too, the save is there.
-        self._stamp: Any = None
+        self._stamp = ""
 
     def put_in_place(self, durable: bool) -> None:
         self.check_there()
         self._stamp = self.work.stamp(self.last_file)
         written = self.work.below(self.last_file)
-        self.commit(lambda: written.rename(self.root, overwrite=self.overwrite))
+        self.commit(lambda: written.rename(self.root, overwrite=self._overwrite))
         with self.errors_after_commit():
             if durable:
                 self.root.sync_above(self.made_above)

@@ -27,7 +27,7 @@ _ZEROS = {"bool": False, "int": 0, "float": 0.0, "complex": [0.0, 0.0]}
 
 @ft.lru_cache(maxsize=4096)
 def zarr_json(template: Template) -> bytes:
-    """The Zarr v3 metadata of a stored array, padded to 64 bytes."""
+    """The Zarr v3 metadata of a stored array, padded to a multiple of 64 bytes."""
     grid = {"name": "regular", "configuration": {"chunk_shape": template.chunk}}
     order = _little if template.itemsize > 1 else [{"name": "bytes"}]
     metadata = {
