@@ -232,7 +232,9 @@ class _Candidate(NamedTuple):
             for other, new_other in new_names.items():
                 if not _names.is_under(other, before):
                     continue
-                if new_other != _names.joined(after, _names.below(other, before)):
+                is_there = _names.is_under(new_other, after)
+                place = _names.below(other, before)
+                if not is_there or _names.below(new_other, after) != place:
                     raise self._lost_error(
                         f"the leaf `{name}`, which is not saved; `{new_name}` is "
                         f"computed of it, and `{new_other}` is elsewhere"

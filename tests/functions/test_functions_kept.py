@@ -310,3 +310,16 @@ def test_checkpoints_with_one_function(tmp_path):
     assert ec.open(out).functions["f"](jnp.ones(3)).tolist() == [1.5, 1.5, 1.5]
     with pytest.raises(ValueError, match="or with one of different leaves"):
         ec.tree_serialise_leaves(out, {"x": a.w, "y": b.w})
+
+
+@pytest.mark.parametrize("name", ["b", "descriptor"])
+def test_a_node_that_moves_to_the_top(tmp_path, name):
+    """Also if a child has the name of a file of checkpoints there."""
+    x = jax.ShapeDtypeStruct((3,), jnp.float32)
+    f = ec.function(lambda tree, x: sum(tree["m"].values()) * x, x, platforms=["cpu"])
+    tree = {"m": {"w": jnp.ones(3), name: jnp.full(3, 2.0)}}
+    ec.tree_serialise_leaves(tmp_path / "a", tree, functions={"f": f})
+    leaves = {x: ec.open(tmp_path / "a").tree["m"][x] for x in tree["m"]}
+    leaves["w"] = ec.lazy(lambda w: w / 2, elementwise=True)(leaves["w"])
+    ec.tree_serialise_leaves(tmp_path / "b", leaves)
+    assert (ec.open(tmp_path / "b").functions["f"](jnp.ones(3)) == 2.5).all()
