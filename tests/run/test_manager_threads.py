@@ -95,8 +95,9 @@ def test_a_handler_saves_while_a_save_begins(tmp_path):
     assert manager.steps() == [1, 2]
 
 
+@pytest.mark.parametrize("where", ["as it is copied", "before its turn"])
 @pytest.mark.parametrize("other", [2, 7])
-def test_a_handler_saves_while_a_state_is_kept(tmp_path, monkeypatch, other):
+def test_a_handler_saves_while_a_state_is_kept(tmp_path, monkeypatch, other, where):
     """The end of the run does not save the same step again."""
     real = np.copyto
 
@@ -112,7 +113,12 @@ def test_a_handler_saves_while_a_state_is_kept(tmp_path, monkeypatch, other):
     try:
         with ec.CheckpointManager(tmp_path / "run", every=100) as manager:
             manager.save(6, _tree(6))
-            monkeypatch.setattr(np, "copyto", copyto)
+            if where == "as it is copied":
+                monkeypatch.setattr(np, "copyto", copyto)
+            else:
+                near = iter([lambda: signal.raise_signal(signal.SIGUSR2)])
+                send = lambda state: next(near, bool)()
+                monkeypatch.setattr(manager._near, "save_if_due", send)
             manager.save(7, _tree(7))
     finally:
         signal.signal(signal.SIGUSR2, found)

@@ -27,7 +27,7 @@ class LastState:
         self._steps, self._options = steps, options
         self.kept: KeptState | None = None
         # The save that was begun last since then: of that state, or of a newer one.
-        self._begun: RunningSave | None = None
+        self.begun: RunningSave | None = None
         # The copies of its arrays: those of the next one are made in their memory.
         self._copies: list[Any] = []
         # What the last state that was checked looks like, but for its values: see
@@ -46,7 +46,7 @@ class LastState:
 
     def note_begun(self, saving: RunningSave) -> None:
         """Notes a save that is about to begin, of the kept state or of a newer one."""
-        self._begun = saving
+        self.begun = saving
 
     def drop(self) -> None:
         """Drops the kept state: a newer one is being saved."""
@@ -55,21 +55,21 @@ class LastState:
     def unsaved(self) -> KeptState | None:
         """The kept state, unless a save that was begun since goes on or has gone
         well."""
-        begun = self._begun
+        begun = self.begun
         is_saved = begun is not None and _background.error_of(begun.handle) is None
         return None if is_saved else self.kept
 
-    def keep(self, state: PendingState) -> None:
-        """Keeps a copy of a state. **Raises:** what is wrong with it. The state before
-        it then stays the kept one."""
-        begun_before = self._begun  # A handler of a signal may begin one from here on.
+    def keep(self, state: PendingState, begun_before: RunningSave | None) -> None:
+        """Keeps a copy of a state. `begun_before`: what was `begun` when the call of
+        `save` came. **Raises:** what is wrong with the state. The one before it then
+        stays the kept one."""
         kept = KeptState.of(state, self._options.is_leaf)
         self._check_savable(state, kept)
         self._copy_for_end(kept, begun_before)
 
     def keep_tried(self, state: PendingState) -> None:
         """Keeps a copy of a state whose save was tried: it is not checked."""
-        begun_before = self._begun
+        begun_before = self.begun  # A handler of a signal may begin one from here on.
         kept = KeptState.of(state, self._options.is_leaf)
         self._copy_for_end(kept, begun_before)
 
@@ -96,8 +96,8 @@ class LastState:
             self._checked = looks
 
     def _copy_for_end(self, kept: KeptState, begun_before: RunningSave | None) -> None:
-        """Keeps a copy. `begun_before`: the save that was begun last when the call of
-        `save` came."""
+        """Keeps a copy, unless a handler of a signal saves this step: what is `begun`
+        is not `begun_before` then."""
         copies, self._copies = self._copies, []
         try:
             # The copy of the state before is spoiled as soon as this begins.
@@ -110,10 +110,9 @@ class LastState:
             raise
 
     def _set(self, copy: KeptState, begun_before: RunningSave | None) -> None:
-        # A handler of a signal may have begun to save this very step meanwhile.
-        newer = None if self._begun is begun_before else self._begun
+        newer = None if self.begun is begun_before else self.begun
         if newer is None or newer.step != copy.state.step:
-            self.kept, self._begun = copy, None
+            self.kept, self.begun = copy, None
         # Those of devices are no copies, and would stay in their memory.
         is_copy = lambda x: isinstance(x, np.ndarray)
         self._copies = [x if is_copy(x) else None for x in copy.leaves]

@@ -252,13 +252,15 @@ class CheckpointManager:
         step = _steps.check_step(step)
         given = metrics or {}
         state = PendingState(step, tree, given, metadata, force, functions, own)
+        # A handler of a signal may begin another from now on.
+        begun = self._saves.begun
         try:
             self._near.save_if_due(state)
         except Exception:
             # The save at the root may go well all the same.
-            self._saves.save_if_due(state)
+            self._saves.save_if_due(state, begun)
             raise
-        return self._saves.save_if_due(state)
+        return self._saves.save_if_due(state, begun)
 
     @_handlers.pass_through
     def wait(self) -> None:

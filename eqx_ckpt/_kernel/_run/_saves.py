@@ -85,9 +85,17 @@ class Saves:
 
     # ---- A call of `save`.
 
-    def save_if_due(self, state: PendingState) -> bool:
-        """Saves a state if it is due, and keeps it for the end of the run if not."""
-        return self._run_in_turn(lambda: self._save_if_due(state))
+    @property
+    def begun(self) -> RunningSave | None:
+        """The save that was begun last."""
+        return self._last.begun
+
+    def save_if_due(
+        self, state: PendingState, begun_before: RunningSave | None
+    ) -> bool:
+        """Saves a state if it is due, and keeps it for the end of the run if not.
+        `begun_before`: what was `begun` when the caller was given the state."""
+        return self._run_in_turn(lambda: self._save_if_due(state, begun_before))
 
     def _run_in_turn(self, act: Callable[[], T]) -> T:
         """Runs a call once no other thread runs one."""
@@ -95,7 +103,9 @@ class Saves:
         self._follow_up.check_thread()
         return self._turn.run(act)
 
-    def _save_if_due(self, state: PendingState) -> bool:
+    def _save_if_due(
+        self, state: PendingState, begun_before: RunningSave | None
+    ) -> bool:
         with self._last.noting_errors():
             # Without a time, `is_due` says whether the step may be due, and every
             # process gets the same answer. Process 0 then also asks the clock.
@@ -104,7 +114,7 @@ class Saves:
                 self._last.drop()
                 return True
             self.steps.log_step(_log.DEBUG, "Skipped", state.step, "it is not due")
-            self._last.keep(state)
+            self._last.keep(state, begun_before)
             return False
 
     def _try_to_save(self, state: PendingState) -> bool:
@@ -201,7 +211,7 @@ class Saves:
     ) -> RunningSave:
         """Stages a step, and starts the thread that writes it. Before that the save is
         in `_running`: so `wait` knows it if it goes on, whatever interrupts this. If it
-        does not, its follow-up marks a step again that it was to replace."""
+        comes to nothing, its follow-up marks a step again that it was to replace."""
         step, path = state.step, self.steps.own_path(state.step)
         writers = _serialise.processes_of(path, state.tree, options)
         saving, is_staged = None, False
@@ -227,6 +237,7 @@ class Saves:
             start()
         except BaseException as e:
             if saving is not None:
+                # An error before it was staged was told by `share_errors`.
                 if _background.end_unclaimed(saving.handle) and is_staged:
                     writers.tell_failed(e)
                 if _background.error_of(saving.handle) is not None:
@@ -373,6 +384,6 @@ class Saves:
         """Notes a load: the path of its step, if it has read and checked all of that;
         whether that was a near step; and the steps that were found damaged."""
         self.damaged |= damaged
-        # The save after a near one reuses nothing: a near step is not at the root.
+        # The save after the load of a near step reuses nothing: that is elsewhere.
         if is_near or path is not None:
             self._last_whole = None if is_near else path

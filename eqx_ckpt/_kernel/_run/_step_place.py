@@ -20,7 +20,7 @@ def check_run(steps: Steps) -> None:
             f"`{steps.root}` is a checkpoint, and no directory of a run. Nothing was "
             "saved. Choose another directory."
         )
-    if steps.latest() is None:
+    if steps.latest() is None:  # There may be steps of Orbax that are not read.
         steps.orbax.check_readable()
 
 

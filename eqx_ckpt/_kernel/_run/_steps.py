@@ -229,8 +229,8 @@ class Steps:
     def latest(
         self, has_near: bool = False, first: Listing | None = None
     ) -> int | None:
-        """The step that a restore would take now, near ones apart; others are not
-        looked at. `has_near`: as of `lineage`; `first`: as of `listings`."""
+        """The step that a restore would take now, but for near ones: the first that is
+        complete. `has_near`: as of `lineage`; `first`: as of `listings`."""
         for listing in self.listings(first):
             lineage = self.lineage(listing, has_near)
             if (step := self.first_to_restore(listing, lineage)) is not None:
