@@ -38,9 +38,13 @@ class _PartRead(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class PartedLeaf:
-    """A leaf whose regions arrive, part by part, in `arrays`. `read` is the read of all
-    of its regions. `to_come` has the parts that have not come yet. `owned`: whether the
-    memory of all arrays is the caller's alone, as in a `ReadResult`."""
+    """A leaf whose regions arrive, part by part, in `arrays`.
+
+    - `read`: describes all of its regions.
+    - `to_come`: the reads of the parts that have not come yet.
+    - `owned`: whether the memory of all arrays is the caller's alone, as in a
+        `ReadResult`.
+    """
 
     read: StoredRead
     to_come: dict[int, _PartRead]
@@ -161,7 +165,7 @@ def _ends(region: Region) -> tuple[tuple[int, int], ...]:
     return tuple([(s.start, s.stop) for s in region])
 
 
-# Most leaves are alike. This saves 0.17 of the 1.05 s of a restore of 10,000.
+# Most leaves are alike. This saves 0.17 of the 1.05 s of a restore of 10,000 leaves.
 @ft.lru_cache(maxsize=4096)
 def _view_of(shape: tuple[int, ...], ends: tuple[tuple[int, int], ...]) -> View:
     return _view.whole(shape).take((*(slice(*x) for x in ends), ...))

@@ -1,6 +1,7 @@
 """Publication of one file, atomically.
 
-On a disk it is written in a directory beside its path, and renamed. An object store has
+On a disk it is written in a directory beside its path, and renamed,
+or linked where it must replace nothing. An object store has
 no renames: there it is built in memory, and put in place as a whole.
 """
 
@@ -53,7 +54,7 @@ def _publish_on_disk(
     # save gets to its commit.
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
         txn = _FileTransaction(root.real(), undo, overwrite)
-        # The commit leaves the working directory empty: it is deleted then too.
+        # After the commit it is of no use, though it may still have the file (a link).
         held.callback(take_back, txn.work)
         with errors_before_commit(root, nbytes):
             txn.begin(held)
@@ -65,7 +66,7 @@ def _publish_on_disk(
                     _local_files.fsync(fd)
         try:
             txn.put_in_place(durable)
-        except FileExistsError:
+        except FileExistsError:  # As the commit raises it, by its number.
             raise _came_meanwhile_error(root) from None
 
 

@@ -171,7 +171,9 @@ _book = CallBook()
 @dataclasses.dataclass
 class Channel:
     """The messages of process `index` of `count` in one call: in the line `key`, which
-    `where` tells people of, under its `number` there, in one round after the other."""
+    `where` tells people of, under its `number` there, in one round after the other. In
+    process 0 the thread of `begin_beats` looks too: `seen` and `_awake` are changed in
+    one step each."""
 
     index: int
     count: int
@@ -363,7 +365,7 @@ class Channel:
 
     def _say_where(self, is_over: bool = False) -> None:
         """Lets the others see in which call this process waits for long."""
-        if self._is_shown is not is_over:
+        if self._is_shown is not is_over:  # It is shown, or there is nothing to hide.
             return
         key = f"eqx_ckpt/waits/{self.index}"
         self._is_shown = not is_over
