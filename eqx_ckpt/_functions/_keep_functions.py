@@ -59,12 +59,12 @@ def _sources(leaves: Sequence[PlannedLeaf]) -> list[Source]:
 
 
 def _choose_candidate(candidates: Sequence["_Candidate"]) -> PlannedFunction:
-    """The function that checkpoints have under one name. Only those count that have
-    given leaves which are saved here. If none has, all count.
+    """The function that checkpoints have under one name. Only those count of
+    which an array is saved here, or something computed of one. If none is, all count.
 
     **Raises:** `ValueError` unless it is the same function of the same leaves in all.
     """
-    candidates = [x for x in candidates if x.has_given_leaves()] or candidates
+    candidates = [x for x in candidates if x.has_saved_leaves()] or candidates
     planned = [candidate.plan() for candidate in candidates]
     first, first_path = planned[0].stored, candidates[0].function.path
     for (function, _), (stored, _) in zip(candidates, planned):
@@ -114,7 +114,7 @@ class _Candidate(NamedTuple):
     function: Function
     saved: _SavedLeaves
 
-    def has_given_leaves(self) -> bool:
+    def has_saved_leaves(self) -> bool:
         """Whether an array that the function uses is saved, or something that is
         computed of it alone."""
         origins = set(map(self._origin_name, stored_of(self.function).leaves))

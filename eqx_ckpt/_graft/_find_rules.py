@@ -172,6 +172,7 @@ def _ordered(
     In a circle, as of names that are exchanged, some rules mark the names that they
     make, which no other rule changes then. Empty if that does not help.
     """
+    # Their effects are good for names in `moves` only.
     takes_from: dict[NameRule, list[NameRule]] = {}
     undone_by: dict[NameRule, list[NameRule]] = {}
     for rule, (good, wrong) in chosen.items():

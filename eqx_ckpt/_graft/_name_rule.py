@@ -51,7 +51,6 @@ def make_rule(
     pattern, replacement = split_at_numbers(old), split_at_numbers(new)
     groups = _common_numbers(pattern, replacement) if is_general else []
     pattern[::2] = map(re.escape, pattern[::2])
-    replacement[::2] = (x.replace("\\", r"\\") for x in replacement[::2])
     for group, (i, j) in enumerate(groups, 1):
         pattern[i], replacement[j] = r"(\d+)", rf"\{group}"
     return NameRule(f"^{''.join(pattern)}{end}", "".join(replacement))

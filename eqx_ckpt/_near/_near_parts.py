@@ -131,9 +131,8 @@ class Parts:
         self, leaves: Sequence[PartedLeaf], parts: Sequence[int]
     ) -> Generator[PartedLeaf, None, None]:
         """Reads some leaves, part by part. Gives each leaf once all of it has come."""
-        yield from [
-            leaf for leaf in leaves if leaf.is_complete
-        ]  # They have no elements.
+        # Those without elements.
+        yield from [leaf for leaf in leaves if leaf.is_complete]
         leaf_of = {i: leaf for leaf in leaves for i in leaf.read.leaves}
         verify, max_bytes = self._options.verify, self._options.max_bytes
         for part in parts:

@@ -25,7 +25,7 @@ class PartReport(NamedTuple):
     nbytes: int = 0
     shards: str = ""
     whole: str = ""
-    readers: list[int] = []
+    readers: Sequence[int] = ()
 
 
 def report(

@@ -1,7 +1,8 @@
 """A leaf that is read in pieces, from several parts of a near step.
 
 A *region* is a place in a leaf: *held*, that of a shard in a part, or *wanted*, one
-that this process needs. A *piece* is what one part has of a wanted region.
+that this process needs. A *piece* is what one held region has of a wanted
+one.
 """
 
 import dataclasses

@@ -66,7 +66,7 @@ def _publish_on_disk(
                     _local_files.fsync(fd)
         try:
             txn.put_in_place(durable)
-        except FileExistsError:  # As the commit raises it, by its number.
+        except FileExistsError:  # An `OSError` of EEXIST is one.
             raise _came_meanwhile_error(root) from None
 
 
@@ -95,7 +95,7 @@ class _FileTransaction(BesideTransaction):
 
     def fate(self, index: bytes) -> Fate:
         directory, key = self.root.split()
-        is_there = directory.stamp(key) == self._stamp
+        is_there = self._stamp != "" and directory.stamp(key) == self._stamp
         return Fate.SAVED if is_there else Fate.NOT_SAVED
 
 

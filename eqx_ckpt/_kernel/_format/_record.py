@@ -24,7 +24,7 @@ class Kind(NamedTuple):
     - `parts`: the part that each child adds to its dotted name. Empty for a dict
       whose keys are not recorded, as the names of its leaves tell them.
     - `data`: the parts that static values add to that name.
-    - `labels`: for children without keys, the attribute that each is.
+    - `labels`: for children without keys, the attribute that each is; None if none.
     - `keys`: the keys of a dict, encoded as JSON, if not all are strings.
     """
 
@@ -229,6 +229,7 @@ class TreeRecord:
     def nodes_with_values(self, root_name: str = "") -> Iterator[tuple[str, int]]:
         """Names and rows of nodes that have `compared_values`."""
         for name, row in self.nodes(self.has_values, root_name):
+            # A value is one of the node that it is in. A tree of one value is no save.
             if not self.is_value[row] and self.compared_values(row):
                 yield name, row
 

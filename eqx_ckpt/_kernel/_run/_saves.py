@@ -87,7 +87,7 @@ class Saves:
 
     @property
     def begun(self) -> RunningSave | None:
-        """The save that was begun last."""
+        """The last save that was begun since a state was kept; None if none was."""
         return self._last.begun
 
     def save_if_due(
@@ -302,8 +302,8 @@ class Saves:
         self, error: BaseException, earlier_saves: Sequence[SaveHandle]
     ) -> bool:
         """Whether another try might save a state, such as when a disk was full, or the
-        error is that of an earlier save. A state that is refused is not kept, nor one
-        whose save goes on: the one before it stays."""
+        error is that of an earlier save; never with many processes. A state that is
+        refused is not kept, nor one whose save goes on: the one before it stays."""
         goes_on = any(x.handle not in earlier_saves for x in self._running)
         if _processes.count() > 1 or goes_on:
             return False

@@ -1,5 +1,5 @@
-"""The places of a run and of its steps: all that may refuse one before a save, a load
-or a deletion."""
+"""Checks of the places of a run and of its steps: whether something may be saved there,
+and that no link leads there, which loads and deletions ask too."""
 
 from .._format import _files
 from .._save import _options

@@ -269,7 +269,7 @@ class Steps:
     def save_of(self, step: int, listing: Listing) -> str | None:
         """The id of the save of a step; "" for one of Orbax, and None if it has none
         that can be read."""
-        if listing.steps[step]:
+        if listing.steps[step]:  # Neither None nor "": see `Listing`.
             return listing.steps[step]
         found = self.signature(step)
         with contextlib.suppress(FileNotFoundError, ValueError):

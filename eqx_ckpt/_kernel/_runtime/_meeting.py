@@ -87,11 +87,11 @@ class Meeting:
         that are closed. Accounts may still differ where nobody is behind: that is left
         to the caller.
 
-        **Raises:** `PeerError` as soon as one of them has failed, or left, with such a
-        call, and once one has not come for `timeout`.
+        **Raises:** `PeerError` as soon as one of them has failed, or left, in a call
+        like this one, and once one has not come for `timeout`.
         """
         channel = self._channel
-        channel.book.sweep(channel.client)  # Deletes old keys.
+        channel.book.sweep(channel.client)
         while True:
             channel.take_number()
             channel.begin_beats()

@@ -158,6 +158,7 @@ class CallBook:
         self.old: dict[str, float] = {}
 
     def sweep(self, client: Any) -> None:
+        """Deletes old keys whose time has come."""
         for key, end in list(self.old.items()):
             if end > time.monotonic():
                 break
@@ -338,8 +339,8 @@ class Channel:
         return Heard(found["words"], found["gone"])
 
     def begin_beats(self) -> None:
-        """Tells the others from now on that this process is at work, and sees when they
-        do, from a thread: until `end_beats`."""
+        """Tells the others from now on, from a thread, that this process is at work:
+        until `end_beats`. In process 0 the thread also sees when they do."""
         if self._over is not None:
             return
         over = self._over = _threads.Event()

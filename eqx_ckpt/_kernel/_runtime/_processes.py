@@ -16,10 +16,10 @@ def of_run(
     path: object,
     together: Together,
     what: str,
-    gist: Callable[[], str] = str,
+    make_gist: Callable[[], str] = str,
 ) -> Processes:
     """The processes of this run, for one call that all make. It meets calls of the same
-    `kind`, path and tag; `what` tells people of it, and `gist` tells apart calls
+    `kind`, path and tag; `what` tells people of it, and its gist tells apart calls
     without a tag."""
     tag = together.tag
     state = distributed.global_state
@@ -30,8 +30,8 @@ def of_run(
     where = f"{kind}, `{path}`{tagged(tag)}"
     index = state.process_id or 0
     channel = Channel(index, count(), key, where, together.timeout, state.client)
-    sign = gist() if tag is None else ""
-    return conversation(what, sign, tag is not None, channel)
+    gist = make_gist() if tag is None else ""
+    return conversation(what, gist, tag is not None, channel)
 
 
 def tagged(tag: object) -> str:

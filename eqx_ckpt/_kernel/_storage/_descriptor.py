@@ -18,7 +18,6 @@ import os
 # number 1 or 2, whatever a library prints would be written into it. So it is given a
 # larger number.
 _LEAST = 3
-_DUPLICATE = fcntl.F_DUPFD_CLOEXEC
 # The flags that open a directory, and that make a file where nothing is.
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -77,7 +76,9 @@ class Descriptor(_Closed):
         if self._numbers[0] < _LEAST:
             # The new number comes first. Then the low one, now the last, is closed.
             low = self._numbers[0]
-            self._numbers[:0] = map(fcntl.fcntl, (low,), (_DUPLICATE,), (_LEAST,))
+            self._numbers[:0] = map(
+                fcntl.fcntl, (low,), (fcntl.F_DUPFD_CLOEXEC,), (_LEAST,)
+            )
             _close(self._numbers, 1)
 
     def fileno(self) -> int:
