@@ -178,7 +178,7 @@ def test_nothing_is_deleted_or_marked(served):
     assert manager.restore({"w": np.zeros(3)})[0]["w"].all()
 
 
-@pytest.mark.parametrize("patience", [0, 1])
+@pytest.mark.parametrize("patience", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_directories_of_other_formats(served, monkeypatch, patience):
     """Also where the server is asked for its redirect before TensorStore says it."""
     inside.limit(monkeypatch, redirect_seconds=patience)

@@ -116,7 +116,7 @@ class AttemptCache:
         found = _numbered.numbers(self._root, PLACE) if listed is None else listed
         return sorted(found, reverse=True)
 
-    def read(self, number: int) -> Attempt | None:
+    def attempt(self, number: int) -> Attempt | None:
         """An attempt; None if there is none of this number. **Raises:** as `last`."""
         is_local = isinstance(self._root, LocalDirectory)
         stamp = self._root.stamp(f"{PLACE}/{number}") if is_local else ""

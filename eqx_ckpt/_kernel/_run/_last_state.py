@@ -80,7 +80,7 @@ class LastState:
     def _check_savable(self, state: PendingState, kept: KeptState) -> None:
         """**Raises:** the error of a state that can never be saved, as far as this
         process can tell by itself. Of states that are alike one is checked."""
-        state.check()
+        state.check_metadata()
         _json.check_json(dict(state.metadata or {}))
         # Of many processes, the others would not hear of it.
         if _processes.count() > 1:

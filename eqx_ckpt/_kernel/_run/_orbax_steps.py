@@ -74,7 +74,7 @@ class OrbaxSteps:
             item for item in inside if self._root.stamp(f"{name}/{item}/{METADATA}")
         ]
 
-    def find(self, step: int) -> OrbaxTree | None:
+    def tree_of(self, step: int) -> OrbaxTree | None:
         """The one tree of a step that Orbax has finished; None for any other step."""
         root, name = self._root, self.name_of(step)
         key = f"{name}/{ITEM}"

@@ -31,7 +31,7 @@ class PendingState(NamedTuple):
     own: PyTree = None
     is_last: bool = False
 
-    def check(self) -> bytes:
+    def check_metadata(self) -> bytes:
         """What this process says before a save: nothing. **Raises:** `TypeError` or
         `ValueError` for metadata that a manager does not save."""
         if not isinstance(self.metadata, Mapping | None):

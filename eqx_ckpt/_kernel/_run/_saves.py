@@ -165,7 +165,7 @@ class Saves:
         """The decision of process 0 on a state; None if it is not due. Each process
         checks the metadata that it was given."""
         try:
-            word = call.decide(lambda _: self._prepare(state), state.check)
+            word = call.decide(lambda _: self._prepare(state), state.check_metadata)
         except Exception as e:
             # If the save before has failed here, this call tells it, and no later one.
             self._wait_beside(e)

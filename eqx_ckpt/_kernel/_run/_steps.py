@@ -194,7 +194,7 @@ class Steps:
         complete, or leads through a link. It is the look by which `last_known_path`
         goes."""
         stamp = self.root.stamp(index_of(step))
-        tree = None if stamp else self.orbax.find(step)
+        tree = None if stamp else self.orbax.tree_of(step)
         if tree is None:
             self._orbax_keys.pop(step, None)
             return Signature(stamp) if stamp else None
@@ -253,7 +253,7 @@ class Steps:
         step at the root."""
         is_save = lambda step, save: self._is_save(step, save, listing)
         for number in self.attempts.numbers(listing.attempts):
-            attempt = self.attempts.read(number)
+            attempt = self.attempts.attempt(number)
             if attempt is not None:
                 lineage = Lineage(attempt, is_save)
                 newest_first = sorted(listing.steps, reverse=True)
