@@ -56,14 +56,14 @@ class _Wanted(NamedTuple):
 
 
 class _RowPart(NamedTuple):
-    """Runs that are read together, and the bytes of each (`spans`). `keeps`: the wanted
-    arrays that get elements of them, each with the places there, and the rows that go
-    there, counted from the first one here. `into` is the memory that they are read
-    into, if that is of an array."""
+    """Runs that are read together, and the bytes of each (`spans`). `copies`: the
+    wanted arrays that get elements of them, each with the places there, and the rows
+    that go there, counted from the first one here. `into` is the memory that they are
+    read into, if that is of an array."""
 
     runs: list[tuple[int, int]]
     spans: list[tuple[int, int]]
-    keeps: list[tuple[_Wanted, Places, Places]]
+    copies: list[tuple[_Wanted, Places, Places]]
     into: np.ndarray | None
     is_last: bool
 
@@ -75,7 +75,12 @@ class _RowPart(NamedTuple):
 class RowLeaf(LargeLeaf[_RowPart]):
     """A leaf that is read in units: each is one row, or the `unit_rows` of a chunk,
     where chunks are verified. In (8, 6) of chunks of (2, 6) a row is 6 numbers, and a
-    verified unit is 2 rows."""
+    verified unit is 2 rows.
+
+    To read rows 3 and 4 of it, verified, the run is (1, 3): units 1 and 2, which are
+    rows 2 to 5. If a number has 4 bytes, its span is (48, 144). `copies` says that rows
+    1 and 2 of these go to rows 0 and 1 of the array.
+    """
 
     def __init__(self, state: ReadState, read: StoredRead, axis: int):
         """A row is all that is along the axes after this one.
@@ -153,15 +158,15 @@ class RowLeaf(LargeLeaf[_RowPart]):
         first = runs[0][0] * self.unit_rows
         stop = min(runs[-1][1] * self.unit_rows, self.row_count)
         found = [(x, _view.overlap(x.rows, first, stop)) for x in self.wanted]
-        keeps = [(x, both.to, both.fro) for x, both in found if both is not None]
+        copies = [(x, both.to, both.fro) for x, both in found if both is not None]
         spans, into = list(map(self._bytes, runs)), None
-        if len(keeps) == 1 and self.read.conversion is None:
-            x, to, _ = keeps[0]
+        if len(copies) == 1 and self.read.conversion is None:
+            x, to, _ = copies[0]
             if x.is_whole and isinstance(x.rows, range) and x.rows.step > 0:
                 # No more than what is wanted is read, in its order.
                 if _size(spans) == x.array[to].nbytes:
-                    keeps, into = [], x.array[to]
-        return _RowPart(runs, spans, keeps, into, is_last)
+                    copies, into = [], x.array[to]
+        return _RowPart(runs, spans, copies, into, is_last)
 
     def _reading(self, part: _RowPart) -> Callable[[], np.ndarray]:
         source = self.state.source
@@ -199,7 +204,7 @@ class RowLeaf(LargeLeaf[_RowPart]):
             # Each chunk is so small that it has one digest.
             low, high = part.runs[0][0], part.runs[-1][1]
             numbers = self.touched[slice(*self.touched.searchsorted((low, high)))]
-            numbers = _places(part.runs, numbers)
+            numbers = _offsets_in_runs(part.runs, numbers)
             starts = (numbers * full).tolist()
             digests = np.frombuffer(digests, _DIGEST)[numbers].tobytes()
         # A list of many of them would let Python look for cycles of references.
@@ -210,14 +215,14 @@ class RowLeaf(LargeLeaf[_RowPart]):
         return b"".join(found) == digests
 
     def _keep(self, part: _RowPart, data: np.ndarray) -> None:
-        if not part.keeps:
+        if not part.copies:
             return
         dtype = _template.dtype_of(self.template.stored)
         table = data.view(dtype).reshape(-1, *self.row_shape)
         runs = [(a * self.unit_rows, b * self.unit_rows) for a, b in part.runs]
-        for x, to, fro in part.keeps:
+        for x, to, fro in part.copies:
             if len(runs) > 1:
-                fro = _places(runs, _view.numbers(x.rows)[to])
+                fro = _offsets_in_runs(runs, _view.numbers(x.rows)[to])
             picked = table[_view.mesh([fro, *x.inner], table.shape)]
             _reads.put(picked, x.array, to, self.read.conversion, self.lost)
 
@@ -343,7 +348,7 @@ def _size(spans: list[tuple[int, int]]) -> int:
     return sum([stop - start for start, stop in spans])
 
 
-def _places(runs: list[tuple[int, int]], numbers: np.ndarray) -> np.ndarray:
+def _offsets_in_runs(runs: list[tuple[int, int]], numbers: np.ndarray) -> np.ndarray:
     """The places of numbers among those of all runs, which have them."""
     starts = np.asarray([start for start, _ in runs])
     lengths = [stop - start for start, stop in runs]

@@ -106,7 +106,8 @@ def plan_leaves(
     parts: dict[int, LocalShards] = {}
 
     def make() -> _KeptSpec:
-        # Leaves that have a key are all there, and written from the values of the tree.
+        # `values` and `parts` change only for leaves without a key, for which this is
+        # called each time. Those with one are written as they are in the tree.
         nonlocal values, parts
         values, spec, parts = _make_spec(flat, numbers, values, leaf_kinds, options)
         zero_copy = _are_zero_copy(spec, values, leaf_kinds)

@@ -4,6 +4,11 @@
 A file is a sequence of runs of chunks. `batches` joins runs of small chunks.
 `_segments` gives a call for each batch, or for a piece of a long run of lazy chunks.
 `write_file` makes these calls in order, and hands the bytes to the file as they come.
+
+Of a compressed run nobody knows the end before it is written. So all of this is lazy:
+`write_file` draws a run through `_segments` and `batches` from `lay_runs` of
+`_to_ocdbt`. It fills the `ends` of that run as it writes it, and only then draws the
+next one, which begins where they stop.
 """
 
 import functools as ft

@@ -61,6 +61,11 @@ def write(task: WriteTask, into: Destination[Sink]) -> RunsOfFiles:
     )
 
 
+# What is linked from another save may be dealt out in another way: so many lanes,
+# patterns and begins may come of it.
+_LINKED = 256
+
+
 @_tree_spec.remembered
 def _batches_of_files(spec: TreeSpec, deal: Deal, process: int) -> list[list[Batch]]:
     """The batches of each file that a process writes. Nothing is compressed, so they
@@ -260,8 +265,7 @@ def upper_bound(
     total = sum((t.chunk_count * t.full + _placement.ALIGN) * n for t, n in own)
     files = _assign.most_files(total, processes, _writing.FAR_FILE)
     names = [str(n) for n in range(min(files, spec.chunk_count + len(leaves)))]
-    # What is linked from another save may be dealt out in another way.
-    lanes = processes + 256 if is_linked or processes > 1 else 1
+    lanes = processes + _LINKED if is_linked or processes > 1 else 1
     base = f"d/{'0' * 16}"
     keys = (f"{base}/tree", f"{base}/manifest.ocdbt") if spec.has_database else ()
     return Written(
@@ -274,6 +278,8 @@ def upper_bound(
 def _longest(
     leaves: Sequence[PlannedLeaf], files: int, total: int, lanes: int
 ) -> Placement:
+    """The largest placement that a save of these leaves may have, in so many `files`
+    and `lanes`, of `total` bytes. **Raises:** `ValueError` for too many runs."""
     distinct: dict[int, _assign.Owners] = {}
     runs, sizes, nobody = 0, [], [(range(0), 0)]
     for leaf in leaves:
@@ -291,9 +297,11 @@ def _longest(
         )
     rows = [[(len(run), who) for run, who in owners] for owners in distinct.values()]
     known = dict.fromkeys(map(tuple, rows))
-    more = 256 if lanes > 1 else 0
-    rows = [*itertools.chain(*known), *[(2**16, lanes)] * more]
-    begin = lanes, len(leaves), 2**16, files, total - total % _placement.ALIGN
+    more = _LINKED if lanes > 1 else 0
+    rows = [*itertools.chain(*known), *[(_template.MAX_CHUNKS, lanes)] * more]
+    # The largest lane, leaf, chunk, file and place of a run.
+    last = total - total % _placement.ALIGN
+    begin = lanes, len(leaves), _template.MAX_CHUNKS, files, last
     return Placement(
         patterns=np.asarray(rows),
         # Of one pattern nothing is said.
