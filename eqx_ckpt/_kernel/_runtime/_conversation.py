@@ -83,6 +83,11 @@ class Processes:
         `is_account` is for a first round whose words are accounts of the call. If they
         differ, process 0 has to make it an error in all.
         """
+        return self._round(word, choose, is_account)
+
+    def _round(
+        self, word: bytes, choose: Callable[[list[bytes]], bytes], is_account: bool
+    ) -> bytes:
         return choose([word])
 
     def wait_until(
@@ -193,11 +198,8 @@ class _Leader(_Conversation):
             if self.channel.round > 0:
                 self.channel.forget(self.channel.at)
 
-    def round(
-        self,
-        word: bytes = b"",
-        choose: Callable[[list[bytes]], bytes] = _NO_ANSWER,
-        is_account: bool = False,
+    def _round(
+        self, word: bytes, choose: Callable[[list[bytes]], bytes], is_account: bool
     ) -> bytes:
         channel = self.channel
         if channel.round == 0:
@@ -268,11 +270,8 @@ class _Follower(_Conversation):
                     self._listen()
                 raise
 
-    def round(
-        self,
-        word: bytes = b"",
-        choose: Callable[[list[bytes]], bytes] = _NO_ANSWER,
-        is_account: bool = False,
+    def _round(
+        self, word: bytes, choose: Callable[[list[bytes]], bytes], is_account: bool
     ) -> bytes:
         channel = self.channel
         if channel.round == 0:
