@@ -22,14 +22,13 @@ from ._steps import SavedStep, Signature, Steps
 
 
 class RunningSave(NamedTuple):
-    """A save that goes on. If it `may_delete`, older steps go once it is over. `leads`:
-    this is process 0, which follows it up. `over` is set once that is done."""
+    """A save that goes on. If it `may_delete`, older steps go once it is over. `over`
+    is set once it is followed up too."""
 
     step: int
     handle: SaveHandle
     metrics: dict[str, Any]
     may_delete: bool
-    leads: bool
     over: _threads.Event
 
 

@@ -25,8 +25,8 @@ class Place:
             return
         self._last = step, key, root.stamp(key), os.stat(root.path)
         if before is not None:
-            last, key, stamp, found = before
-            if not root.is_same(found) and root.stamp(key) != stamp:
+            last, last_key, stamp, found = before
+            if not root.is_same(found) and root.stamp(last_key) != stamp:
                 said = f"Step {last} is not where step {step} is: in `{root}`"
                 _log.say(_log.WARNING, said, step=step, path=root.url)
                 _log.warn(

@@ -224,9 +224,7 @@ class Saves:
                 options = options._replace(own=_own.encode(state.own))
                 handle, start = _async.stage_save(path, state.tree, options, writers)
                 over = _threads.Event()
-                new = RunningSave(
-                    step, handle, metrics, may_delete, writers.leads, over
-                )
+                new = RunningSave(step, handle, metrics, may_delete, over)
                 handle.add_done_callback(ft.partial(self._after_save, new))
                 saving = new  # From here on its follow-up is sure, and is waited for.
                 self._last.note_begun(saving)
@@ -261,7 +259,7 @@ class Saves:
             if _background.committed_by(saving.handle) is not None:
                 self.damaged.discard(saving.step)
                 self._last_whole = saving.handle
-            if saving.leads:
+            if _processes.leads():
                 self._follow_up.do(saving, self.damaged)
         finally:
             saving.over.set()
