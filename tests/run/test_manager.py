@@ -507,19 +507,24 @@ def test_an_interrupted_wait_is_waited_for_again(root, monkeypatch):
     assert len(calls) == 2 and manager.steps() == [1]
 
 
-def test_an_error_is_told_once(root, monkeypatch):
-    """Also where a save has failed before the call returns."""
+def _end_before_it_is_staged(patch):
+    """Lets each save be over before the call that has begun it has staged it."""
     real = ec.SaveHandle.staged
 
     def staged(handle):
         handle._saved.exception()
         real(handle)
 
+    patch.setattr(ec.SaveHandle, "staged", staged)
+
+
+def test_an_error_is_told_once(root, monkeypatch):
+    """Also where a save has failed before the call returns."""
     with ec.CheckpointManager(root) as manager:
         fill_run(manager, [1])
         manager.wait()
         with monkeypatch.context() as patch:
-            patch.setattr(ec.SaveHandle, "staged", staged)
+            _end_before_it_is_staged(patch)
             inside.replace(patch, "publish", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 manager.save(2, tree_at(2))
@@ -529,16 +534,10 @@ def test_an_error_is_told_once(root, monkeypatch):
 
 def test_a_save_that_raises_is_followed_up(root, monkeypatch):
     """The step that it was to replace has its mark again."""
-    real = ec.SaveHandle.staged
-
-    def staged(handle):
-        handle._saved.exception()
-        real(handle)
-
     with ec.CheckpointManager(root) as manager:
         fill_run(manager, [1])
         manager.wait()
-        monkeypatch.setattr(ec.SaveHandle, "staged", staged)
+        _end_before_it_is_staged(monkeypatch)
         inside.replace(monkeypatch, "publish", lambda *_: 1 / 0)
         inside.watch(monkeypatch, "mark a step", lambda *_: time.sleep(0.3))
         with pytest.raises(ZeroDivisionError):
