@@ -34,6 +34,11 @@ from ._writing import (
 )
 
 
+# What is linked from another save may be dealt out in another way: so many lanes,
+# patterns and begins may come of it.
+_LINKED = 256
+
+
 def write(task: WriteTask, into: Destination[Sink]) -> RunsOfFiles:
     """Writes the data files of this process, one job for each, on a few threads. Each
     is named by its number."""
@@ -59,11 +64,6 @@ def write(task: WriteTask, into: Destination[Sink]) -> RunsOfFiles:
         # Chunks are encoded by threads of TensorStore, for which these wait.
         waiting=into.work.has_slow_writes or spec.is_compressed or task.requests > 1,
     )
-
-
-# What is linked from another save may be dealt out in another way: so many lanes,
-# patterns and begins may come of it.
-_LINKED = 256
 
 
 @_tree_spec.remembered
