@@ -153,7 +153,7 @@ class Saves:
         try:
             saving.handle.staged()
         except Exception:
-            self._drop_running(saving)  # It is over, and this says why.
+            self._drop_running(saving)  # Its error: the save is over.
             raise
         self.attempt_start.warn_of_passed_steps(step)
         if decision.metrics_error and call.leads:
@@ -266,6 +266,7 @@ class Saves:
 
     def wait(self) -> None:
         """Waits for the running save and for its follow-up."""
+        _context.check_fork()  # In a child nobody ends the save.
         self._follow_up.check_thread()
         for saving in self._running.copy():
             # A handler of a signal would wait for the call that it interrupts.
