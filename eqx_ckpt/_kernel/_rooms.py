@@ -1,8 +1,9 @@
-"""Hooks: the functions that rooms around the kernel provide to it.
+"""Hooks: the functions that rooms around the kernel provide to it, and `_run`, its top
+floor, to the floors below.
 
-The kernel never imports those rooms. It calls a hook below, and the room that provides
-the hook does so when the package is imported: its `__init__` says where the function
-is, and imports nothing else. A type checker follows both.
+The kernel never imports the rooms around it. It calls a hook below, and the room that
+provides the hook does so when the package is imported: its `__init__` says where the
+function is, and imports nothing else. A type checker follows both.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ find_source: Hook[[Backend, Any], Source | None] = Hook(lambda root, like: None)
 # A checkpoint of another library, and the keys that tell such a one in a store.
 read_format: Hook[[Probe, Any], Source | None] = Hook(lambda probe, like: None)
 keys_of_formats: Hook[[], Sequence[str]] = Hook(lambda: ())
-# What a path without a checkpoint stands for, such as the newest step of a run: a
-# function that tells it, if it is told whether nothing is there that is known.
+# Begins to look for what a path without a checkpoint stands for, such as the newest
+# step of a run. Returns a function that gives the path of that, or None, if it is told
+# whether nothing known was found at the path: see `_run_path.stands_for`.
 stands_for: Hook[[Any], Callable[[bool], Any]] = Hook(lambda path: lambda _: None)
 rename_leaves: Hook[[Leaves, Any], tuple[Leaves, Callable[[str], list[str]]]] = Hook(
     _without("_rename")

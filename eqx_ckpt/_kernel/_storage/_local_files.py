@@ -51,8 +51,8 @@ counts: dict[int, int] = {}
 
 def read_into(fd: int, start: int, *into: np.ndarray) -> int:
     """Reads an open file from a byte on into arrays of bytes, one after the other.
-    Returns how many bytes the file has there. All reads of local files are made
-    here."""
+    Returns how many bytes the file has there. All reads of local files but
+    TensorStore's are made here."""
     # The next one to be filled is the last of those `left`.
     done, left = 0, [array.data for array in reversed(into) if array.size]
     while left:
