@@ -17,8 +17,8 @@ from ._large_leaf import LargeLeaf
 from ._reads import ReadState, StoredRead
 
 
-# In place of an array: where TensorStore has no driver, each part is read into memory
-# first, and opened from there.
+# Stands for an array of TensorStore where that has no driver for the store: the chunks
+# of each part are read into memory, and an array of them is opened there.
 LATER = object()
 
 
@@ -32,9 +32,10 @@ class _WantedPart(NamedTuple):
 
 
 class _ChunkPart(NamedTuple):
-    """A run of chunks of a leaf, and the region that they are; of an exact leaf, what
-    its view picks. It is read into memory of this `shape`: that of the array which
-    wants just this, or new one, of which the arrays get what they want."""
+    """A run of chunks of a leaf, and the region that they are; of one that is read
+    exactly (see `_reads_exactly`), what its view picks. It is read into memory of this
+    `shape`: that of the array which wants just this, or new one, of which the arrays
+    get what they want."""
 
     chunks: range
     region: tuple[Any, ...]
@@ -52,7 +53,7 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
     """
 
     def __init__(self, state: ReadState, read: StoredRead):
-        """**Raises:** `ValueError` unless the files hold what is read."""
+        """**Raises:** as `Source.check`."""
         super().__init__(state, read)
         source, record = state.source, read.record
         self.template = t = source.template_as_read(record)

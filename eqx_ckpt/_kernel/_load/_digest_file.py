@@ -17,8 +17,8 @@ _DAMAGED = "its file of digests is damaged"
 
 
 class DigestFile:
-    """The digests of the chunks of a `Source`, by their numbers. It may be asked by
-    several threads."""
+    """The digests of the chunks of a `Source`, by the numbers that `Extents.digest_of`
+    gives them. It may be asked by several threads."""
 
     def __init__(self, source: Any):
         self._source = source

@@ -62,7 +62,8 @@ def open_path(
         source = _open_other(path, find_other, is_empty, like, follow_symlinks)
     if source is None:
         raise error or _missing_error(root)
-    # The list goes on as long as this is there, which an error may refer to.
+    # The list of a run goes on as long as this is there, and the traceback of an error
+    # would keep it.
     del find_other
     return source
 

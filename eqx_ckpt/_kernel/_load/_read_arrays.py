@@ -1,7 +1,8 @@
 """The planned read of stored arrays: each byte once, and verified if that is asked for.
 
-`read_arrays` has leaves of one block read in runs (`_small_leaves`), and all others in
-parts (`_large_leaf`); once more if a store may have been wrong.
+`read_arrays` has leaves of one block (`_grid.BLOCK`; each has one digest) read in runs
+(`_small_leaves`), and all others in parts (`_large_leaf`); once more if a store may
+have been wrong.
 """
 
 from collections.abc import Sequence
@@ -66,7 +67,8 @@ def _read_once(state: ReadState, reads: Sequence[StoredRead]) -> Results:
     source, is_verified = state.source, state.digests is not None
     small: list[StoredRead] = []
     large: list[StoredRead] = []
-    # Leaves of one template are alike where each is one run of bytes of our own files.
+    # The leaves of one template that are wanted whole are all small or all not, as are
+    # those that are wanted in part; unless a file of another format scatters some.
     known: dict[tuple[int, bool], bool] = {}
     for one in reads:
         if one.record.part is not None:
@@ -77,6 +79,7 @@ def _read_once(state: ReadState, reads: Sequence[StoredRead]) -> Results:
             is_small = _small_leaves.is_small(source, one, is_verified)
             if source.is_ours:
                 known[key] = is_small
+        # () is of a process that has no part of it.
         if is_small and one.views != ():
             small.append(one)
         elif one.nbytes == 0:
@@ -103,8 +106,8 @@ def _read_large(state: ReadState, reads: list[StoredRead]) -> Results:
 
 
 def _large_leaves(state: ReadState, reads: list[StoredRead]) -> list[LargeLeaf[Any]]:
-    """The leaves that can be read; the arrays that TensorStore reads are opened
-    together. Their files are known to hold them then."""
+    """The leaves that can be read, as far as their files are looked at. Those that
+    TensorStore reads are opened together, after that look."""
     source = state.source
     leaves: list[LargeLeaf[Any]] = []
     own: list[ChunkLeaf] = []

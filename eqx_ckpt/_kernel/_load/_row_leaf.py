@@ -80,12 +80,15 @@ class RowLeaf(LargeLeaf[_RowPart]):
     To read rows 3 and 4 of it, verified, the run is (1, 3): units 1 and 2, which are
     rows 2 to 5. If a number has 4 bytes, its span is (48, 144). `copies` says that rows
     1 and 2 of these go to rows 0 and 1 of the array.
+
+    A verified unit is a chunk, and has its number.
     """
 
     def __init__(self, state: ReadState, read: StoredRead, axis: int):
         """A row is all that is along the axes after this one.
 
-        **Raises:** `ValueError` unless the files hold what is read.
+        **Raises:** as `Source.check`, of what is verified or large, or where each chunk
+        is a file. Else only the read says so.
         """
         super().__init__(state, read)
         self.template = t = read.record.template
@@ -102,9 +105,9 @@ class RowLeaf(LargeLeaf[_RowPart]):
         gap = _FAR_GAP if state.source.root.is_remote else _GAP
         gap //= self.row_bytes * self.unit_rows
         rows = [one.rows for one in self.found if len(one.rows)]
-        # Runs of units, each from one number to another.
+        # Runs of units, each `[start, stop)`.
         self.runs = _joined([_runs(x, self.unit_rows, gap) for x in rows])
-        # The chunks that are verified, unless they are all that is read.
+        # The chunks to verify, where the runs may have others too; else None.
         self.touched: np.ndarray | None = None
         if self.is_verified and gap:
             touched = [_grid.touched_along(self.unit_rows, x) for x in rows]
@@ -126,7 +129,7 @@ class RowLeaf(LargeLeaf[_RowPart]):
         return sorted({*it.chain.from_iterable(it.starmap(range, found))})
 
     def _bytes(self, run: tuple[int, int]) -> tuple[int, int]:
-        """The bytes of a run, from one to another."""
+        """The bytes `[start, stop)` of a run."""
         size, stop = self.row_bytes * self.unit_rows, self.row_bytes * self.row_count
         return run[0] * size, min(run[1] * size, stop)
 

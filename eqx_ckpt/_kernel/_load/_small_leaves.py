@@ -19,7 +19,7 @@ from ._source import Source
 
 
 # Leaves of one block up to this many bytes are read together into one piece of memory,
-# and whole even where a part of them is wanted.
+# and, unverified, whole even where a part of them is wanted.
 _SMALL_BYTES = 1 << 16
 # Leaves that lie together are read as one run, with at most so many bytes between two
 # that nobody wants.
@@ -34,7 +34,9 @@ _LEAVES_PER_RUN = 8
 
 
 def is_small(source: Source, one: StoredRead, is_verified: bool) -> bool:
-    """Whether a leaf is read in a run: what is one block, and is wanted whole."""
+    """Whether a leaf is read whole, in a run: it is one block that is not compressed.
+    If only a part of it is wanted, it also has to be verified, as its digest is of all
+    of it, or to have at most `_SMALL_BYTES`."""
     t = one.record.template
     most = _grid.BLOCK if is_verified or one.views is None else _SMALL_BYTES
     is_one = t.chunk == t.shape and t.nbytes <= most and t.codec is None

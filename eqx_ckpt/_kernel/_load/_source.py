@@ -47,8 +47,10 @@ class _KeyedSegment(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A save that was opened: all that is read goes through one of these. The keys of
-    its files are relative to `directory`.
+    """A save that was opened: all that is read goes through one of these. `root` is its
+    path. The keys of its files are relative to `directory`, which is mostly the same;
+    of a save in one file, it is where that file is, which is kept open if it is local
+    (`Backend.pinned`).
 
     Each kind has a class. `DatabaseSource` and `ZarrSource` are ours in a directory of
     their own, one for each layout; rooms around the kernel have those in one file, and
@@ -220,8 +222,8 @@ class Source:
     def ranges(
         self, record: LeafRecord, runs: Iterable[tuple[int, int]]
     ) -> list[tuple[str, int, int]]:
-        """Where runs of the bytes of a leaf lie, from one to another, whose chunks are
-        its bytes one after the other."""
+        """Where the bytes `[start, stop)` of each of these runs lie in files, of a leaf
+        whose chunks, one after the other, are its bytes."""
         out: list[tuple[str, int, int]] = []
         full, key, low, high, at = record.template.full, "", 0, 0, 0
         for start, stop in runs:
