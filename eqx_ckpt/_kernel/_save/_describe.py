@@ -4,7 +4,7 @@ A training loop saves the same leaves again and again, with other values. What f
 from all else that is known of them, such as their names and templates, is kept.
 
 A leaf has a kind: all that its template depends on but its place in the tree. It also
-has the kinds of its keys (`key_kinds`), in a letter for each, as in `Template.keys`.
+has a letter for each of its keys (`letters`), as in `Template.keys`.
 """
 
 import collections
@@ -106,8 +106,8 @@ def plan_leaves(
     parts: dict[int, LocalShards] = {}
 
     def make() -> _KeptSpec:
-        # `values` and `parts` change only for leaves without a key, for which this is
-        # called each time. Those with one are written as they are in the tree.
+        # `values` and `parts` change only where `key` is None: then this is called each
+        # time. Leaves with a key are written as they are in the tree.
         nonlocal values, parts
         values, spec, parts = _make_spec(flat, numbers, values, leaf_kinds, options)
         zero_copy = _are_zero_copy(spec, values, leaf_kinds)
@@ -188,7 +188,7 @@ def _make_spec(
 ) -> _Specified:
     """Makes the spec of the leaves of these numbers, whose values are `given`: checks
     their names, makes a template for the first leaf of each kind, and numbers those
-    that differ. Last, a template gets the kinds of keys, in which leaves of one kind
+    that differ. Last, a template gets the letters of keys, in which leaves of one kind
     may differ."""
     number_of = flat.by_name(numbers)
     names = list(number_of)
@@ -202,6 +202,7 @@ def _make_spec(
     for leaf_index in loose:
         value, _, part = stored[kinds[leaf_index]]
         if leaf_index != firsts[kinds[leaf_index]]:
+            # It is lazy: no other loose leaves share a kind.
             value = value.like(given[leaf_index])
         values[leaf_index] = value
         if part is None:
@@ -212,10 +213,10 @@ def _make_spec(
     aliases = _aliases(whole)
     for leaf_index, origin in aliases.items():
         own[leaf_index] = own[leaf_index]._replace(chunk=own[origin].chunk)
-    key_kinds = list(map(flat.walk.letters.__getitem__, numbers))
-    templates, template_of = _number_templates(own, key_kinds)
+    letters = list(map(flat.walk.letters.__getitem__, numbers))
+    templates, template_of = _number_templates(own, letters)
     if not flat.walk.are_names_apart:
-        _check_nodes(key_kinds, number_of, flat)
+        _check_nodes(letters, number_of, flat)
     spec = TreeSpec(tuple(names), template_of, templates, tuple(aliases.items()))
     return _Specified(values, spec, parts)
 
@@ -228,22 +229,24 @@ def _stored_kinds(
     how they are stored, and each of which nothing is known is a kind alone."""
     # Of some leaves only some shards may be stored.
     has_parts = options.processes == "own" and any(map(_local_shards.is_spread, given))
-    is_each = callable(options.chunks) or has_parts
-    kinds: list[Any] = [-1] * len(given) if is_each else list(leaf_kinds.kind_of)
+    is_each_alone = callable(options.chunks) or has_parts
+    # -1: no kind yet. Where leaves may have chunks or parts of their own, none has one.
+    kinds: list[Any] = [-1] * len(given) if is_each_alone else list(leaf_kinds.kind_of)
     loose = list(it.compress(it.count(), map(operator.eq, kinds, it.repeat(-1))))
-    is_alone = is_each or options.dtype is not None
+    are_loose_alone = is_each_alone or options.dtype is not None
     for leaf_index in loose:
-        likeness = None if is_alone else _lazies.likeness(given[leaf_index])
+        likeness = None if are_loose_alone else _lazies.likeness(given[leaf_index])
+        # A tuple with its own index is a kind that no other leaf has.
         kinds[leaf_index] = likeness or (leaf_index,)
     return kinds, loose
 
 
 def _number_templates(
-    own: Sequence[Template], key_kinds: Sequence[str]
+    own: Sequence[Template], letters: Sequence[str]
 ) -> tuple[tuple[Template, ...], tuple[int, ...]]:
-    """The templates of leaves with these kinds of keys, each once; and for each leaf
+    """The templates of leaves with these letters of keys, each once; and for each leaf
     the number of its own."""
-    rows = list(zip(map(id, own), key_kinds))
+    rows = list(zip(map(id, own), letters))
     # Where templates are equal, so are their numbers.
     templates: dict[Template, int] = {}
     number = {
@@ -287,11 +290,11 @@ def _describe_leaf(name: str, value: object, options: SaveOptions) -> _Described
     return _DescribedLeaf(value, template._replace(codec=codec), part)
 
 
-def _check_nodes(key_kinds: Sequence[str], numbers: dict[str, int], flat: Flat) -> None:
+def _check_nodes(letters: Sequence[str], numbers: dict[str, int], flat: Flat) -> None:
     """**Raises:** for a leaf that has the name of a node, and for two nodes of one
     name: the checkpoint's own tree has one place for both."""
     nodes: dict[str, tuple[str, int]] = {}
-    for leaf, kinds in zip(numbers, key_kinds):
+    for leaf, kinds in zip(numbers, letters):
         name, dot, _ = leaf.rpartition(".")
         while dot:
             kinds = kinds[:-1]

@@ -26,6 +26,7 @@ class InPlace(DirectoryTransaction, CheckpointTransaction[LocalDirectory]):
         self.make(self.root.below(self.data_key), held)
 
     def publish(self, index: bytes, side: Mapping[str, bytes], durable: bool) -> None:
+        assert not side  # A save that has some is swapped in: see `_publish.begin`.
         root = self.root
         staged = _files.staged(self.data_key, _files.INDEX)
         with errors_before_commit(root):
@@ -34,6 +35,7 @@ class InPlace(DirectoryTransaction, CheckpointTransaction[LocalDirectory]):
             if durable:
                 # Where a durable save was before, the name of `d` is durable.
                 is_new = self.found.index is None or bool(self.made_above)
+                # "" is the root itself.
                 root.sync_directories([self.data_key, "d", *[""] * is_new])
                 root.sync_above(self.made_above)
         # Whoever replaces what is at the path holds the lock of what is there.
@@ -47,6 +49,7 @@ class InPlace(DirectoryTransaction, CheckpointTransaction[LocalDirectory]):
                     root.sync_directories([""])
                 # `write_orbax` may have added some since.
                 _delete_side(root, root.list_top() or {})
+                # A signature is of what was there before. A directory is not ours.
                 if not root.is_directory(_files.SIGNATURE):
                     _leftovers.discard(root, _files.SIGNATURE)
                 for other in others:

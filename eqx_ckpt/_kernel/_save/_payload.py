@@ -98,6 +98,7 @@ def copied_together(leaves: Sequence[PlannedLeaf], but: Set[int]) -> dict[int, A
     """Copies of small leaves, `but` some, by their indices. Copies from a device have
     been started. Leaves of one template are copied in one step, as each alone takes
     longer than its bytes."""
+    # Of leaves that have owners, this process may write only some chunks.
     leaf_indices = [
         leaf_index
         for leaf_index, leaf in enumerate(leaves)
@@ -272,30 +273,31 @@ class LeafBytes:
     def join_batch(self, batch: SmallBatch) -> bytes:
         """The bytes of small chunks that are not compressed, with their padding, as
         they lie in a file. Those of most leaves are joined without a call for each."""
-        leaf_indices, numbers, rows, own, gaps, ended = batch
+        leaf_indices, numbers, rows, slices, gaps, ended = batch
         leaves = list(map(self.leaves.__getitem__, leaf_indices))
         pieces: list[Any] = list(map(operator.attrgetter("value"), leaves))
-        # Those whose memory is not what is stored, by template.
-        others: dict[int, list[int]] = {}
-        arrays = {*filter(is_array_type, {*map(type, pieces)})}
-        for i, leaf in enumerate(leaves):
-            if not (leaf.is_zero_copy and type(leaf.value) in arrays):
-                others.setdefault(leaf.template_number, []).append(i)
-        for some in others.values():
-            t = leaves[some[0]].template
+        # Places in the batch whose memory is not what is stored, by template.
+        unlike: dict[int, list[int]] = {}
+        array_types = {*filter(is_array_type, {*map(type, pieces)})}
+        for place, leaf in enumerate(leaves):
+            if not (leaf.is_zero_copy and type(leaf.value) in array_types):
+                unlike.setdefault(leaf.template_number, []).append(place)
+        for places in unlike.values():
+            t = leaves[places[0]].template
             if t.chunk == t.shape:
-                found = small_bytes([leaves[i] for i in some])
+                copies = small_bytes([leaves[place] for place in places])
             else:
-                found = [self._own_chunk(leaf_indices[i], numbers[i]) for i in some]
-            for i, row in zip(some, found):
-                pieces[i] = row
+                which = [(leaf_indices[place], numbers[place]) for place in places]
+                copies = list(it.starmap(self._own_chunk, which))
+            for place, copy in zip(places, copies):
+                pieces[place] = copy
         try:
             data = b"".join(it.chain.from_iterable(zip(pieces, gaps)))
         except TypeError:  # Some lie in another order of their axes.
             both = zip(pieces, leaves)
             pieces = [whole(leaf) if x is leaf.value else x for x, leaf in both]
             data = b"".join(it.chain.from_iterable(zip(pieces, gaps)))
-        parts = map(memoryview(data).__getitem__, own)
+        parts = map(memoryview(data).__getitem__, slices)
         digests = b"".join(map(_digests.block_digest, parts))
         size = _digests.SIZE
         if rows[-1] - rows[0] + 1 == len(leaves):

@@ -72,7 +72,8 @@ class ReusedSave:
 
     `known`: the indices of leaves that are as the save of the id `save` has written
     them. `likely`: of those that are the same arrays, and may have changed. `held`:
-    descriptors of files by their numbers; leaves in them may have no other value.
+    descriptors of files, by number. Leaves in them may not have been copied: then
+    nothing else has their bytes.
     """
 
     root: Backend
@@ -144,7 +145,8 @@ def hold_unchanged(
             chunks[leaf_index] = chunks.get(leaf_index, 0) + len(numbers)
     whole = {i for i, n in chunks.items() if n == leaves[i].template.chunk_count}
     out = whole & (reused.known | reused.likely & same)
-    # Whatever becomes of the others from here on, the files that are held are used.
+    # What is the same now counts as known. The program may write to its memory from here
+    # on, and leaves that were not copied are only in the files that are held.
     reused.known = reused.known | same
     return out
 

@@ -1,8 +1,9 @@
 """`tree_serialise_leaves`: plans a save, writes its data files, and publishes it.
 
 `_plan` checks the tree and says what is written. `_publish.begin` opens a transaction.
-`_write_leaves` writes all files but those at the root, into the directory of the
-transaction. `_publish.publish` writes the index: from then on the path holds the save.
+`_write_leaves` writes all files but the index and those for other readers at the root,
+into the directory of the transaction. `_publish.publish` adds these, and commits: from
+then on the path holds the save.
 """
 
 import contextlib

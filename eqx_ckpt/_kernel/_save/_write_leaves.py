@@ -1,5 +1,5 @@
-"""All files of a save but those at its root, written to whatever takes files: a
-directory, an object store, or a zip."""
+"""All files of a save but its index and those for other readers at its root, written to
+whatever takes files: a directory, an object store, or a zip."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from ._writing import Destination, RunsOfFiles, Sink, WriteTask
 
 
 class RootFiles(NamedTuple):
-    """The files at the root of a save, which its transaction publishes once all others
-    are there: the index, and those for other readers."""
+    """The files that the transaction of a save publishes once all others are there: the
+    index, and those for other readers at the root."""
 
     index: Index
     side: Mapping[str, bytes]
@@ -50,8 +50,8 @@ def write_leaves(
     advance: Advance,
     reused: _reuse.ReusedSave | None = None,
 ) -> RootFiles:
-    """Writes all of a save but its index, by this process alone. Files of `reused` in
-    which nothing has changed are linked instead."""
+    """Writes all of a save but its `RootFiles`, by this process alone. Files of
+    `reused` in which nothing has changed are linked instead."""
     task = prepare_task(plan, into, advance, reused=reused)
     files = _plan.WRITERS[plan.options.layout].write(task, into)
     states = [
@@ -93,9 +93,9 @@ def finish(
     into: Destination[Sink],
     reused: _reuse.ReusedSave | None = None,
 ) -> RootFiles:
-    """Writes all that is left of a save but the files at its root, which it returns:
-    the digests and the database of the layout, and functions. The data `files` and the
-    own `states` of all processes are there."""
+    """Writes what is left of a save: the digests, the database or Zarr's JSON, and
+    functions. The data `files` and the own `states` of all processes are there. Returns
+    its `RootFiles`."""
     written = _plan.WRITERS[plan.options.layout].finish(task, files, into)
     side = _plan.side_files(plan, into.save_id, written)
     index = _plan.index_of(plan, into.save_id, written, side, states)

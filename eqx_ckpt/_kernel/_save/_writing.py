@@ -43,10 +43,10 @@ S = TypeVar("S", bound=Sink, covariant=True)
 
 @dataclasses.dataclass(frozen=True)
 class Destination(Generic[S]):
-    """Where the files of a save are written: `data_key` is the directory in `work` of
-    those whose names are in no other save. `sync`: whether each is synced as it is
-    written. `sync_all` syncs them together, once they are written. `outbox`: sends them
-    to an object store."""
+    """Where the files of a save are written: `data_key` is the directory of this save
+    in `work`, `d/<save id>`. With layout `"zarr"`, leaves lie beside `d`. `sync`:
+    whether each is synced as it is written. `sync_all` syncs them together, once they
+    are written. `outbox`: sends them to an object store."""
 
     work: S
     data_key: str
@@ -145,6 +145,8 @@ class WriteTask:
 
     Writing takes at most `max_bytes` of memory. A file has at most `max_file_bytes`,
     unless one chunk has more. So many `requests` read parts of lazy leaves at a time.
+    `is_fixed_by_spec`: whether what follows from the spec and the deal, such as where
+    each chunk lies, is kept for the next save.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class WriteTask:
         else:
             owners = _owners_of(data.leaves) if count > 1 else ((), ())
             self.deal = deal = deal_by_spec(self.spec, owners, count, max_file_bytes)
-            # Then the spec and the deal say where each chunk lies.
+            # Where compressed chunks lie follows from their bytes.
             is_kept = count == 1 or sum(len(x) for _, x in deal.files) <= _KEPT_RUNS
             self.is_fixed_by_spec = is_kept and not self.spec.is_compressed
 
@@ -243,7 +245,7 @@ def deal_by_spec(
 ) -> Deal:
     """The files that so many processes write of all leaves."""
     of_leaves, some = owners
-    known = [*map(list, some), None]
+    known = [*map(list, some), None]  # -1 is the last of these.
     own = map(known.__getitem__, of_leaves)
     return Deal(_assign.deal(_dealt_leaves(spec, own, {}), count, max_file_bytes))
 
