@@ -145,8 +145,8 @@ def hold_unchanged(
             chunks[leaf_index] = chunks.get(leaf_index, 0) + len(numbers)
     whole = {i for i, n in chunks.items() if n == leaves[i].template.chunk_count}
     out = whole & (reused.known | reused.likely & same)
-    # What is the same now counts as known. The program may write to its memory from here
-    # on, and leaves that were not copied are only in the files that are held.
+    # What is the same now counts as known. The program may write to its memory later,
+    # and leaves that were not copied are only in the files that are held.
     reused.known = reused.known | same
     return out
 
