@@ -12,10 +12,11 @@ first of these that there is:
    as an average of models is. There must be only one. It must be at the same place in
    its node, and the whole node must have moved.
 
-Leaves that are baked into a function have to be as they were, if they are saved.
+Leaves that are baked into a function have to be as they were, if they are saved: under
+the name that they had, or in a node that a leaf of the function has moved to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .._kernel._format import _names
@@ -129,7 +130,7 @@ class _Candidate(NamedTuple):
         self._check_nodes_moved_whole(new_names)
         leaf_indices = {name: i for i, name in enumerate(self.saved.by_name)}
         leaves = [leaf_indices[name] for name in new_names.values()]
-        baked, stored = self._baked_digests(), stored_of(self.function)
+        baked, stored = self._baked_digests(new_names), stored_of(self.function)
         data = _extra_files.read_function(source_of(self.function), self.function.name)
         return PlannedFunction(stored._replace(leaves=leaves, baked=baked), data)
 
@@ -195,9 +196,8 @@ class _Candidate(NamedTuple):
         moved = self.saved.unchanged.get(origin)
         if moved:
             return self._free_leaves(record, moved, taken)[0]
-        last = record.name.rpartition(".")[2]
         derived = self.saved.derived.get(origin, [])
-        alike = [x for x in derived if x.name.rpartition(".")[2] == last]
+        alike = [x for x in derived if any(_names.node_pairs(record.name, x.name))]
         free = self._free_leaves(record, alike, taken) if alike else []
         if len(free) != 1:
             several = ", and several leaves are computed of it" if free else ""
@@ -240,7 +240,7 @@ class _Candidate(NamedTuple):
                         f"computed of it, and `{new_other}` is elsewhere"
                     )
 
-    def _baked_digests(self) -> dict[str, str]:
+    def _baked_digests(self, new_names: dict[str, str]) -> dict[str, str]:
         """The digests of leaves that are a part of the function, by their names now.
         Those that are not saved are left out.
 
@@ -252,18 +252,19 @@ class _Candidate(NamedTuple):
             if leaf_index is None:
                 continue
             same_array = self.saved.unchanged.get(self._origin_name(leaf_index), [])
-            leaf = self.saved.by_name.get(name) or next(iter(same_array), None)
-            if leaf is None:
-                continue
-            is_same = any(leaf is x for x in same_array) or (
-                _fits(leaf, old.record(leaf_index)) and _tracing.digest(leaf) == digest
-            )
-            if not is_same:
-                raise self._lost_error(
-                    f"the leaf `{name}` with the value that it had, which is a part of "
-                    "the function"
+            names = [name, *_names_in_moved_nodes(name, new_names)]
+            leaves = [self.saved.by_name[x] for x in names if x in self.saved.by_name]
+            for leaf in leaves or same_array[:1]:
+                is_same = any(leaf is x for x in same_array) or (
+                    _fits(leaf, old.record(leaf_index))
+                    and _tracing.digest(leaf) == digest
                 )
-            out[leaf.name] = digest
+                if not is_same:
+                    raise self._lost_error(
+                        f"the leaf `{name}` with the value that it had, which is a "
+                        f"part of the function, and `{leaf.name}` has another"
+                    )
+                out[leaf.name] = digest
         return out
 
     def _lost_error(self, what: str) -> ValueError:
@@ -273,6 +274,16 @@ class _Candidate(NamedTuple):
             'saved. Leave functions out with `functions="drop"`, or say which there '
             "are to be, `functions={...}`."
         )
+
+
+def _names_in_moved_nodes(name: str, new_names: dict[str, str]) -> Iterator[str]:
+    """The names that a leaf has now, if the nodes that it is in have moved as leaves of
+    `new_names` did, which are in the same nodes."""
+    for old_leaf, new_leaf in new_names.items():
+        if old_leaf != new_leaf:
+            for before, after in _names.node_pairs(old_leaf, new_leaf):
+                if _names.is_under(name, before):
+                    yield _names.joined(after, _names.below(name, before))
 
 
 def _fits(leaf: PlannedLeaf, record: LeafRecord) -> bool:

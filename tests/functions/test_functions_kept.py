@@ -213,6 +213,17 @@ def test_a_part_of_a_function_that_has_changed(tmp_path):
     assert ec.open(target).functions["f"](jnp.ones(3)).tolist() == [2, 2, 2]
     with pytest.raises(ValueError, match="needs the leaf `scale` with the value"):
         ec.tree_serialise_leaves(target, {"w": ckpt["w"], "scale": 3.0})
+    # Nor may it, if it is computed of what it was, in a node that has moved.
+    both = {"w": jnp.ones(3), "scale": np.full(3, 2, np.float32)}
+    ec.tree_serialise_leaves(tmp_path / "m", both, functions={"f": scaled})
+    node = ec.open(tmp_path / "m").tree
+    half = ec.lazy(lambda x: x / 2, elementwise=True)
+    new = {"w": half(node["w"]), "scale": half(node["scale"])}
+    for moved in (new, {"new": new}, {"new": {**new, "w": node["w"]}}):
+        with pytest.raises(ValueError, match="`scale` with the value"):
+            ec.tree_serialise_leaves(target, moved)
+    ec.tree_serialise_leaves(target, {"new": {**new, "scale": node["scale"]}})
+    assert ec.open(target).functions["f"](jnp.ones(3)).tolist() == [1, 1, 1]
     # Another of that name is another function.
     ec.tree_serialise_leaves(tmp_path / "e", tree, functions={"f": ckpt.functions["f"]})
     twice = ec.function(lambda t, x: 2 * t["w"] * x, jnp.ones(3), platforms=["cpu"])
@@ -277,6 +288,8 @@ def test_which_leaf_is_meant(tmp_path):
         ),
         ({**head, "scale": 3.0, "old_scale": t.scale}, "`scale` with the value"),
         ({**head, "scale": np.float64(2.0)}, "`scale` with the value"),
+        ({"m": {**head, "scale": 3.0}}, "`scale` with the value.*`m.scale` has an"),
+        ({"m": {**head, "scale": 3.0}, "old": t.scale}, "`scale` with the value"),
     ]:
         with pytest.raises(ValueError, match=f"cannot be kept: .*{message}"):
             ec.tree_serialise_leaves(out, bad)
@@ -284,6 +297,7 @@ def test_which_leaf_is_meant(tmp_path):
     for good, expected in [
         (head, [2, 3, 4]),
         ({"m": head}, [2, 3, 4]),
+        ({"m": {"head": t.head, "body": t.body, "scale": t.scale}}, [2, 3, 4]),
         ({**rest, "head": {"w": both}}, [2, 5, 8]),
         ({**rest, "head": {"w": zeros}}, [0, 1, 2]),
         ({**rest, "top": t.head, "scale": t.scale}, [2, 3, 4]),
@@ -315,11 +329,16 @@ def test_checkpoints_with_one_function(tmp_path):
 @pytest.mark.parametrize("name", ["b", "descriptor"])
 def test_a_node_that_moves_to_the_top(tmp_path, name):
     """Also if a child has the name of a file of checkpoints there."""
+    for computed in ("w", name):
+        _move_to_the_top(tmp_path / computed, name, computed)
+
+
+def _move_to_the_top(tmp_path, name, computed):
     x = jax.ShapeDtypeStruct((3,), jnp.float32)
     f = ec.function(lambda tree, x: sum(tree["m"].values()) * x, x, platforms=["cpu"])
     tree = {"m": {"w": jnp.ones(3), name: jnp.full(3, 2.0)}}
     ec.tree_serialise_leaves(tmp_path / "a", tree, functions={"f": f})
     leaves = {x: ec.open(tmp_path / "a").tree["m"][x] for x in tree["m"]}
-    leaves["w"] = ec.lazy(lambda w: w / 2, elementwise=True)(leaves["w"])
+    leaves[computed] = ec.lazy(lambda w: w + 1, elementwise=True)(leaves[computed])
     ec.tree_serialise_leaves(tmp_path / "b", leaves)
-    assert (ec.open(tmp_path / "b").functions["f"](jnp.ones(3)) == 2.5).all()
+    assert (ec.open(tmp_path / "b").functions["f"](jnp.ones(3)) == 4).all()

@@ -270,10 +270,13 @@ def parts(name: str) -> list[str]:
 def node_pairs(name: str, other: str) -> Iterator[tuple[str, str]]:
     """The nodes that two leaves are in, from below, as long as the names agree that
     they have there."""
-    a, b = parts(name), parts(other)
-    while a and b and a[-1] == b[-1]:
-        a, b = a[:-1], b[:-1]
-        yield ".".join(a), ".".join(b)
+    while name and other:
+        above, above_other = (x.rpartition(".")[0] for x in (name, other))
+        component = below(name, above)
+        if not component or component != below(other, above_other):
+            return
+        name, other = above, above_other
+        yield name, other
 
 
 def within(nodes: Iterable[str]) -> Callable[[str], str | None]:
