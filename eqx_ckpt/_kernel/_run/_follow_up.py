@@ -56,7 +56,6 @@ class FollowUp:
             mark = ft.partial(self._mark, step, committed is not None, marked)
             jobs: list[Callable[[], Any]] = [mark]
             if committed is not None:
-                self._place.note(step, index_of(step))
                 # As it was written, without a look at it.
                 number, when = self._attempt_start.number, round(time.time(), 3)
                 facts = number, when, saving.handle.progress.total, saving.metrics
@@ -67,6 +66,7 @@ class FollowUp:
                 if saving.may_delete:
                     delete = ft.partial(self._delete_older, new, damaged)
                     jobs.append(ft.partial(delete, marked.result))
+                jobs.append(ft.partial(self._place.note, step, index_of(step)))
             # In a directory each needs what the one before it has written. In a store
             # all begin now, together: so there the deletion awaits the mark.
             for job in _store.ahead(self._steps.root, jobs):
