@@ -18,6 +18,7 @@ import types
 import typing
 import uuid
 import warnings
+from collections.abc import Callable
 
 import attrs
 import equinox as eqx
@@ -233,6 +234,34 @@ def net(value, width=3):
     with warnings.catch_warnings():  # Equinox warns of arrays, and of NumPy's too.
         warnings.simplefilter("ignore")
         return Net(1.0, value, width)
+
+
+def _adder(number):
+    return lambda x: x + number
+
+
+class Adds3(eqx.Module):
+    w: float
+    act: Callable = eqx.field(static=True, default=_adder(3))
+
+
+class Adds100(eqx.Module):
+    w: float
+    act: Callable = eqx.field(static=True, default=_adder(100))
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_the_default_of_one_class_is_none_of_another(tmp_path, names):
+    """Though both have one function, in whichever order they are saved."""
+    one, other = names
+    tree = {one: Adds3(1.0), other: Adds100(1.0, Adds3(1.0).act)}
+    ec.tree_serialise_leaves(tmp_path / "x", tree)
+    with pytest.raises(RuntimeError, match=rf"'{other}.act': a function"):
+        ec.rebuild(tmp_path / "x", [Adds3, Adds100])
+    tree[other] = Adds100(1.0)
+    ec.tree_serialise_leaves(tmp_path / "x", tree)
+    tree = ec.rebuild(tmp_path / "x", [Adds3, Adds100])
+    assert [tree[name].act(0) for name in names] == [3, 100]
 
 
 def load(path, like, **options):

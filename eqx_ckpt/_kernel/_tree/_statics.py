@@ -43,7 +43,8 @@ class Statics:
 
     def __init__(self, values: Values):
         self._values = values
-        self._known: dict[int, tuple[int, bool]] = {}
+        # By kind and class of the nodes: a default of one class is none of another.
+        self._known: dict[tuple[str, type], dict[int, tuple[int, bool]]] = {}
         self._alive: list[Any] = []  # While an `id` stands for each value.
         self._markers: dict[int, int] = {}
 
@@ -51,7 +52,7 @@ class Statics:
         self, values: list[Any], how: str, owner: type
     ) -> tuple[list[int], list[Any]]:
         """The numbers of values, and what is kept of each."""
-        known = self._known
+        known = self._known.setdefault((how, owner), {})
         ids = list(map(id, values))
         if not known.keys() >= {*ids}:
             self._alive.append(values)
@@ -95,7 +96,7 @@ class Likeness:
 
     def __init__(self, values: Values):
         self._numbers = values.numbers
-        self._known: dict[int, tuple[int, Any]] = {}
+        self._known: dict[tuple[str, type], dict[int, tuple[int, Any]]] = {}
         self._markers: dict[int, int] = {}
 
     def is_same(
@@ -108,6 +109,7 @@ class Likeness:
     ) -> bool:
         if all(map(operator.is_, column, kept)):
             return True
+        known = self._known.setdefault((how, cls), {})
         for x, old, number in zip(column, kept, numbers):
             if x is old:
                 continue
@@ -115,9 +117,9 @@ class Likeness:
                 if not _identity.is_same(x, old):
                     return False
                 continue
-            if id(x) not in self._known:
+            if id(x) not in known:
                 text = json.dumps(encode(x, how, cls, self._markers))
-                self._known[id(x)] = self._numbers.get(text, -1), x
-            if self._known[id(x)][0] != number:
+                known[id(x)] = self._numbers.get(text, -1), x
+            if known[id(x)][0] != number:
                 return False
         return True
