@@ -459,6 +459,27 @@ def test_what_is_altered_is_refused(part):
     assert campaign(range(70 * part, 70 * part + 70), 2, 2) > 90
 
 
+def test_a_child_without_a_key_is_compared_with_what_it_is_of_the_node(tmp_path):
+    """Whichever part is loaded, and however deep it is."""
+    first, second = _releases
+    layers = lambda x: [Layer(np.ones(2), np.ones(2), i, x) for i in range(3)]
+    make = lambda cls, x: {"p": cls(layers(0)[0], cls(*layers(x)[1:], "x"), "x")}
+    ec.tree_serialise_leaves(tmp_path / "x", make(first, 0))
+    parts = [
+        *(lambda t: t, lambda t: t["p"], lambda t: t["p"].b, lambda t: t["p"].b.a),
+        lambda t: t["p"].b.b,
+    ]
+    for cls, where in itertools.product(_releases, parts):
+        ec.tree_deserialise_leaves(tmp_path / "x", make(cls, 0), where=where)
+        with pytest.raises(RuntimeError, match=r"`p\.\w\.\w\.y` was 0 .* is 1"):
+            ec.tree_deserialise_leaves(tmp_path / "x", make(cls, 1), where=where)
+    for where in parts:
+        loaded = ec.tree_deserialise_leaves(
+            tmp_path / "x", make(second, 0), where=where, static="ignore"
+        )
+        assert loaded["p"].b.b.x == 2
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(10))
 def test_what_is_altered_is_refused_long(part, capsys):

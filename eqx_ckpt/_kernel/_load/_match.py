@@ -3,7 +3,7 @@
 import dataclasses
 import functools as ft
 import itertools as it
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -333,18 +333,17 @@ class Matcher:
             return
         both = Comparison(saved.tree, self._record, self.above)
         if saved.origin is None:
-            found = both.differences([(x, x) for x in dict.fromkeys(nodes)], passes)
+            names = list(dict.fromkeys(nodes))
+            found = both.differences(self._stored_pairs(names), passes)
         else:
             whole = _names.within(nodes)
             # A leaf that is picked alone is compared without its neighbours.
             near = {name.rpartition(".")[0] for name in nodes}
             own = [name for name, _ in self._record.nodes_with_values(self.above)]
-            moved = _compare.moved_names(own, self._moved_nodes)
             found = (
                 x
-                for number, name in enumerate(own)
+                for there, name in self._stored_pairs(own)
                 if name in near or whole(name) is not None
-                if (there := moved.get(number, name)) is not None
                 for stored in saved.stored_nodes(there)
                 for x in both.of_nodes(stored, name, passes)
                 if whole(x.name) is not None
@@ -359,6 +358,15 @@ class Matcher:
                     f" is {x.here} in `like`."
                 )
                 self._add("static", x.name, text, x.stored, first)
+
+    def _stored_pairs(self, names: list[str]) -> Iterator[tuple[str, str]]:
+        """The names of nodes in the checkpoint and in `like`, of those that the
+        checkpoint has."""
+        moved = _compare.moved_names(names, self._moved_nodes)
+        for number, name in enumerate(names):
+            there = moved.get(number, name)
+            if there is not None:
+                yield there, name
 
     # ---- The report.
 

@@ -235,20 +235,19 @@ def moved_nodes(
 def moved_names(
     names: Sequence[str], nodes: Iterable[MovedNode]
 ) -> dict[int, str | None]:
-    """The stored names of leaves below nodes whose children have moved, by the indices
-    of the leaves; None where the node has no such child."""
+    """The stored names of leaves and nodes below nodes whose children have moved, by
+    their places in `names`; None where the node has no such child."""
     moved = {node.name: node for node in nodes}
     nearest = _names.within(moved)
     out: dict[int, str | None] = {}
-    for leaf_index, name in enumerate(names if moved else ()):
-        found = nearest(name)
-        if found is not None and found != name:
+    for number, name in enumerate(names if moved else ()):
+        # It may itself be such a node.
+        found = nearest(name.rpartition(".")[0]) if name else None
+        if found is not None:
             node = moved[found]
             part, _, rest = _names.below(name, found).partition(".")
             to = node.parts.get(part)
-            out[leaf_index] = (
-                None if to is None else _names.joined(node.there, to, rest)
-            )
+            out[number] = None if to is None else _names.joined(node.there, to, rest)
     return out
 
 
