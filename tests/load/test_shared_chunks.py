@@ -1,10 +1,12 @@
 """Views that share chunks: each chunk is read and verified once, by every call."""
 
 import io
+import itertools as it
 from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -110,6 +112,22 @@ def test_a_whole_leaf_and_its_parts_are_read_once(tmp_path):
         values, [W, W[3], W[:, 5:7], W[[2, 1, 2]], W.T, W[1][:, ::-1]], strict=True
     ):
         np.testing.assert_array_equal(value, wanted)
+
+
+def test_one_array_as_several_dtypes_is_refused_as_each_is(tmp_path):
+    with jax.enable_x64(True):
+        x = jnp.arange(6.0, dtype=np.float64)
+    ec.tree_serialise_leaves(tmp_path / "x", {"x": x}, chunks=16)
+    x = ec.open(tmp_path / "x")["x"]
+    good = [x.astype(np.float32), x[:3].astype(np.float32), x[2:].astype(np.float16)]
+    for some in it.permutations(good, 2):
+        for one, read in zip(some, ec.materialise(list(some))):
+            assert read.dtype == one.dtype and (read == one.read()).all()
+    # Without a cast JAX would narrow them.
+    for one, bad in it.product(good, [x, x[1:]]):
+        for some in ([one, bad], [bad, one]):
+            with pytest.raises(RuntimeError, match="JAX would narrow"):
+                ec.materialise(some)
 
 
 @st.composite

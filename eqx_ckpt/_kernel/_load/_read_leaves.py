@@ -115,8 +115,7 @@ def _stored_reads(
     out = []
     for i, (leaf, needed) in enumerate(zip(wanted, _needed(wanted))):
         number = leaf.record.leaf_index
-        dtype = needed.conversion and needed.conversion.dtype
-        key = aliases.get(number, number), needed.views, dtype
+        key = aliases.get(number, number), needed
         leaves = shared.get(key)
         if leaves is None:
             shared[key] = leaves = []
@@ -149,8 +148,7 @@ def _share_chunks(
     decoded is read whole. Those that are joined have at most `BUDGET` bytes."""
     groups: dict[Any, list[StoredRead]] = collections.defaultdict(list)
     for one in reads:
-        dtype = one.conversion and one.conversion.dtype
-        groups[source.array_index(one.record), dtype].append(one)
+        groups[source.array_index(one.record), one.conversion].append(one)
     out: list[StoredRead] = []
     for group in groups.values():
         if len(group) == 1 or not _kept.is_by_chunks(source, group[0].record, verify):

@@ -37,10 +37,36 @@ def regions(target: Target) -> list[tuple[slice, ...]] | None:
 
 
 class Conversion(NamedTuple):
-    """A conversion of the numbers of an array, all of it or some at a time."""
+    """A conversion of the numbers of an array, all of it or some at a time. Equal ones
+    do the same.
 
+    `saved` and `dtype` are what numbers are and become, and `may_change` says whether
+    they may lose digits. `narrowed` is a dtype that was asked for, and that JAX would
+    narrow to `dtype`: there is no such array then."""
+
+    saved: np.dtype
     dtype: np.dtype
-    convert: Callable[[np.ndarray], np.ndarray]
+    may_change: bool
+    narrowed: np.dtype | None
+
+    def convert(self, array: np.ndarray) -> np.ndarray:
+        """**Raises:** `ValueError` for numbers that do not survive it."""
+        if self.narrowed is not None:
+            raise ValueError(
+                f"JAX would narrow {self.narrowed} to {self.dtype}: set "
+                "`jax_enable_x64`, or read it into NumPy, as `np.asarray` does"
+            )
+        array = array.view(self.saved)
+        if self.may_change:
+            return _leaf.cast(array, self.dtype)
+        out = _leaf.astype(array, self.dtype)
+        if array.size:
+            # One scalar as another kind of scalar: it has to be the same number.
+            value, back = complex(array.item()), complex(out.item())
+            for x, y in ((value.real, back.real), (value.imag, back.imag)):
+                if x != y and not (math.isnan(x) and math.isnan(y)):
+                    raise ValueError(f"{array.item()} is not a {self.dtype} exactly")
+        return out
 
 
 def conversion(template: Template, target: Target) -> Conversion | None:
@@ -50,13 +76,13 @@ def conversion(template: Template, target: Target) -> Conversion | None:
     if _target.is_as_saved(template, target):
         return None
     dtype, wanted = _template.dtype_of(template.dtype), result_dtype(template, target)
-    if dtype == wanted:
-        return None
+    return None if dtype == wanted else _conversion(dtype, wanted, target)
 
-    def convert(part: np.ndarray) -> np.ndarray:
-        return _convert(part.view(dtype), target, wanted)
 
-    return Conversion(wanted, convert)
+def _conversion(saved: np.dtype, wanted: np.dtype, target: Target) -> Conversion:
+    may_change = target.cast or _template.number_type(wanted) == "int"
+    is_narrowed = target.kind == "jax" and target.dtype != wanted and not target.cast
+    return Conversion(saved, wanted, may_change, target.dtype if is_narrowed else None)
 
 
 def from_host(
@@ -155,7 +181,8 @@ def _one_from_host(
     if not converted and (array.dtype != target.dtype or array.dtype.itemsize > 4):
         wanted = result_dtype(template, target)
         if array.dtype != wanted:
-            array, owned = _convert(array, target, wanted), True
+            array = _conversion(array.dtype, wanted, target).convert(array)
+            owned = True
     if target.kind == "jax":
         # Unlike `jnp.array` this compiles no program for each shape.
         return jax.device_put(array if owned else array.copy(), target.sharding)
@@ -276,21 +303,3 @@ def plain_leaves(target: Target) -> PlainLeaves | None:
     if target.kind == "jax" and dtype != jax.dtypes.canonicalize_dtype(dtype):
         return None
     return PlainLeaves(target, dtype, target.shape)
-
-
-def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:
-    if target.kind == "jax" and target.dtype != wanted and not target.cast:
-        raise ValueError(
-            f"JAX would narrow {target.dtype} to {wanted}: set `jax_enable_x64`, or "
-            "read it into NumPy, as `np.asarray` does"
-        )
-    if target.cast or _template.number_type(wanted) == "int":
-        return _leaf.cast(array, wanted)
-    out = _leaf.astype(array, wanted)
-    if array.size:
-        # One scalar as another kind of scalar: it has to be the same number.
-        value, back = complex(array.item()), complex(out.item())
-        for x, y in ((value.real, back.real), (value.imag, back.imag)):
-            if x != y and not (math.isnan(x) and math.isnan(y)):
-                raise ValueError(f"{array.item()} is not a {wanted} exactly")
-    return out
