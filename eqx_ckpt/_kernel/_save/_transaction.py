@@ -75,7 +75,7 @@ class Transaction(abc.ABC, Generic[R]):
                     raise
             self.has_failed_late = True
             if fate is Fate.SAVED:
-                raise self._noted(e, self._saved()) from e
+                raise self._noted(e, self._saved())
             raise self._noted(
                 e,
                 f"What is at `{self.root}`, if anything, is whole: this save, or what "
@@ -92,7 +92,7 @@ class Transaction(abc.ABC, Generic[R]):
             yield
         except Exception as e:
             self.has_failed_late = True
-            raise self._noted(e, self._saved()) from e
+            raise self._noted(e, self._saved())
 
     def _saved(self) -> str:
         """The note on an error that came after the commit."""
