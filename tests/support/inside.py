@@ -35,7 +35,7 @@ CONSTANTS = {
     "min_compressed_bytes": "_kernel._save._chunking._MIN_COMPRESSED",
     "min_share_reused": "_kernel._save._reuse._MIN_SHARE",
     "max_linked_files": "_kernel._save._reuse._MAX_LINKED_FILES",
-    "small_bytes_loaded": "_kernel._load._small_leaves._SMALL_BYTES",
+    "small_bytes_loaded": "_kernel._load._small_leaves._JOINT_BYTES",
     "gap_bytes": "_kernel._load._small_leaves._GAP_BYTES",
     "local_runs": "_kernel._load._small_leaves._LOCAL_RUNS",
     "leaves_per_run": "_kernel._load._small_leaves._LEAVES_PER_RUN",

@@ -237,7 +237,7 @@ class View(NamedTuple):
         return self.arrange(array)
 
 
-def run(picks: Sequence[Picks | int], shape: Sequence[int]) -> range | None:
+def as_range(picks: Sequence[Picks | int], shape: Sequence[int]) -> range | None:
     """The numbers, in row-major order, of the elements that are picked, if they follow
     each other; else None. There must be some."""
     start, count, inner = 0, 1, math.prod(shape)

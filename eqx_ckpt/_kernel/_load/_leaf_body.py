@@ -150,8 +150,8 @@ class StoredLeaf(LeafBody):
 
     @property
     def identity(self) -> Any:
-        own = self.source.root.url, self.source.index.save, self.array_index
-        return own, self.view, self.target
+        array = self.source.root.url, self.source.index.save, self.array_index
+        return array, self.view, self.target
 
     def changed(self, view: View | None, target: Target) -> "StoredLeaf":
         return StoredLeaf(self.source, self.record, view, target)

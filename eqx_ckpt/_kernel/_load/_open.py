@@ -183,18 +183,20 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
     for, or if a store has denied that it has it: then the files for other readers are
     found, and look like another format."""
     source, wrong = None, None
-    other = ft.partial(_rooms.find_source, root, like)
-    ours = ft.partial(_source.ours_at, root)
-    find, find_ours = _store.ahead_in_directory(root, [other, ours])
+    looks = [
+        ft.partial(_rooms.find_source, root, like),
+        ft.partial(_source.ours_at, root),
+    ]
+    find, find_ours = _store.ahead_in_directory(root, looks)
     try:
         source = find()
     except (FileNotFoundError, ValueError) as e:
         wrong = e
     # If it is not there any more, it was deleted while it was looked at.
-    own = find_ours() if source is None or not root.is_remote else None
-    if own is None and isinstance(wrong, ValueError):
+    ours = find_ours() if source is None or not root.is_remote else None
+    if ours is None and isinstance(wrong, ValueError):
         raise wrong
-    return own or source
+    return ours or source
 
 
 # A call is made at least so often, and is begun again for `limits.reopen_seconds`.

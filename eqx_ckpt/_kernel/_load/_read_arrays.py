@@ -110,21 +110,21 @@ def _large_leaves(state: ReadState, reads: list[StoredRead]) -> list[LargeLeaf[A
     TensorStore reads are opened together, after that look."""
     source = state.source
     leaves: list[LargeLeaf[Any]] = []
-    own: list[ChunkLeaf] = []
+    by_tensorstore: list[ChunkLeaf] = []
     for one in reads:
         try:
             leaf = _row_leaf.row_leaf(state, one)
             if leaf is None:
                 leaf = ChunkLeaf(state, one)
                 if leaf.is_read_by_tensorstore:
-                    own.append(leaf)
+                    by_tensorstore.append(leaf)
             leaves.append(leaf)
         except Exception as e:
             state.problems[one.record.name] = state.explain(e)
-    arrays: list[Any] = [LATER] * len(own)
-    if own and source.directory.has_driver():
-        arrays = source.open([(x.read.record, x.chunks) for x in own])
-    for leaf, array in zip(own, arrays):
+    arrays: list[Any] = [LATER] * len(by_tensorstore)
+    if by_tensorstore and source.directory.has_driver():
+        arrays = source.open([(x.read.record, x.chunks) for x in by_tensorstore])
+    for leaf, array in zip(by_tensorstore, arrays):
         leaf.read_from(array)
     return leaves
 

@@ -254,7 +254,7 @@ def _is_mapped(leaf: RowLeaf) -> bool:
         leaf.template.full >= _MAPPED
         and not (leaf.is_verified or more or view.arrays or source.root.is_remote)
         and len(leaf.runs) == 1
-        and _view.run(view.ranges, leaf.template.shape) is None
+        and _view.as_range(view.ranges, leaf.template.shape) is None
         and not source.is_contiguous(leaf.read.record)
         and source.directory.has_driver()
     )
@@ -265,7 +265,7 @@ def _row_axis(views: Sequence[View], t: Template, largest: int) -> int:
     what views have, and none has more bytes than the `largest`."""
     last, shape = len(t.shape) - 1, t.shape
     picks = [view.ranges for view in views]
-    if last < 0 or all(_view.run(x, shape) is not None for x in picks):
+    if last < 0 or all(_view.as_range(x, shape) is not None for x in picks):
         return last
     for axis in range(last):
         size, below = (math.prod(shape[i:]) * t.itemsize for i in (axis + 1, axis + 2))
@@ -313,7 +313,7 @@ def _found(
 def _rows_of(picks: Sequence[Picks], shape: Sequence[int]) -> Picks | None:
     """The numbers, in row-major order, of what is picked along the first axes. None for
     very many that are no range."""
-    run = _view.run(picks, shape)
+    run = _view.as_range(picks, shape)
     if run is not None:
         return run
     steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
@@ -386,9 +386,9 @@ def _reading_into(
                 into[at : at + len(value)] = np.frombuffer(value, np.uint8)
                 at += len(value)
             return
-        for key, own in it.groupby(ranges, key=operator.itemgetter(0)):
+        for key, of_file in it.groupby(ranges, key=operator.itemgetter(0)):
             parts = []
-            for _, start, stop in own:
+            for _, start, stop in of_file:
                 parts.append((start, into[at : at + stop - start]))
                 at += stop - start
             root.read_parts(key, parts)

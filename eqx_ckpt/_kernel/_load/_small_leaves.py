@@ -20,7 +20,7 @@ from ._source import Source
 
 # Leaves of one block up to this many bytes are read together into one piece of memory,
 # and, unverified, whole even where a part of them is wanted.
-_SMALL_BYTES = 1 << 16
+_JOINT_BYTES = 1 << 16
 # Leaves that lie together are read as one run, with at most so many bytes between two
 # that nobody wants.
 _GAP_BYTES = 4096
@@ -36,9 +36,9 @@ _LEAVES_PER_RUN = 8
 def is_small(source: Source, one: StoredRead, is_verified: bool) -> bool:
     """Whether a leaf is read whole, in a run: it is one block that is not compressed.
     If only a part of it is wanted, it also has to be verified, as its digest is of all
-    of it, or to have at most `_SMALL_BYTES`."""
+    of it, or to have at most `_JOINT_BYTES`."""
     t = one.record.template
-    most = _grid.BLOCK if is_verified or one.views is None else _SMALL_BYTES
+    most = _grid.BLOCK if is_verified or one.views is None else _JOINT_BYTES
     is_one = t.chunk == t.shape and t.nbytes <= most and t.codec is None
     return is_one and not source.is_scattered(one.record)
 
@@ -102,7 +102,7 @@ def read_small(state: ReadState, reads: list[StoredRead]) -> Results:
     is_remote = state.source.root.is_remote
     most = min(
         _REMOTE_RUN_BYTES if is_remote else _LOCAL_RUN_BYTES,
-        max(_SMALL_BYTES, state.budget // 4),
+        max(_JOINT_BYTES, state.budget // 4),
     )
     runs = _runs(state.source, reads, most)
     jobs = list(_jobs(runs, most, 1 if is_remote else _LOCAL_RUNS))
@@ -127,22 +127,22 @@ def _start_job(
     memory."""
     if state.source.root.is_remote:
         key, start, stop, _ = job[0]
-        coming = [state.source.directory.start_read(key, start, stop)]
+        answers_or_memory = [state.source.directory.start_read(key, start, stop)]
     else:
         # Memory that other threads ask for is new to the system at each load, which
         # fills it with zeros.
-        coming = list(map(_memory, job))
-    return ft.partial(_finish_job, state, job, coming)
+        answers_or_memory = list(map(_memory, job))
+    return ft.partial(_finish_job, state, job, answers_or_memory)
 
 
 def _finish_job(
-    state: ReadState, job: list[_Run], coming: list[Any]
+    state: ReadState, job: list[_Run], answers_or_memory: list[Any]
 ) -> list[tuple[StoredRead, ReadResult]]:
-    """The leaves of some runs that are as they were saved. `coming` has for each run
-    the answer of a store that is on its way, or the memory to read it into."""
+    """The leaves of some runs that are as they were saved. For each run there is the
+    answer of a store that is on its way, or the memory to read it into."""
     out: list[tuple[StoredRead, ReadResult]] = []
     root = state.source.directory
-    for run, answer_or_memory in zip(job, coming):
+    for run, answer_or_memory in zip(job, answers_or_memory):
         key, start, _, members = run
         try:
             if state.source.root.is_remote:
@@ -177,7 +177,7 @@ def _memory(run: _Run) -> tuple[list[_Piece], list[np.ndarray]]:
     into: list[np.ndarray] = []
     at, first = start, 0
     for i, (_, offset, size) in enumerate(members):
-        if size >= _SMALL_BYTES:
+        if size >= _JOINT_BYTES:
             if at < offset:
                 into.append(np.empty(offset - at, np.uint8))
                 pieces += _pieces(into[-1], at, members[first:i])
@@ -217,7 +217,7 @@ def _add_leaves(
     if digests is not None:
         leaves = [x.read.record.leaf_index for x in run.members]
         saved = digests.each(state.source.index.extents.first_digests(leaves))
-    for (one, offset, size), piece, own in zip(run.members, pieces, saved):
+    for (one, offset, size), piece, expected in zip(run.members, pieces, saved):
         data, is_owned, is_aligned = piece
         record, views, conversion, _, _ = one
         t = record.template
@@ -225,7 +225,7 @@ def _add_leaves(
             state.problems[record.name] = _reads.MISSING
             continue
         # It is one block.
-        if digests is not None and own != digest(data.data):
+        if digests is not None and expected != digest(data.data):
             state.problems[record.name] = _reads.CHANGED
             continue
         if is_aligned and not is_owned:
