@@ -30,6 +30,7 @@ from ._steps import Signature, Steps
 _SAID = "what a process says of a restore"
 _AT = optional(COUNT)
 _SKIPPED = [(COUNT, (str, bool, bool, bool))]
+# The worst first: `_agree` takes that of all processes.
 _KINDS = "damaged", "failed", "apart", "replaced", "told", "loaded"
 _KIND = re.compile("|".join(_KINDS))
 _OUTCOME = _KIND, str, [(COUNT, COUNT)]
@@ -81,10 +82,9 @@ def _check_agreed(saves: Saves, step: int, who: Who) -> None:
         )
 
 
-def _line(steps: Steps, step: int, request: LoadRequest) -> Processes:
-    """The processes of the load that follows: what goes wrong before it is told on the
-    line (see `_meeting`) of that. The others may wait there by now, and have it as
-    the error of that call."""
+def _load_processes(steps: Steps, step: int, request: LoadRequest) -> Processes:
+    """The processes of the load that follows. Others may be in that load by now, and
+    wait: so an error before it is shared with them as one of that call."""
     with contextlib.suppress(Exception):  # The call itself says what is wrong.
         steps.path(step)
     path, options = steps.last_known_path(step), LoadOptions(**request.options)
@@ -93,7 +93,7 @@ def _line(steps: Steps, step: int, request: LoadRequest) -> Processes:
 
 def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
     steps = saves.steps
-    with _line(steps, step, request).share_errors():
+    with _load_processes(steps, step, request).share_errors():
         # Orbax may have it elsewhere, or as several trees.
         if steps.signature(step) is None:
             skip = _step_state.why_skipped(steps, step)
@@ -168,7 +168,8 @@ def _tell(search: _Search, step: int) -> None:
     if search.passed:
         steps.log_step(_log.WARNING, "Restored", step, _passed(search))
     search.near.warn(step)
-    # Where the step is another copy's, or also at the root, nothing is lost.
+    # Reasons for this very step are left out: it was loaded, from another copy or from
+    # the root.
     reasons = _reasons(search, above=step)
     if reasons and _processes.leads():
         _log.warn(
@@ -295,7 +296,7 @@ def _nothing(search: _Search) -> Exception:
 
 def _load(steps: Steps, step: int, request: LoadRequest) -> Restored:
     try:
-        with _line(steps, step, request).share_errors():
+        with _load_processes(steps, step, request).share_errors():
             ckpt = _checkpoint.open(steps.path(step))
     except FileNotFoundError as e:
         # It was there a moment ago: another process has deleted it.
@@ -318,8 +319,8 @@ def _agree(
     kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced"), (Apart, "apart")]
     is_of = (word for kind, word in kinds if isinstance(error, kind))
     other = "told" if error and _conversation.is_of_others(error) else "failed"
-    own = "loaded" if error is None else next(is_of, other)
-    outcome = _Outcome(own, "" if error is None else str(error), blamed)
+    here = "loaded" if error is None else next(is_of, other)
+    outcome = _Outcome(here, "" if error is None else str(error), blamed)
     said = share_records(processes, outcome, _SAID, _OUTCOME)
     kind = min((kind for kind, *_ in said), key=_KINDS.index)
     worst = [(why, copies) for other, why, copies in said if other == kind]
@@ -330,7 +331,7 @@ def _agree(
 def _newest_at_root(search: _Search) -> tuple[int | None, dict[int, Skip]]:
     """The newest complete step that was not skipped, and all that are."""
     steps = search.saves.steps
-    # The others may be complete by now.
+    # What was not lost may be complete by now.
     skipped = {step: skip for step, skip in search.skipped.items() if skip.is_lost}
     found = dict(skipped)
     for listing in steps.listings():
