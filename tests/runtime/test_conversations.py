@@ -49,39 +49,69 @@ def one(words: list[bytes]) -> bytes:
     return words[0]
 
 
+def interrupted(monkeypatch, how, interrupt, go_on):
+    """Calls of three rounds, one of which Ctrl-C ends. A process that does not `go_on`
+    makes none after an error. Returns how each call has ended, and when, by its name;
+    and the answers that nobody will delete."""
+    world = World(3, random.Random(interrupt[1]))
+    world.interrupt = interrupt
+    inside.pass_time_as(monkeypatch, world)
+    ends: dict[int, dict[str, tuple[str, float]]] = {i: {} for i in range(3)}
+
+    def call(own: int) -> None:
+        # One of them fails before it says a word.
+        for name in ["?"] * (own == 1) + ["a", "b", "c"]:
+            line, is_tagged = (name, True) if how == "tag" else ("", False)
+            processes = world.processes(line, name, is_tagged, 200.0)
+            end = "good"
+            try:
+                with processes.share_errors():
+                    if name == "?":
+                        raise RuntimeError
+                    for i in range(3):
+                        is_account = i == 0 and how == "account"
+                        processes.round(name.encode(), one, is_account)
+            except (RuntimeError, KeyboardInterrupt) as e:
+                end = type(e).__name__
+            ends[own][name] = end, world.now
+            if name != "?" and end != "good" and not go_on:
+                return
+
+    world.run(call)
+    return ends, world.lost_answers()
+
+
 @pytest.mark.parametrize("how", ["tag", "account"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_interrupt_at_any_message_is_told_at_once(monkeypatch, rank, how):
-    """Calls of three rounds, one of which Ctrl-C ends: nobody waits for a timeout, and
-    the last is good."""
+    """Nobody waits for a timeout, the last call is good, and nothing is left over."""
     ended = 0
     for number in range(1, 60):
         for when in ("before", "after"):
-            world = World(3, random.Random(number))
-            world.interrupt = rank, number, when
-            inside.pass_time_as(monkeypatch, world)
-            ends: dict[int, list[str]] = {i: [] for i in range(3)}
-
-            def call(own: int, world=world, ends=ends) -> None:
-                # One of them fails before it says a word.
-                for name in ["?"] * (own == 1) + ["a", "b", "c"]:
-                    line, is_tagged = (name, True) if how == "tag" else ("", False)
-                    processes = world.processes(line, name, is_tagged, 1000.0)
-                    try:
-                        with processes.share_errors():
-                            if name == "?":
-                                raise RuntimeError
-                            for i in range(3):
-                                is_account = i == 0 and how == "account"
-                                processes.round(name.encode(), one, is_account)
-                        ends[own].append("good")
-                    except (RuntimeError, KeyboardInterrupt) as e:
-                        ends[own].append(type(e).__name__)
-
-            world.run(call)
-            assert world.now < 100, (number, when, ends)
-            if ends[rank][-1] == "KeyboardInterrupt":  # It came in the last call.
+            ends, lost = interrupted(monkeypatch, how, (rank, number, when), True)
+            last = {i: x["c"] for i, x in ends.items()}
+            assert all(t < 100 for _, t in last.values()), (number, when, ends)
+            if last[rank][0] == "KeyboardInterrupt":
                 break
-            assert [x[-1] for x in ends.values()] == ["good"] * 3, (number, when, ends)
-            ended += any("good" not in x[:1] for x in ends.values())
+            good = [end == "good" for end, _ in last.values()]
+            assert all(good) and not lost, (number, when, ends, lost)
+            ended += any(x["a"][0] != "good" for x in ends.values())
     assert ended > 5
+
+
+@pytest.mark.parametrize("how", ["tag", "account"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_interrupt_is_told_without_a_later_call(monkeypatch, rank, how):
+    """Nobody waits for the process in the call in which it was interrupted."""
+    ended = 0
+    for number in range(1, 60):
+        for when in ("before", "after"):
+            ends, _ = interrupted(monkeypatch, how, (rank, number, when), False)
+            name, (end, then) = [*ends[rank].items()][-1]
+            if end != "KeyboardInterrupt":
+                break
+            ended += 1
+            # Process 1 makes one call more: the others may have failed by then.
+            for other in {0, 2} & {i for i, x in ends.items() if name in x}:
+                assert ends[other][name][1] < then + 100, (number, when, ends)
+    assert ended > 10

@@ -84,6 +84,13 @@ class World:
         channel = Channel(index, count, line, line, timeout, self, process.book)
         return conversation(line, gist, tagged, channel)
 
+    def lost_answers(self) -> list[str]:
+        """The first answers and the ends that process 0 will never delete."""
+        book = self.own[0].book
+        known = [*book.old, *(x for line in book.lines.values() for x in line.ended)]
+        answers = {key for key in self.store if key.endswith("/0/answer")}
+        return sorted(answers - {f"{key}/0/answer" for key in known})
+
     # ---- As the module `time`.
 
     def monotonic(self) -> float:

@@ -81,6 +81,8 @@ class Meeting:
         self._heard: dict[int, CallSign] = {}
         # Errors of other calls than this, by process.
         self._errors_elsewhere: dict[int, str] = {}
+        # The number that was ended last, or is about to be, for others to pass it.
+        self._passed: int | None = None
 
     def words(self, own: bytes) -> list[bytes]:
         """The words of all, at the first number to which all have come. Numbers before
@@ -98,18 +100,32 @@ class Meeting:
             try:
                 words = self._gather(own)
             except _OtherCall:
-                channel.close(CallEnd.for_nobody())
+                self._pass(CallEnd.for_nobody())
                 continue
             behind = [] if self._sign.account is None else self._behind()
             if not behind:
                 return words
-            channel.close(CallEnd(_BEHIND, behind))
+            self._pass(CallEnd(_BEHIND, behind))
             if self._sign in behind:
                 raise ToldError(_BEHIND)
 
     def close(self, text: str, silent: Sequence[int]) -> None:
         """Ends the number by an error; these processes have been `silent`."""
-        self._channel.close(CallEnd(text, self._signs(), silent, self._is_vague))
+        channel = self._channel
+        end = CallEnd(text, self._signs(), silent, self._is_vague)
+        try:
+            channel.close(end)
+        except Exception:
+            if channel.number != self._passed:
+                raise
+            # Ctrl-C came just after `_pass`: others may wait at the next number.
+            channel.take_number()
+            channel.close(end)
+
+    def _pass(self, end: CallEnd) -> None:
+        """Ends the number. Whoever the end is not for goes on to the next."""
+        self._passed = self._channel.number
+        self._channel.close(end)
 
     def _gather(self, own: bytes) -> list[bytes]:
         """The words of all, in this number. **Raises:** also `_OtherCall`."""

@@ -243,8 +243,8 @@ class Channel:
 
     def close(self, end: CallEnd) -> None:
         """Ends the number before its first answer. **Raises:** as `answer`."""
+        self.line.ended += (self.at,)  # First: Ctrl-C may come once it is closed.
         self.client.key_value_set_bytes(f"{self.at}/0/answer", end.encode())
-        self.line.ended += (self.at,)
 
     def forget_ends(self) -> None:
         """Forgets the ends of numbers, once a later one is answered."""
