@@ -115,3 +115,27 @@ def test_an_interrupt_is_told_without_a_later_call(monkeypatch, rank, how):
             for other in {0, 2} & {i for i, x in ends.items() if name in x}:
                 assert ends[other][name][1] < then + 100, (number, when, ends)
     assert ended > 10
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_an_error_names_another_call_until_an_answer(monkeypatch, waiting):
+    """A process waits for the other in vain in `a`, and later the other for it in `c`:
+    at once, or after a call `b` that both make."""
+    for between, is_named in ([], True), (["b"], False):
+        world = World(2, random.Random(0))
+        inside.pass_time_as(monkeypatch, world)
+        errors = {}
+
+        def call(own: int, world=world, between=between, errors=errors) -> None:
+            if own != waiting:
+                world.sleep(100.0)
+            for name in ["a"] * (own == waiting) + between + ["c"] * (own != waiting):
+                try:
+                    world.processes(name, name, True, 60.0).decide(one)
+                except RuntimeError as e:
+                    errors[name] = str(e)
+
+        world.run(call)
+        assert [*errors] == ["a", "c"]
+        said = f"Process {waiting} has waited in another call: a."
+        assert (said in errors["c"]) is is_named, errors

@@ -151,11 +151,13 @@ class CallLine:
 
 
 class CallBook:
-    """A process's record of all lines, and of when old keys may be deleted."""
+    """A process's record of all lines, of when old keys may be deleted, and of the line
+    that the others are shown as the one in which it waits."""
 
     def __init__(self) -> None:
         self.lines: dict[str, CallLine] = collections.defaultdict(CallLine)
         self.old: dict[str, float] = {}
+        self.shown: str | None = None
 
     def sweep(self, client: Any) -> None:
         """Deletes old keys whose time has come."""
@@ -191,7 +193,6 @@ class Channel:
     # The numbers that the call has had. The last is its own.
     _numbers: list[int] = dataclasses.field(default_factory=list)
     _over: _threads.Event | None = None
-    _is_shown: bool = False
     # Seconds awake, and when that was looked at last (`inf`: never).
     _awake: tuple[float, float] = (0.0, math.inf)
 
@@ -365,11 +366,13 @@ class Channel:
             self._over = None
 
     def _say_where(self, is_over: bool = False) -> None:
-        """Lets the others see in which call this process waits for long."""
-        if self._is_shown is not is_over:  # It is shown, or there is nothing to hide.
+        """Shows the others in which call this process waits for long. After an error
+        that stays until the next answer, as the others may wait for longer."""
+        shown = None if is_over else self.key
+        if self.book.shown == shown:
             return
+        self.book.shown = shown
         key = f"eqx_ckpt/waits/{self.index}"
-        self._is_shown = not is_over
         with contextlib.suppress(Exception):
             if is_over:
                 self.client.key_value_delete(key)
@@ -378,8 +381,8 @@ class Channel:
                 self.client.key_value_set_bytes(key, said, True)
 
     def elsewhere(self, indices: Collection[int]) -> str:
-        """Names the other call in which one of these processes waits: a sentence, or
-        nothing."""
+        """Names the other call in which one of these processes waits, or waited last: a
+        sentence, or nothing."""
         with contextlib.suppress(Exception):
             for key, value in self.client.key_value_dir_get_bytes("eqx_ckpt/waits/"):
                 index = int(key.rpartition("/")[2])
