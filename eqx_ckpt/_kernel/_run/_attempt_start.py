@@ -28,7 +28,7 @@ class AttemptStart:
         # or the last restore.
         self._is_open = True
         # The last step whose save was begun.
-        self._last: int | None = None
+        self._last_step: int | None = None
         # Newer steps that an attempt passes over, until the warning about them.
         self._passed: Sequence[int] = ()
         # The restored step; the id of its near save, if it is a near step; and whether
@@ -55,11 +55,12 @@ class AttemptStart:
 
         Returns the attempt, if this manager has begun one.
         """
-        was_only_looked_at = self._last is not None and step > self._last
+        last = self._last_step
+        was_only_looked_at = last is not None and step > last
         is_open = self._is_open and not was_only_looked_at
         if is_open or (is_near and self.attempt is None):
             self._begin(step, damaged, is_near)
-        self._is_open, self._last = False, step
+        self._is_open, self._last_step = False, step
         return self.attempt
 
     def _begin(self, step: int, damaged: Set[int], is_near: bool) -> None:
@@ -67,7 +68,8 @@ class AttemptStart:
         lineage = self._steps.lineage(listing, self._had_near)
         newest = self._steps.first_to_restore(listing, lineage, damaged)
         counting, self.number = lineage.attempt, lineage.number
-        last = max(self._steps.attempts.numbers(listing.attempts), default=0)
+        numbers = self._steps.attempts.numbers(listing.attempts)
+        last_number = max(numbers, default=0)
         # Training from a restored step gives only later steps.
         restored = self._restored
         origin = restored if restored is not None and restored < step else None
@@ -75,9 +77,10 @@ class AttemptStart:
         if newest is not None and (step < newest or is_left):  # The run goes back.
             after, earlier = origin, self._leave_steps(listing, lineage, origin)
             self._passed = [s for s, _ in earlier if s > step]
-        elif is_near or last != self.number:
-            # Near steps need an attempt, or the last one is void: it does not count, as
-            # it has saved nothing. The same steps count in the new one as before.
+        elif is_near or last_number != self.number:
+            # Near steps need an attempt. Or the last one is void: it is not the one
+            # that counts, as it has saved nothing. The same steps count in the new one
+            # as before.
             before = counting or Attempt("")
             after, earlier = before.after, before.earlier
         else:

@@ -77,14 +77,15 @@ class FollowUp:
     def _mark(self, step: int, is_saved: bool, marked: _threads.Outcome[None]) -> None:
         """Marks a step as complete, if there is one. `marked` is done as soon as the
         mark is there, before it is looked whether another has deleted the step."""
+        done = ft.partial(marked.set_result, None)
         try:
-            _marks.mark_complete(self._steps, step, is_saved, marked.set_result)
+            _marks.mark_complete(self._steps, step, is_saved, done)
         except BaseException as e:
             marked.set_exception(e)
             raise
         finally:
             # If nothing was marked: what an outcome was given first counts.
-            marked.set_result(None)
+            done()
 
     def _add_to_history(self, new: SavedStep) -> None:
         self._steps.history.append([new.row])

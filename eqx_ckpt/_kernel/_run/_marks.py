@@ -20,7 +20,7 @@ def mark_complete(
     steps: Steps,
     step: int,
     is_just_saved: bool = False,
-    on_marked: Callable[[None], Any] = lambda _: None,
+    on_marked: Callable[[], Any] = lambda: None,
 ) -> None:
     """Marks a step of ours as complete. `is_just_saved`: its save was just committed,
     and in a store it is not looked for. `on_marked` is called as soon as the mark is
@@ -32,10 +32,10 @@ def mark_complete(
 
 
 def write_mark(
-    run: Backend, step: int, on_marked: Callable[[None], Any] = lambda _: None
+    run: Backend, step: int, on_marked: Callable[[], Any] = lambda: None
 ) -> None:
     run.write(f"{step}/{_published.DONE}", [_published.OURS])
-    on_marked(None)
+    on_marked()
     # Where there are no locks, another may have deleted it.
     if run.is_remote:
         look = lambda: run.stamp(index_of(step))

@@ -18,8 +18,8 @@ class Place:
         self._last: tuple[int, str, str, os.stat_result] | None = None
 
     def note(self, step: int, key: str) -> None:
-        """Notes that a step was saved, which a key is of. Warns if it has gone to
-        another directory than the one before, which is not there."""
+        """Notes that a step was saved, whose index has this key. Warns if it has gone
+        to another directory than the one before, which is not there."""
         root, before = self._root, self._last
         if not isinstance(root, LocalDirectory):
             return

@@ -52,9 +52,9 @@ class Policy(NamedTuple):
             )
 
     def is_due(self, step: int, last: float = -math.inf) -> bool:
-        """Whether a step is due if the last save was at a time; by default whether it
-        may be. All processes know that alike; with `every_seconds` process 0 has to
-        decide."""
+        """Whether a step is due if the last save began at `last`, in seconds of
+        `time.monotonic`. Without `last`: whether it may be due, of which all processes
+        know the same. With `every_seconds` process 0 then asks the clock."""
         if self.every is not None and step % self.every == 0:
             return True
         if self.every_seconds is None:

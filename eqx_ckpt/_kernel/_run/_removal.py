@@ -58,13 +58,18 @@ def remove_step(
     At the first no the step stays, and has its mark.
     """
     if (saved := steps.saved.get(step)) is None or saved.signature != seen:
+        # Nothing else says later that there was this save.
         _step_facts.add_to_history(steps, [step])
 
-    confirm = lambda: _pins.may_go(steps.root, step, unless)
-    drop_again = lambda: _marks.drop_mark(steps.root, step)
-    at, stamp = steps.own_directory(step), seen.stamp if seen else ""
     with _log.timed("delete") as timer:
-        if not _delete.remove_checkpoint(at, confirm, may_still_go, drop_again, stamp):
+        is_deleted = _delete.remove_checkpoint(
+            steps.own_directory(step),
+            confirm=lambda: _pins.may_go(steps.root, step, unless),
+            may_still_go=may_still_go,
+            once_gone=lambda: _marks.drop_mark(steps.root, step),
+            stamp=seen.stamp if seen else "",
+        )
+        if not is_deleted:
             if not steps.is_local:  # The mark may be that of a save since.
                 _marks.mark_complete(steps, step)
             return False

@@ -132,6 +132,7 @@ class Retention:
                 if step < new:
                     _removal.clean_step(self._steps, step)
             elif metrics is not None or not deletes:
+                # One that cannot be opened is neither counted nor deleted.
                 seen[step] = SeenStep(signature, metrics or {})
 
     def _is_still(self, steps: Iterable[int]) -> bool:
@@ -213,11 +214,18 @@ class Retention:
             return looks[-1]
 
         try:
-            is_behind, seen = self._is_behind, self._seen[step].signature
-            if _removal.remove_step(self._steps, step, may_still_go, is_behind, seen):
+            is_deleted = _removal.remove_step(
+                self._steps,
+                step,
+                may_still_go=may_still_go,
+                unless=self._is_behind,
+                seen=self._seen[step].signature,
+            )
+            if is_deleted:
                 del self._seen[step]
             elif self._is_behind() or not self._is_still({step}):
                 return False
+            # Else it has a pin, and stays; or one of the `reasons` has changed.
         except (OSError, ValueError) as e:
             # Another may have deleted it, or saved something else there.
             if may_still_go():

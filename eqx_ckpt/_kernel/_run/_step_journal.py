@@ -110,8 +110,9 @@ class Journal:
     # ---- Writing it.
 
     def note_saved(self, step: int) -> None:
-        """Is told of each step that is saved, and writes the journal once there is
-        enough that it does not say. That it cannot is no error: it is a cache."""
+        """Is told of a step that is saved, after the deletion of older ones, and writes
+        the journal once there is enough that it does not say. That it cannot is no
+        error: it is a cache."""
         with contextlib.suppress(OSError, ValueError):
             rows = self._read_rows()
             if not self._is_listed:
