@@ -93,7 +93,8 @@ def place(
     order = np.argsort(key, kind="stable")
     del key
     leaf, first, stop, lane = leaf[order], first[order], stop[order], lane[order]
-    # A begin in the middle of a leaf's run in its lane only moves the rest of that.
+    # Each run is a row of its pattern, but for a begin that goes on with the leaf and
+    # the lane of the run before: its row gets longer, and `_split` cuts that there.
     is_new = ~is_begin[order]
     is_new[1:] |= (leaf[1:] != leaf[:-1]) | (lane[1:] != lane[:-1])
     is_new[:1] = True

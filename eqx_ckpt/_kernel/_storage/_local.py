@@ -27,10 +27,12 @@ _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
 _OPEN_FILES = next((p for p in ("/proc/self/fd", "/dev/fd") if os.path.isdir(p)), None)
 # Of a directory that is only led through nothing need be readable.
 _WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
-# Directories that this process has made and locked, by their paths.
-_locked: dict[str, Descriptor] = {}
-# Directories to which names lead that are durable, as far as this process knows: as
-# others may replace one, with its number there, and when a name in it changed last.
+# Directories that this process has made and locked: by their paths, the descriptors of
+# their locks.
+_own_directories: dict[str, Descriptor] = {}
+# Directories that this process has synced, as all that lead to them: by path, the
+# device, inode and ctime right before. Another directory at the path has another inode,
+# and a new name in it changes its ctime.
 _lasting: dict[str, tuple[int, int, int]] = {}
 _MOST_LASTING = 4096
 
@@ -65,10 +67,11 @@ class LocalDirectory(Backend):
     `path` what the system calls it.
 
     `follow`: whether what is read in it may be a symbolic link. It itself may be.
-    `depth`: how many last parts of its path are `below` a directory that somebody has
-    named, and no links either, for whoever lists, writes or deletes. `pin`: the key of
-    a file and its descriptor. It is read as it was when it was opened, whatever has
-    come to its name since, and is open for as long as somebody has this.
+    `depth`: how many last parts of its path were added by `below` to a directory that
+    somebody has named. Whoever lists, writes or deletes goes through no link among
+    these parts. `pin`: the key of a file and its descriptor. It is read as it was when
+    it was opened, whatever has come to its name since, and is open for as long as
+    somebody has this.
     """
 
     url: str
@@ -326,7 +329,8 @@ class LocalDirectory(Backend):
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
         above, _, name = f"{self.path}/{key}".rpartition("/")
-        borrowed = _locked.get(above)
+        # That of its lock. Else the way to the directory is walked for each file.
+        borrowed = _own_directories.get(above)
         directory = borrowed or self.below(key).parent()._open_directory()
         with _named(f"{self.url}/{key}"), Descriptor(name, NEW_FILE, directory) as fd:
             if directory is not borrowed:
@@ -371,10 +375,10 @@ class LocalDirectory(Backend):
                 with contextlib.suppress(OSError):
                     os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~0o077)
             try:
-                _locked[path] = lock.descriptor
+                _own_directories[path] = lock.descriptor
                 yield found
             finally:
-                _locked.pop(path, None)
+                _own_directories.pop(path, None)
 
     def is_same(self, made: os.stat_result) -> bool:
         """Whether the directory that was `made` is still what is there."""
@@ -439,7 +443,7 @@ class LocalDirectory(Backend):
             _local_files.sync_directory(above)
             found[above] = stamp
             if known is not None and known[:2] == stamp[:2]:
-                break
+                break  # Only names in it are new: those that lead to it were synced.
         if len(_lasting) > _MOST_LASTING:
             _lasting.clear()
         _lasting.update(found)

@@ -25,7 +25,7 @@ from ._node import Node
 class Opened(NamedTuple):
     """Nodes of one type that are of one kind.
 
-    - `letters`: of the keys of their children.
+    - `letters`: of the keys of their children, as in `Template.keys`.
     - `numbers`: which they are, of the nodes that were opened together.
     - `children`, `by_node`: their children, node after node; or, if not `by_node`, all
         first children, all second ones and so on.
@@ -128,7 +128,8 @@ def _open_modules(cls: type, nodes: Sequence[Any]) -> list[Opened]:
         absent |= {name: _default(cls, name) for name in static}
         own = [absent | x for x in own]
         more = [{type(x[key]) for key in x.keys() - fields} for x in own]
-        # A wrapper, as of a function, has more than its fields.
+        # A wrapper, as of a function, has more than its fields. So has a Module that
+        # lacks one, once Equinox has put it together: MISSING, at each name of those.
         hows = [kind.how if x <= {_Missing} else "wrapper" for x in more]
         groups = [
             (kind._replace(how=how), places, [own[i] for i in places])

@@ -34,12 +34,14 @@ _MAX_LEAVES, _MAX_RESULTS = 2**16, 16
 class Group(NamedTuple):
     """Nodes of a layer that are of one type and kind.
 
-    - `letters`: of the keys of their children.
+    - `letters`: of the keys of their children, as in `Template.keys`.
     - `places`: of the nodes in the layer.
     - `start`, `by_node`: their children are in the next layer from `start` on: node
         after node; or, if not `by_node`, all first children, all second ones and so on.
-    - `numbers`, `kept`: for each name of `kind.data` a column with the number of each
-        node's value, and one with the values, as far as these are kept.
+    - `numbers`: for each name of `kind.data` a column with the number that each node's
+        value has in `Walk.values`.
+    - `kept`: the same columns of the values themselves. `_statics._UNKEPT` stands for
+        one that has to be encoded again to be compared.
     """
 
     cls: type
@@ -203,9 +205,9 @@ class Walk:
     def _find_order(self) -> list[int]:
         """The numbers of the leaves, in the order of the layers, in JAX's order."""
         count = sum(len(layer.leaves) for layer in self.layers)
-        # The number of a leaf, or what the children of a node are.
-        tree: Any = self.fold(range(count), Group.rows)
-        rest, out = [tree], []
+        # The number of a leaf, or of a node a sequence of what its children are.
+        nested: Any = self.fold(range(count), Group.rows)
+        rest, out = [nested], []
         while rest:
             x = rest.pop()
             if type(x) is int:
