@@ -41,7 +41,7 @@ def renamed(leaves: Leaves, given: object) -> RenamedLeaves:
     nodes: dict[str, list[str]] = {}
     for name, field in _nodes(leaves):
         if len(name) > _names.MAX_NAME or name.count(".") >= _names.MAX_DEPTH:
-            raise ValueError("The index has static fields of what is never saved.")
+            raise ValueError("The index has static values of what is never saved.")
         for to in moves.node(name, field):
             nodes.setdefault(to, []).append(name)
     labels = moved_labels(leaves.labels, moves)

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools as ft
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 from jaxtyping import PyTree
@@ -28,8 +28,8 @@ _MAX_GAPS = 2**22
 class StoredBody(Body):
     """A node that is in the index. What is below it is made as it is asked for.
 
-    `members` are the indices of the leaves below it, and the names of the Modules there
-    that have static fields. `gaps` has one number, which all nodes of the tree share:
+    `members` are the indices of the leaves below it, and the names of the nodes there
+    that have static values. `gaps` has one number, which all nodes of the tree share:
     how many more gaps they may have, as names are data from a file. `above` is the node
     that it is in, and its component there.
     """
@@ -97,9 +97,7 @@ class StoredBody(Body):
         self._key(component)
         leaves = self.source.index.leaves
         name = _names.joined(self.name, component)
-        leaf_indices = [
-            leaf_index for leaf_index in members if isinstance(leaf_index, int)
-        ]
+        leaf_indices = _leaf_indices(members)
         if not leaf_indices or leaves.names[leaf_indices[0]] != name:
             if self._depth + 1 >= _names.MAX_DEPTH:
                 # What walks a tree calls itself, and JAX does not recover from that.
@@ -114,25 +112,16 @@ class StoredBody(Body):
         known = len(keys) == self._depth + 1 and len(name) <= _names.MAX_NAME
         return _lazy.lazy_of(self.source, leaves.record(leaf_indices[0], known))
 
-    def _kinds(self, members: list[int | str]) -> set[str]:
-        """The kinds of keys at which these lie below the node."""
-        template_of = self.source.index.leaves.template_of
-        leaf_indices = (x for x in members if isinstance(x, int))
-        return {self._kind_of(template_of[x]) for x in leaf_indices}
-
-    @ft.cached_property
-    def _kind_of(self) -> Callable[[int], str]:
-        """The kind of the key of a child that has leaves of a template, by its number
-        there."""
-
-        @ft.cache
-        def kind_of(number: int) -> str:
-            keys = self.source.index.leaves.templates[number].keys
+    def _letters(self, members: list[int | str]) -> set[str]:
+        """The letters of the keys, as in `Template.keys`, at which leaves of these
+        members lie below the node."""
+        leaves, depth, out = self.source.index.leaves, self._depth, set[str]()
+        for number in {leaves.template_of[x] for x in _leaf_indices(members)}:
+            keys = leaves.templates[number].keys
             if not isinstance(keys, str):
                 raise DamagedError("The index has a malformed template.")
-            return keys[self._depth : self._depth + 1]
-
-        return kind_of
+            out.add(keys[depth : depth + 1])
+        return out
 
     def _key(self, component: str) -> NodeKey:
         if component not in self._keys:
@@ -140,47 +129,49 @@ class StoredBody(Body):
         return self._keys[component]
 
     def _read_key(self, component: str) -> NodeKey:
-        kinds = self._kinds(self._groups[component])
-        if len(kinds) > 1:
+        letters = self._letters(self._groups[component])
+        if len(letters) > 1:
             name = f"{self.name}.{component}"
             raise DamagedError(f"The index has keys of two kinds at {name!r}.")
-        if not kinds:
+        if not letters:
             return self._likely_key(component)
-        kind = kinds.pop()
+        letter = letters.pop()
         try:
-            return NodeKey(kind, _names.key_of(kind, component, self._depth == 0))
+            return NodeKey(letter, _names.key_of(letter, component, self._depth == 0))
         except ValueError as e:
             raise DamagedError(f"The index has a name that is never saved: {e}.") from e
 
     def _likely_key(self, component: str) -> NodeKey:
-        """The key of a Module without leaves, which the index does not have: as those
+        """The key of a node without leaves, which the index does not have: as those
         beside it, if it can be one."""
-        for kind in [*(kind for kind in "sfiak" if kind in self._all_kinds), *"sioa"]:
+        # The last four are for one like none beside it. FORMAT.md has all letters.
+        for letter in [*filter(self._all_letters.__contains__, "sfiak"), *"sioa"]:
             with contextlib.suppress(ValueError):
-                return NodeKey(kind, _names.key_of(kind, component, self._depth == 0))
-        raise DamagedError("The index has static fields of what is never saved.")
+                key = _names.key_of(letter, component, self._depth == 0)
+                return NodeKey(letter, key)
+        raise DamagedError("The index has static values of what is never saved.")
 
     @ft.cached_property
-    def _all_kinds(self) -> set[str]:
-        return self._kinds(self.members)
+    def _all_letters(self) -> set[str]:
+        return self._letters(self.members)
 
     @ft.cached_property
     @_handlers.pass_through
-    def _rows(self) -> list[tuple[NodeKey, str]]:
+    def _keyed(self) -> list[tuple[NodeKey, str]]:
         """The key and the component of each child, in their order."""
-        rows = [(self._key(component), component) for component in self._groups]
-        if all(kind in "sf" for (kind, _), _ in rows):
-            rows.sort(key=lambda row: row[0].key)
-            if rows:
-                size = max(self._length, int(rows[-1][0].key) + 1)
-                self._gaps[0] -= size - len(rows)
+        keyed = [(self._key(component), component) for component in self._groups]
+        if all(letter in "sf" for (letter, _), _ in keyed):
+            keyed.sort(key=lambda both: both[0].key)
+            if keyed:
+                size = max(self._length, int(keyed[-1][0].key) + 1)
+                self._gaps[0] -= size - len(keyed)
         if self._gaps[0] < 0:
             raise DamagedError("The index has sequences that are mostly gaps.")
-        return rows
+        return keyed
 
     @ft.cached_property
     def spec(self) -> Spec:
-        keys = tuple(key for key, _ in self._rows)
+        keys = tuple(key for key, _ in self._keyed)
         indices = self.source.index.leaves.state_indices.get(self.name, [])
         own = self._labels, self._attributes, self._length
         return Spec(keys, self.fields, *own, tuple(indices))
@@ -222,7 +213,7 @@ class StoredBody(Body):
         if not kind.labels:
             return ()
         known = dict(zip(kind.parts, kind.labels))
-        found = tuple(known.get(component) for _, component in self._rows)
+        found = tuple(known.get(component) for _, component in self._keyed)
         return found if any(found) else ()
 
     @ft.cached_property
@@ -230,15 +221,16 @@ class StoredBody(Body):
         """The labels of the entries of an eqx.nn.State, which all differ; else none."""
         leaves, above = self.source.index.leaves, self._above
         known = leaves.labels
-        if not known or any(kind not in "sf" for (kind, _), _ in self._rows):
+        if not known or any(letter not in "sf" for (letter, _), _ in self._keyed):
             return ()
         # An entry may have one leaf, and its label.
-        is_entry = above is not None and bool(above[0]._labels)
-        if is_entry if leaves.tree is None else self._kind.how != "state":
+        is_in_state = above is not None and bool(above[0]._labels)
+        is_state = not is_in_state if leaves.tree is None else self._kind.how == "state"
+        if not is_state:
             return ()
         labels = []
-        for _, component in self._rows:
-            leaf_indices = [x for x in self._groups[component] if isinstance(x, int)]
+        for _, component in self._keyed:
+            leaf_indices = _leaf_indices(self._groups[component])
             of = {known.get(leaf_index, Label()) for leaf_index in leaf_indices}
             text = _state_labels.label_text(of.pop()) if len(of) == 1 else None
             if text is None:
@@ -249,7 +241,7 @@ class StoredBody(Body):
     @ft.cached_property
     @_handlers.pass_through
     def children(self) -> list[Any]:
-        return [self._child_at(component) for _, component in self._rows]
+        return [self._child_at(component) for _, component in self._keyed]
 
     def check_below(self) -> None:
         if self._is_checked:
@@ -265,6 +257,11 @@ class StoredBody(Body):
 
     def reduce(self) -> tuple[Any, ...]:
         return reopen_node, (self.source.root, self.source.index.save, self.name)
+
+
+def _leaf_indices(members: Iterable[int | str]) -> list[int]:
+    """Those of the `members` of a node that are leaves."""
+    return [member for member in members if isinstance(member, int)]
 
 
 def node_at(tree: PyTree, name: str) -> Any:
@@ -284,7 +281,7 @@ def forest(source: Source) -> Any:
         return _lazy.lazy_of(source, leaves.record(0))
     for name in leaves.node_names:
         if len(name) > _names.MAX_NAME or name.count(".") >= _names.MAX_DEPTH:
-            raise DamagedError("The index has static fields of what is never saved.")
+            raise DamagedError("The index has static values of what is never saved.")
     members = [*range(len(leaves.names)), *leaves.node_names]
     return Node(StoredBody(source, "", members, [_MAX_GAPS]))
 
