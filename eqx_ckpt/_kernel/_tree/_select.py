@@ -16,14 +16,14 @@ from ._flatten import Flat
 
 
 class _Tag:
-    """Stands for a stored leaf while a `where` runs, and is of no other use."""
+    """Stands for a chosen leaf while a `where` runs, and is of no other use."""
 
-    __slots__ = ("_path", "_number", "_stored_number", "_tagged")
+    __slots__ = ("_path", "_number", "_tag_number", "_tagged")
 
-    def __init__(self, path: tuple, number: int, stored_number: int, tagged: "Tagged"):
+    def __init__(self, path: tuple, number: int, tag_number: int, tagged: "Tagged"):
         self._path = path
         self._number = number
-        self._stored_number = stored_number  # Among the stored leaves.
+        self._tag_number = tag_number  # Among the tags of the tree.
         self._tagged = tagged
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -92,31 +92,32 @@ def fields_said(error: Exception) -> str:
 def select(
     where: Callable[[PyTree], Any] | None,
     flat: Flat,
-    storable: Sequence[bool],
+    chosen: Sequence[bool],
     is_leaf: IsLeaf,
 ) -> Selection:
-    """Selects the leaves that a `where` picks of a tree."""
+    """Selects the leaves that a `where` picks of a tree, of those that are `chosen`: by
+    a `filter_spec`, or as it is by default."""
     if where is None:
         return Selection(None, [()], ())
-    return Tagged(flat, storable, is_leaf).pick(where, "where")
+    return Tagged(flat, chosen, is_leaf).pick(where, "where")
 
 
 class Tagged:
-    """A tree with a tag in the place of every storable leaf, to run a `where` on."""
+    """A tree with a tag in the place of every chosen leaf, to run a `where` on."""
 
-    def __init__(self, flat: Flat, storable: Sequence[bool], is_leaf: IsLeaf):
+    def __init__(self, flat: Flat, chosen: Sequence[bool], is_leaf: IsLeaf):
         self.called = "where"
         self.refusal: TypeError | None = None  # What a tag has raised.
         self._is_leaf = is_leaf
-        # What is not stored has no tag: its places are known by what it is.
+        # What is not chosen has no tag: its places are known by what it is.
         self._others: dict[int, list[tuple]] = {}
-        self._stored: list[tuple] = []
+        self._tag_paths: list[tuple] = []
         tagged = []
-        rows = zip(flat.paths, flat.leaves, storable)
+        rows = zip(flat.paths, flat.leaves, chosen)
         for number, (path, leaf, good) in enumerate(rows):
             if good:
-                leaf = _Tag(path, number, len(self._stored), self)
-                self._stored.append(path)
+                leaf = _Tag(path, number, len(self._tag_paths), self)
+                self._tag_paths.append(path)
             else:
                 self._others.setdefault(id(leaf), []).append(path)
             tagged.append(leaf)
@@ -175,11 +176,11 @@ class Tagged:
             ),
         )
         roots = set()
-        stored = []
+        tags = []
         for path, leaf in below:
             if isinstance(leaf, _Tag):
                 numbers.add(leaf._number)
-                stored.append(leaf._stored_number)
+                tags.append(leaf._tag_number)
                 cut = len(leaf._path) - len(path)
                 roots.add(leaf._path[:cut] if leaf._path[cut:] == path else None)
             elif id(leaf) not in self._others:
@@ -192,10 +193,10 @@ class Tagged:
         # A node of the tree has all of its leaves below one key path; other containers,
         # as a slice of a list, are looked into.
         root = roots.pop() if len(roots) == 1 else None
-        if root is not None and self._is_all_below(root, stored):
+        if root is not None and self._is_all_below(root, tags):
             paths.append(root)
             return root
-        if stored:
+        if tags:
             method = getattr(node, "__func__", None)
             if isinstance(node, eqx.Module) and method is not None:
                 # Its only child is what it is a method of, all of which it would pick.
@@ -210,14 +211,13 @@ class Tagged:
             paths.extend(self._others[id(leaf)])
         return None
 
-    def _is_all_below(self, root: tuple, stored: list[int]) -> bool:
-        """Whether these leaves, by their stored numbers, are all below `root`."""
+    def _is_all_below(self, root: tuple, tags: list[int]) -> bool:
+        """Whether these tags, by their numbers, are all that are below `root`."""
         # Those below one node follow each other.
-        first, last = min(stored), max(stored)
-        around = (
-            self._stored[max(first - 1, 0) : first] + self._stored[last + 1 : last + 2]
-        )
-        return len(stored) == last - first + 1 and not any(
+        first, last = min(tags), max(tags)
+        paths = self._tag_paths
+        around = paths[max(first - 1, 0) : first] + paths[last + 1 : last + 2]
+        return len(tags) == last - first + 1 and not any(
             path[: len(root)] == root for path in around
         )
 
