@@ -88,8 +88,8 @@ class Matcher:
         """**Raises:** one `RuntimeError` that lists all that does not fit; `ValueError`
         if no leaf is selected, or two of them have one name."""
         options, flat, above = self.options, self.flat, self.above
-        _leaked_tracers.check_no_tracers(flat, self._record)
-        sides = lambda: [(self.saved.tree, ""), (self._record, above)]
+        _leaked_tracers.check_no_tracers(flat, self._tree_record)
+        sides = lambda: [(self.saved.tree, ""), (self._tree_record, above)]
         passes = _compare.passing(options.static, sides, self.what)
         where, is_leaf = options.where, options.is_leaf
         picked = _select.select(where, flat, self.chosen, is_leaf)
@@ -127,7 +127,7 @@ class Matcher:
         )
 
     @ft.cached_property
-    def _record(self) -> TreeRecord:
+    def _tree_record(self) -> TreeRecord:
         """The record of `like`."""
         return self.flat.record(self.chosen)
 
@@ -135,7 +135,7 @@ class Matcher:
     def _is_same_tree(self) -> bool:
         """Whether all but the leaves is as it was saved: nothing has to be compared."""
         is_whole = not self.above and sum(self.chosen) == len(self.saved.names)
-        return is_whole and self.saved.is_recorded_as(self._record)
+        return is_whole and self.saved.is_recorded_as(self._tree_record)
 
     @ft.cached_property
     def names(self) -> list[str]:
@@ -170,7 +170,7 @@ class Matcher:
         tree, nodes = saved.labelled, saved.stored_nodes
         if tree is None:
             return []
-        record = self._record
+        record = self._tree_record
         return [*_compare.moved_nodes(tree, record, above, above, above, nodes)]
 
     # ---- Leaves.
@@ -331,7 +331,7 @@ class Matcher:
         saved = self.saved
         if saved.tree is None:
             return
-        both = Comparison(saved.tree, self._record, self.above)
+        both = Comparison(saved.tree, self._tree_record, self.above)
         if saved.origin is None:
             names = list(dict.fromkeys(nodes))
             found = both.differences(self._stored_pairs(names), passes)
@@ -339,10 +339,10 @@ class Matcher:
             whole = _names.within(nodes)
             # A leaf that is picked alone is compared without its neighbours.
             near = {name.rpartition(".")[0] for name in nodes}
-            own = [name for name, _ in self._record.nodes_with_values(self.above)]
+            pairs = self._tree_record.nodes_with_values(self.above)
             found = (
                 x
-                for there, name in self._stored_pairs(own)
+                for there, name in self._stored_pairs([name for name, _ in pairs])
                 if name in near or whole(name) is not None
                 for stored in saved.stored_nodes(there)
                 for x in both.of_nodes(stored, name, passes)

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from .. import _rooms
 from .._format import _view
@@ -114,8 +115,8 @@ def _stored_reads(
     shared: dict[Any, list[int]] = {}
     out = []
     for i, (leaf, needed) in enumerate(zip(wanted, _needed(wanted))):
-        number = leaf.record.leaf_index
-        key = aliases.get(number, number), needed
+        leaf_index = leaf.record.leaf_index
+        key = aliases.get(leaf_index, leaf_index), needed
         leaves = shared.get(key)
         if leaves is None:
             shared[key] = leaves = []
@@ -203,7 +204,8 @@ def lost_error(what: str, lost: Mapping[str, str]) -> RuntimeError:
 
 class LeafBuilder:
     """Makes leaves of arrays as these arrive. Plain leaves of JAX (see
-    `PlainLeaves`) wait in a queue, and are made together. All others are made at once.
+    `PlainLeaves`) wait in a queue, and are made together. All others are made as they
+    arrive.
 
     Arrays stay in host memory until the leaves are on their devices. So no more than
     `budget` bytes are on their way to devices, but for small leaves.
@@ -232,16 +234,17 @@ class LeafBuilder:
         if one.several:
             rest = iter(arrays)
             for part in one.several:
-                own = list(it.islice(rest, len(part.all_views)))
-                self.add(part, result._replace(arrays=own))
+                some = list(it.islice(rest, len(part.all_views)))
+                self.add(part, result._replace(arrays=some))
             return
         if lost:
             self._lost |= {self._wanted[i].record.name: lost for i in one.leaves}
             return
         t, converted = one.record.template, one.conversion is not None
-        # A view may be all that is wanted of much memory.
+        # A view may keep much more memory than its own: it is copied.
         is_part = one.views is not None and not owned
         if t.stored != t.dtype and not converted:
+            # As `PlainLeaves` takes them. `from_host` does it again, to no effect.
             arrays = _from_host.viewed(arrays, t)
         for place, i in enumerate(one.leaves):
             # The first leaf gets the bytes, and others that share them get copies.
@@ -252,8 +255,7 @@ class LeafBuilder:
             array = arrays[0] if arrays and move is None else None
             found = None if array is None else (array.dtype, array.shape)
             if plain is None or array is None or found != plain.dtype_and_shape:
-                is_own = owned and is_first
-                self._make_leaf(one, i, (arrays, t, target, is_own, converted))
+                self._make_leaf(one, i, arrays, owned=owned and is_first)
                 self._arrived_bytes += one.nbytes
             else:
                 if plain.is_numpy:
@@ -267,14 +269,17 @@ class LeafBuilder:
             if self._queued >= _MAX_QUEUED or self._arrived_bytes >= self._most_bytes:
                 self._make_queued()
 
-    def _make_leaf(self, one: StoredRead, i: int, arguments: Any) -> None:
+    def _make_leaf(
+        self, one: StoredRead, i: int, arrays: list[np.ndarray], owned: bool
+    ) -> None:
         """Makes a leaf that is not plain, now."""
-        record, _, _, move = self._wanted[i]
+        record, _, target, move = self._wanted[i]
+        t, converted = one.record.template, one.conversion is not None
         try:
             if move is None:
-                self._out[i] = _from_host.from_host(*arguments)
+                self._out[i] = _from_host.from_host(arrays, t, target, owned, converted)
             else:
-                parts = _from_host.host_parts(*arguments)
+                parts = _from_host.host_parts(arrays, t, target, owned, converted)
                 with _guards.lifted():
                     self._out[i] = move.begin(parts)
         except (ValueError, TypeError) as e:
