@@ -18,7 +18,7 @@ from .._kernel._storage import _store
 from .._kernel._storage._backend import Backend
 from .._kernel._tree import _host_copy, _leaf
 from .._zips._probe import Probe
-from . import _foreign_source
+from . import _foreign_source, _pieces
 from ._database import Database
 from ._foreign_source import ForeignSource
 
@@ -49,7 +49,7 @@ class ForeignLeaf(NamedTuple):
         t = self.template
         if self.strides is None:
             return self.offset + t.nbytes
-        return self.offset + _foreign_source.span(t.shape, self.strides) * t.itemsize
+        return self.offset + _pieces.span(t.shape, self.strides) * t.itemsize
 
 
 @ft.lru_cache(maxsize=4096)

@@ -1,11 +1,6 @@
-"""Arrays of other formats, in directories, databases or pieces of files, and the source
-that has them.
-"""
+"""The source of another format, and those of its arrays that TensorStore opens."""
 
 import dataclasses
-import functools as ft
-import math
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,22 +8,20 @@ import numpy as np
 import tensorstore as ts
 import xxhash
 
-from .._kernel._errors import MissingError
 from .._kernel._format import _grid
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._format._template import Template
 from .._kernel._load._source import Source
 from .._kernel._storage import _arrays, _context, _store
 from .._kernel._storage._backend import Backend
+from . import _pieces
 from ._database import Database
+from ._pieces import OpenedPieces, Piece, PiecedArray
 
 
-# In what parts leaves are read that are one run of bytes, where a view wants some.
-_CUT = 4 * 2**20
-# And in how many of them at most.
-_MANY = 2**12
-# Of a piece so many bytes are read together.
-_TOGETHER = 2**22
+# The bytes of the parts in which leaves are read that are one run of bytes, where a
+# view wants some; and the most parts of one whose elements lie apart.
+_PART_BYTES, _MAX_PARTS = 4 * 2**20, 2**12
 
 
 class ForeignArray(NamedTuple):
@@ -44,127 +37,6 @@ class ForeignArray(NamedTuple):
     pieces: Callable[[Sequence[int]], list[str]]
     check: Callable[[Sequence[int]], None]
     head: Callable[[int], bytes]
-
-
-class Piece(NamedTuple):
-    """A part of an array that is one run of bytes: the key of its file, from which byte
-    on, its first element, and its shape; or elements of one, that lie so many elements
-    apart along each axis."""
-
-    key: str
-    offset: int
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
-
-
-class PiecedArray(NamedTuple):
-    """An array that lies in pieces, each element in one of them; with `is_packed` two
-    elements have a byte. `root` has the files, once it is open."""
-
-    template: Template
-    pieces: list[Piece]
-    is_packed: bool = False
-    root: Backend | None = None
-
-    def stop(self, piece: Piece) -> int:
-        """The byte that a piece ends at."""
-        count = span(piece.shape, piece.strides or strides_of(piece.shape))
-        nbytes = count * self.template.itemsize
-        return piece.offset + (nbytes // 2 if self.is_packed else nbytes)
-
-    def start_read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> Any:
-        """The read of `self[picks]` into an array of its shape: it is done when its
-        result is asked for."""
-        # Read by whoever waits for it.
-        read = ft.partial(self.read, into, picks)
-        return types.SimpleNamespace(done=lambda: True, result=read)
-
-    def read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> None:
-        """Reads `self[picks]`: of each piece all from the first of its elements that
-        are picked to the last, and not much more of it at a time."""
-        axes = [
-            range(n)[p] if isinstance(p, slice) else range(p, p + 1)
-            for n, p in zip(self.template.shape, picks)
-        ]
-        into = into.reshape([len(axis) for axis in axes])
-        for piece in self.pieces:
-            # The numbers of the picks that are in this piece, and the picks in it.
-            there = [
-                [i for i, x in enumerate(axis) if a <= x < a + n]
-                if axis.step != 1
-                else range(
-                    min(max(a - axis.start, 0), len(axis)),
-                    max(min(a + n - axis.start, len(axis)), 0),
-                )
-                for axis, a, n in zip(axes, piece.start, piece.shape)
-            ]
-            if not all(there):
-                continue
-            to = into[tuple(slice(x[0], x[-1] + 1) for x in there)]
-            first = [axis[x[0]] - a for axis, x, a in zip(axes, there, piece.start)]
-            self._read_piece(piece, first, [axis.step for axis in axes], to)
-
-    def _read_piece(
-        self, piece: Piece, first: Sequence[int], steps: Sequence[int], into: np.ndarray
-    ) -> None:
-        """Reads the elements of a piece from `first` on, in these steps along each
-        axis."""
-        strides = piece.strides or strides_of(piece.shape)
-        # From the lowest element on, as NumPy would have it after `flip`.
-        down = tuple(axis for axis, step in enumerate(steps) if step < 0)
-        lowest = [
-            a + min(0, (n - 1) * step) for a, n, step in zip(first, into.shape, steps)
-        ]
-        apart = [abs(step) * stride for step, stride in zip(steps, strides)]
-        into = np.flip(into, down)
-        block = choose_strided(into.shape, apart, into.itemsize, _TOGETHER)
-        for index in _grid.indices(into.shape, block):
-            part = _grid.region(into.shape, block, index)
-            begin = sum(
-                (low + s.start * abs(step)) * stride
-                for low, s, step, stride in zip(lowest, part, steps, strides)
-            )
-            self._read_run(piece, begin, apart, into[part])
-
-    def _read_run(
-        self, piece: Piece, first: int, strides: Sequence[int], into: np.ndarray
-    ) -> None:
-        """Reads all that lies from the first element to the last, of elements so many
-        apart. Of two that have a byte, the lower half is the first."""
-        root, key, start = self.root, piece.key, piece.offset
-        assert root is not None
-        count = span(into.shape, strides)
-        if self.is_packed:
-            stop = start + (first + count + 1) // 2
-            data = _store.read_bytes(root, key, start + first // 2, stop)
-            both = np.frombuffer(data, np.uint8)[:, None]
-            both = both >> np.array([0, 4], np.uint8) & 15
-            whole = both.reshape(-1)[first % 2 :][:count].view(into.dtype)
-        else:
-            whole = np.empty(count, into.dtype)
-            start += first * into.itemsize
-            if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
-                raise MissingError(f"the end of `{key}` is missing")
-        steps = [stride * into.itemsize for stride in strides]
-        into[...] = np.lib.stride_tricks.as_strided(
-            whole, into.shape, steps, writeable=False
-        )
-
-    def open(self) -> ts.TensorStore:
-        """A view of all pieces, opened without a read; of packed ones each has a
-        byte."""
-
-        def read(domain: ts.IndexDomain, chunk: np.ndarray, _: object) -> None:
-            part = np.empty(domain.shape, chunk.dtype)
-            picks = [slice(x.inclusive_min, x.exclusive_max) for x in domain]
-            self.read(part, tuple(picks))
-            chunk[...] = part
-
-        t = self.template
-        dtype = ts.dtype("uint8" if self.is_packed else t.stored)
-        layout = ts.ChunkLayout(read_chunk_shape=t.chunk)
-        return ts.virtual_chunked(read, dtype=dtype, shape=t.shape, chunk_layout=layout)
 
 
 # What an array of another format is read from.
@@ -238,44 +110,55 @@ class ForeignSource(Source):
         if unpinned is None:
             return opened
         return [
-            x._replace(root=unpinned).open() if isinstance(x, PiecedArray) else x
+            x._replace(root=unpinned).view() if isinstance(x, OpenedPieces) else x
             for x in opened
         ]
 
     def _open_stored(self, wanted: Sequence[tuple[Stored, Sequence[int]]]) -> list[Any]:
         """Arrays of other formats, opened without a read, for chunks of some numbers;
-        or what has been read before. They lie in directories, or in the database."""
-        root, database = self.directory, self.nodes
+        or what has been read before."""
         _context.check_fork()
-        context = _arrays.context_of(root)
-        stored = [(x, n) for x, n in wanted if isinstance(x, ForeignArray)]
-        if not root.has_driver():
-            context = ts.Context({_arrays.NODES: {}}, parent=context)
-            kvstores = self._copies(stored, context)
-        elif database is None:
-            kvstores = [root.spec(x.key) for x, _ in stored]
-        else:
-            context = ts.Context({_arrays.NODES: {}}, parent=context)
-            find, files = database.locate, database.files
-            chunks = [
-                [
-                    (key, at.file, at.offset, at.nbytes)
-                    for key in x.pieces(n)
-                    if (at := find(f"{x.key}/{key}"))
-                ]
-                for x, n in stored
-            ]
-            data = root.spec()
-            kvstores = _arrays.databases(data, files, chunks, context, database.inline)
-        specs = [{**x.spec, "kvstore": kv} for (x, _), kv in zip(stored, kvstores)]
-        opened = iter(_arrays.opened(specs, context))
+        arrays = [(x, n) for x, n in wanted if isinstance(x, ForeignArray)]
+        opened = iter(self._open_arrays(arrays))
         out: list[Any] = []
         for x, _ in wanted:
             if isinstance(x, PiecedArray):
-                out.append(x._replace(root=root))
+                out.append(OpenedPieces(x, self.directory))
             else:
                 out.append(next(opened) if isinstance(x, ForeignArray) else ts.array(x))
         return out
+
+    def _open_arrays(
+        self, stored: Sequence[tuple[ForeignArray, Sequence[int]]]
+    ) -> list[ts.TensorStore]:
+        """Opens arrays that lie in directories, or in the database."""
+        root = self.directory
+        context = _arrays.context_of(root)
+        if root.has_driver() and self.nodes is None:
+            kvstores = [root.spec(x.key) for x, _ in stored]
+        else:
+            context = ts.Context({_arrays.NODES: {}}, parent=context)
+            lay = self._in_database if root.has_driver() else self._copies
+            kvstores = lay(stored, context)
+        specs = [{**x.spec, "kvstore": kv} for (x, _), kv in zip(stored, kvstores)]
+        return _arrays.opened(specs, context)
+
+    def _in_database(
+        self, stored: Sequence[tuple[ForeignArray, Sequence[int]]], context: ts.Context
+    ) -> list[dict[str, Any]]:
+        """Directories in a database of our own, which says where the chunks of some
+        arrays lie in the files of this one."""
+        assert self.nodes is not None
+        find, files, inline = self.nodes.locate, self.nodes.files, self.nodes.inline
+        chunks = [
+            [
+                (key, at.file, at.offset, at.nbytes)
+                for key in x.pieces(n)
+                if (at := find(f"{x.key}/{key}"))
+            ]
+            for x, n in stored
+        ]
+        return _arrays.databases(self.directory.spec(), files, chunks, context, inline)
 
     def _copies(
         self, stored: Sequence[tuple[ForeignArray, Sequence[int]]], context: ts.Context
@@ -311,9 +194,10 @@ class ForeignSource(Source):
         if self.is_stored(record):
             return t
         if strides is None:
-            return t._replace(chunk=_grid.choose(t.shape, t.itemsize, _CUT))
-        target = max(_CUT, span(t.shape, strides) * t.itemsize // _MANY)
-        chunk = choose_strided(t.shape, strides, t.itemsize, target)
+            return t._replace(chunk=_grid.choose(t.shape, t.itemsize, _PART_BYTES))
+        nbytes = _pieces.span(t.shape, strides) * t.itemsize
+        target = max(_PART_BYTES, nbytes // _MAX_PARTS)
+        chunk = _pieces.choose_strided(t.shape, strides, t.itemsize, target)
         return t._replace(chunk=chunk)
 
     def check(self, record: LeafRecord, numbers: Sequence[int]) -> None:
@@ -334,37 +218,3 @@ def save_of(directory: Backend, files: Sequence[str], head: bytes) -> str:
     say of it."""
     parts = _store.each(directory, directory.stamp, files)
     return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
-
-
-# ---- Steps along the axes of arrays.
-
-
-def span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Number of elements from the first to the last one of an array that has
-    them so many elements apart along each axis."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides))
-
-
-def choose_strided(
-    shape: Sequence[int], strides: Sequence[int], itemsize: int, target: int
-) -> tuple[int, ...]:
-    """The shape of chunks of an array that does not lie row after row: chunks that have
-    about `target` bytes, and lie within as many. Axes are cut from that of the longest
-    steps on."""
-    chunk = [max(1, n) for n in shape]
-    target //= itemsize
-    for axis in sorted(range(len(shape)), key=lambda axis: -strides[axis]):
-        if max(span(chunk, strides), math.prod(chunk)) <= target:
-            break
-        chunk[axis] = 1
-        rest, size = span(chunk, strides), math.prod(chunk)
-        most = min(1 + (target - rest) // max(1, strides[axis]), target // size)
-        chunk[axis] = max(1, min(shape[axis], most))
-    return tuple(chunk)
-
-
-def strides_of(shape: Sequence[int]) -> list[int]:
-    """The steps along each axis, in elements, of an array that lies row after row."""
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

@@ -30,7 +30,7 @@ from .._kernel._storage._backend import Backend
 from .._zips._probe import Probe
 from . import _foreign_index
 from ._foreign_index import are_texts, ForeignLeaf, is_texts, names_of, natural_order
-from ._foreign_source import Piece, PiecedArray
+from ._pieces import Piece, PiecedArray
 
 
 DTYPES = {
@@ -293,7 +293,7 @@ def _whole(name: str, parts: Sequence[TensorPart]) -> tuple[int, ...]:
 # Of the parts of one tensor.
 _CELLS = 2**22
 # The bytes that are read of a tensor in pieces at a time.
-_CUT = 4 * 2**20
+_PART_BYTES = 4 * 2**20
 _VERSION = "DCP_VERSION"
 
 
@@ -400,7 +400,7 @@ def _source(probe: Probe, files: list[str], headers: list[Header]) -> Source:
                 for file, start, tensor in parts
                 if math.prod(tensor.shape)
             ]
-            chunk = _grid.choose(shape, leaf.template.itemsize, _CUT)
+            chunk = _grid.choose(shape, leaf.template.itemsize, _PART_BYTES)
             t = leaf.template._replace(chunk=chunk)
             value = PiecedArray(t, pieces, text in _PACKED)
             leaf = leaf._replace(template=t, value=value)

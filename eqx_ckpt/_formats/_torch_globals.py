@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .._kernel._format import _schema, _template
 from .._kernel._format._leaves import Unreadable
-from . import _foreign_source, _pickle
+from . import _pickle, _pieces
 from ._pickle import Global
 
 
@@ -133,7 +133,7 @@ def _tensor(args: tuple, dtype: str, metadata: tuple) -> Tensor | Unreadable:
     if len(shape) != len(strides):
         raise _bad("a shape")
     size = math.prod(shape)
-    stop = (offset + _foreign_source.span(shape, strides)) if size else 0
+    stop = (offset + _pieces.span(shape, strides)) if size else 0
     if stop * _template.dtype_of(dtype).itemsize > storage.nbytes:
         raise ValueError("it has a tensor that goes over the end of its storage")
     if not size:
@@ -143,7 +143,7 @@ def _tensor(args: tuple, dtype: str, metadata: tuple) -> Tensor | Unreadable:
 
 def _apart(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
     """The strides of an array, if its elements do not follow each other."""
-    rows = zip(shape, strides, _foreign_source.strides_of(shape))
+    rows = zip(shape, strides, _pieces.strides_of(shape))
     wrong = any(n > 1 and s != row for n, s, row in rows)
     return tuple(strides) if wrong else None
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import jax
 
-from .._formats import _foreign_source
+from .._formats import _pieces
 from .._kernel._format import _digests, _files, _grid, _index
 from .._kernel._load import _published
 from .._kernel._runtime._batching import batched
@@ -270,7 +270,7 @@ def _put(
     axis = next(k for k in every if part.shape[k:] == tuple(shape[k:]))
     axis = max(0, axis - 1)
     rows = part.reshape(-1, *part.shape[axis:])
-    strides = [part.dtype.itemsize * n for n in _foreign_source.strides_of(shape)]
+    strides = [part.dtype.itemsize * n for n in _pieces.strides_of(shape)]
     leading = it.product(*map(range, part.shape[:axis]))
     for row, place in zip(rows, leading):
         first = [a + b for a, b in it.zip_longest(starts, place, fillvalue=0)]

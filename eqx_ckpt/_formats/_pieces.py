@@ -1,0 +1,180 @@
+"""Arrays of other formats that lie in pieces of files, and steps along their axes."""
+
+import functools as ft
+import math
+import types
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorstore as ts
+
+from .._kernel._errors import MissingError
+from .._kernel._format import _grid
+from .._kernel._format._template import Template
+from .._kernel._storage import _store
+from .._kernel._storage._backend import Backend
+
+
+# Of a piece about so many bytes are read together.
+_READ_BYTES = 2**22
+
+
+class Piece(NamedTuple):
+    """A part of an array that is one run of bytes: the key of its file, from which byte
+    on, its first element, and its shape; or some elements of such a run, which lie so
+    many elements apart along each axis."""
+
+    key: str
+    offset: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+
+
+class PiecedArray(NamedTuple):
+    """An array that lies in pieces, each element in one of them; with `is_packed` two
+    elements have a byte."""
+
+    template: Template
+    pieces: list[Piece]
+    is_packed: bool = False
+
+    def stop(self, piece: Piece) -> int:
+        """The byte that a piece ends at."""
+        count = span(piece.shape, piece.strides or strides_of(piece.shape))
+        nbytes = count * self.template.itemsize
+        return piece.offset + (nbytes // 2 if self.is_packed else nbytes)
+
+
+class OpenedPieces(NamedTuple):
+    """An array that lies in pieces, and the directory that has the files of these."""
+
+    array: PiecedArray
+    root: Backend
+
+    def start_read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> Any:
+        """The read of `self[picks]` into an array of its shape: it is done when its
+        result is asked for."""
+        # Read by whoever waits for it.
+        read = ft.partial(self.read, into, picks)
+        return types.SimpleNamespace(done=lambda: True, result=read)
+
+    def read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> None:
+        """Reads `self[picks]`: of each piece all from the first of its elements that
+        are picked to the last, and not much more of it at a time."""
+        axes = [
+            range(n)[p] if isinstance(p, slice) else range(p, p + 1)
+            for n, p in zip(self.array.template.shape, picks)
+        ]
+        into = into.reshape([len(axis) for axis in axes])
+        for piece in self.array.pieces:
+            there = list(map(_places_in, axes, piece.start, piece.shape))
+            if not all(there):
+                continue
+            to = into[tuple(slice(x[0], x[-1] + 1) for x in there)]
+            first = [axis[x[0]] - a for axis, x, a in zip(axes, there, piece.start)]
+            self._read_piece(piece, first, [axis.step for axis in axes], to)
+
+    def _read_piece(
+        self, piece: Piece, first: Sequence[int], steps: Sequence[int], into: np.ndarray
+    ) -> None:
+        """Reads the elements of a piece from `first` on, in these steps along each
+        axis."""
+        strides = piece.strides or strides_of(piece.shape)
+        # From the lowest element on, as NumPy would have it after `flip`.
+        down = tuple(axis for axis, step in enumerate(steps) if step < 0)
+        lowest = [
+            a + min(0, (n - 1) * step) for a, n, step in zip(first, into.shape, steps)
+        ]
+        apart = [abs(step) * stride for step, stride in zip(steps, strides)]
+        into = np.flip(into, down)
+        block = choose_strided(into.shape, apart, into.itemsize, _READ_BYTES)
+        for index in _grid.indices(into.shape, block):
+            part = _grid.region(into.shape, block, index)
+            begin = sum(
+                (low + s.start * abs(step)) * stride
+                for low, s, step, stride in zip(lowest, part, steps, strides)
+            )
+            self._read_run(piece, begin, apart, into[part])
+
+    def _read_run(
+        self, piece: Piece, first: int, strides: Sequence[int], into: np.ndarray
+    ) -> None:
+        """Reads all that lies from the first element to the last, of elements so many
+        apart. Of two that have a byte, the lower half is the first."""
+        root, key, start = self.root, piece.key, piece.offset
+        count = span(into.shape, strides)
+        if self.array.is_packed:
+            stop = start + (first + count + 1) // 2
+            data = _store.read_bytes(root, key, start + first // 2, stop)
+            both = np.frombuffer(data, np.uint8)[:, None]
+            both = both >> np.array([0, 4], np.uint8) & 15
+            whole = both.reshape(-1)[first % 2 :][:count].view(into.dtype)
+        else:
+            whole = np.empty(count, into.dtype)
+            start += first * into.itemsize
+            if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
+                raise MissingError(f"the end of `{key}` is missing")
+        steps = [stride * into.itemsize for stride in strides]
+        into[...] = np.lib.stride_tricks.as_strided(
+            whole, into.shape, steps, writeable=False
+        )
+
+    def view(self) -> ts.TensorStore:
+        """A view of the array, made without a read; of packed elements each has a
+        byte."""
+
+        def read(domain: ts.IndexDomain, chunk: np.ndarray, _: object) -> None:
+            part = np.empty(domain.shape, chunk.dtype)
+            picks = [slice(x.inclusive_min, x.exclusive_max) for x in domain]
+            self.read(part, tuple(picks))
+            chunk[...] = part
+
+        t = self.array.template
+        dtype = ts.dtype("uint8" if self.array.is_packed else t.stored)
+        layout = ts.ChunkLayout(read_chunk_shape=t.chunk)
+        return ts.virtual_chunked(read, dtype=dtype, shape=t.shape, chunk_layout=layout)
+
+
+def _places_in(picks: range, start: int, length: int) -> Sequence[int]:
+    """The numbers of the picks along an axis that lie in a piece: a range if their step
+    is 1."""
+    if picks.step != 1:
+        return [i for i, x in enumerate(picks) if start <= x < start + length]
+    first = min(max(start - picks.start, 0), len(picks))
+    return range(first, max(min(start + length - picks.start, len(picks)), 0))
+
+
+# ---- Steps along the axes of arrays.
+
+
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Number of elements from the first to the last one of an array that has
+    them so many elements apart along each axis."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides))
+
+
+def choose_strided(
+    shape: Sequence[int], strides: Sequence[int], itemsize: int, target: int
+) -> tuple[int, ...]:
+    """The shape of chunks of an array that does not lie row after row: chunks that have
+    about `target` bytes, and lie within as many. Axes are cut from that of the longest
+    steps on."""
+    chunk = [max(1, n) for n in shape]
+    target //= itemsize
+    for axis in sorted(range(len(shape)), key=lambda axis: -strides[axis]):
+        if max(span(chunk, strides), math.prod(chunk)) <= target:
+            break
+        chunk[axis] = 1
+        rest, size = span(chunk, strides), math.prod(chunk)
+        most = min(1 + (target - rest) // max(1, strides[axis]), target // size)
+        chunk[axis] = max(1, min(shape[axis], most))
+    return tuple(chunk)
+
+
+def strides_of(shape: Sequence[int]) -> list[int]:
+    """The steps along each axis, in elements, of an array that lies row after row."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
