@@ -128,7 +128,7 @@ def test_an_error_names_another_call_until_an_answer(monkeypatch, waiting):
 
         def call(own: int, world=world, between=between, errors=errors) -> None:
             if own != waiting:
-                world.sleep(100.0)
+                world.wait(lambda: "a" in errors, 1000.0)
             for name in ["a"] * (own == waiting) + between + ["c"] * (own != waiting):
                 try:
                     world.processes(name, name, True, 60.0).decide(one)
