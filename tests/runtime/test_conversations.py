@@ -139,3 +139,25 @@ def test_an_error_names_another_call_until_an_answer(monkeypatch, waiting):
         assert [*errors] == ["a", "c"]
         said = f"Process {waiting} has waited in another call: a."
         assert (said in errors["c"]) is is_named, errors
+
+
+def test_a_runtime_that_ends_at_any_message(monkeypatch):
+    """Each call that does not go well says so, and which call it is."""
+    told = set()
+    for messages in range(60):
+        world = World(3, random.Random(messages))
+        world.messages = messages
+        inside.pass_time_as(monkeypatch, world)
+
+        def call(own: int, world=world) -> None:
+            processes = world.processes("a", "", True, 20.0)
+            try:
+                with processes.share_errors():
+                    for _ in range(3):
+                        processes.round(b"", one)
+                told.add("good")
+            except RuntimeError as e:
+                told.add(str(e))
+
+        world.run(call)
+    assert told == {"good", "a: JAX's runtime does not answer: gone"}

@@ -36,6 +36,8 @@ class World:
         self.stopped: dict[int, float] = {}
         # Which message of which process Ctrl-C comes at: before it is sent, or after.
         self.interrupt: tuple[int, int, str] | None = None
+        # How many messages the store takes before it answers nobody any more.
+        self.messages = math.inf
         self.rng = rng
         self.now = 0.0
         self.store: dict[str, bytes] = {}
@@ -109,7 +111,13 @@ class World:
         self.wait(lambda: True, 0)
         self._local.process.sent += 1
         self._interrupt("before")
+        self._end_if_used_up()
         return True
+
+    def _end_if_used_up(self) -> None:
+        self.messages -= 1
+        if self.messages < 0:
+            raise ConnectionError("gone")
 
     def _interrupt(self, when: str) -> None:
         process = self._local.process
@@ -137,6 +145,7 @@ class World:
             self.wait(lambda: False, seconds)
             raise TimeoutError(key)
         self.wait(lambda: key in self.store, milliseconds / 1000)
+        self._end_if_used_up()
         if key not in self.store:
             raise TimeoutError(key)
         return self.store[key]

@@ -66,6 +66,19 @@ class ToldError(PeerError):
     """An error that process 0 has told all: nobody tells it again."""
 
 
+def _unanswered(error: Exception) -> PeerError:
+    return PeerError(f"JAX's runtime does not answer: {error}")
+
+
+@contextlib.contextmanager
+def _asking() -> Iterator[None]:
+    """**Raises:** `PeerError` for an error of JAX's runtime, which is asked inside."""
+    try:
+        yield
+    except Exception as e:
+        raise _unanswered(e) from e
+
+
 class CallSign(NamedTuple):
     """The sign by which a call is told from others that it meets."""
 
@@ -159,6 +172,7 @@ class CallBook:
         self.old: dict[str, float] = {}
         self.shown: str | None = None
 
+    @_asking()
     def sweep(self, client: Any) -> None:
         """Deletes old keys whose time has come."""
         for key, end in list(self.old.items()):
@@ -227,11 +241,13 @@ class Channel:
         self.round += 1
         self.since = self.now()
 
+    @_asking()
     def say(self, word: bytes) -> None:
         """Says the word of this process in this round."""
         key = f"{self.at}/{self.round}/words/{self.index}"
         self.client.key_value_set_bytes(key, word, True)
 
+    @_asking()
     def answer(self, answer: bytes) -> None:
         """Gives all the answer of process 0, which ends the round.
 
@@ -242,6 +258,7 @@ class Channel:
         self.client.key_value_set_bytes(key, answer)
         self._say_where(is_over=True)
 
+    @_asking()
     def close(self, end: CallEnd) -> None:
         """Ends the number before its first answer. **Raises:** as `answer`."""
         self.line.ended += (self.at,)  # First: Ctrl-C may come once it is closed.
@@ -276,7 +293,7 @@ class Channel:
             except Exception as e:
                 # That of a timeout comes after all of the wait.
                 if time.monotonic() - before < wait / 2:
-                    raise PeerError(f"JAX's runtime does not answer: {e}") from e
+                    raise _unanswered(e) from e
                 self._say_where()
                 self.look(seen)
                 last = seen[0].when if 0 in seen else start
@@ -327,6 +344,7 @@ class Channel:
                 f"{self.timeout:g} seconds: {list_text(silent)}. They may have died."
             )
 
+    @_asking()
     def look(self, seen: dict[int, LifeSign]) -> Heard:
         """What was said in this round by now. Signs of life go into `seen`."""
         found: dict[str, Words] = {"words": {}, "gone": {}, "alive": {}}
