@@ -19,7 +19,6 @@ from .._kernel._load._reads import CHANGED, unreadable
 from .._kernel._load._source import Source, ZarrSource
 from .._kernel._runtime import _arguments, _log, _progress
 from .._kernel._storage import _arrays, _root, _store
-from .._kernel._storage._backend import Backend
 from . import _scan
 from ._scan import Problem
 
@@ -110,6 +109,8 @@ def verify(
     looks = [_check_digests, _check_extras]
     if source.is_ours:
         looks += [_settled_files, ft.partial(_zarr_json, records=records)]
+    else:
+        looks += [_check_files]  # Nobody adds any to a zip.
     small = _store.each(source.root, lambda look: look(source), looks)
     problems = list(it.chain.from_iterable(small))
     has_digests = source.digests.are_loaded
@@ -170,8 +171,9 @@ def _settled_files(source: Source) -> list[Problem]:
 def _check_files(source: Source) -> list[Problem]:
     """The faults of the files that are there for other readers."""
     others, root = source.index.others, source.root
-    looks = [ft.partial(_check_file, root, *other) for other in others.items()]
-    *found, there = _store.gather(root, [*looks, root.list_top])
+    looks = [ft.partial(_check_file, source, *other) for other in others.items()]
+    list_top = root.list_top if source.is_ours else dict
+    *found, there = _store.gather(root, [*looks, list_top])
     tops = {key.partition("/")[0] for key in [source.digests_key, *others]}
     besides = _files.SIDE & (there or {}).keys() - {_files.CLAIM, *tops}
     what = "it is of another save, and other readers may take it for one of this"
@@ -179,14 +181,14 @@ def _check_files(source: Source) -> list[Problem]:
     return list(filter(None, found))
 
 
-def _check_file(root: Backend, key: str, digest: str) -> Problem | None:
+def _check_file(source: Source, key: str, digest: str) -> Problem | None:
     try:
-        value = root.read(key, limit=_MOST)
+        data = source.read_other(key, _MOST)
     except (OSError, ValueError) as e:
-        return Problem(None, None, key, unreadable(root, e))
-    if value is None:
+        return Problem(None, None, key, unreadable(source.root, e))
+    if data is None:
         return Problem(None, None, key, "it is missing")
-    if _index.digest(value.data) != digest:
+    if _index.digest(data) != digest:
         return Problem(None, None, key, CHANGED)
     return None
 

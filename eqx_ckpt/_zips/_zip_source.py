@@ -44,6 +44,14 @@ class ZipSource(DatabaseSource):
         count = self.directory.read_into(self.archive.key, first + start, into)
         return into[:count].tobytes()
 
+    def read_other(self, key: str, limit: int) -> bytes | None:
+        if self.prefix + key not in self.archive.members:
+            return None
+        start, stop = _zip.place(self.archive, self.prefix + key)
+        if stop - start > limit:
+            raise ValueError(f"`{key}` in it is too long")
+        return _store.read_bytes(self.directory, self.archive.key, start, stop)
+
     def spec_of(self, key: str) -> dict[str, Any]:
         own = f"{self.prefix}{key}/"
         for name, member in self.archive.members.items():

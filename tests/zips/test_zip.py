@@ -358,6 +358,32 @@ def test_damage_is_found(file, tmp_path):
         ec.open(path)["big"].read()
 
 
+def test_damage_of_files_for_other_readers_is_found(tmp_path):
+    path, bad = tmp_path / "a.zip", tmp_path / "bad.zip"
+    ec.tree_serialise_leaves(tmp_path / "a" / "ckpt", _tree(), orbax=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for p in (tmp_path / "a" / "ckpt").rglob("*"):
+            archive.write(p, p.relative_to(tmp_path / "a"))
+        names = {i.filename: i.header_offset for i in archive.infolist()}
+    data = path.read_bytes()
+    ends = ("/tree", "/manifest.ocdbt", "/_METADATA")
+    others = [name for name in names if name.endswith(ends)]
+    assert len(others) == 4  # Orbax has a manifest of its own.
+    for name in others:
+        header = names[name]
+        own, extra = struct.unpack_from("<2H", data, header + 26)
+        damaged = bytearray(data)
+        damaged[header + 30 + own + extra + 5] ^= 1
+        bad.write_bytes(damaged)
+        (problem,) = ec.verify(bad)
+        inside = name.removeprefix("ckpt/")
+        assert str(problem) == f"`{inside}`: its bytes are not those that were saved"
+        with zipfile.ZipFile(path) as whole, zipfile.ZipFile(bad, "w") as less:
+            for other in names.keys() - {name}:
+                less.writestr(other, whole.read(other))
+        assert list(map(str, ec.verify(bad))) == [f"`{inside}`: it is missing"]
+
+
 def test_errors_of_the_system_name_the_file(tmp_path, monkeypatch):
     path = tmp_path / "a.zip"
     ec.tree_serialise_leaves(path, {"x": np.ones(3)})

@@ -292,6 +292,14 @@ class Source:
         got = _store.read_answer(self.root, key, reading)
         return got.value if got.state == "value" else None
 
+    def read_other(self, key: str, limit: int) -> bytes | None:
+        """A file for other readers, as a whole; None where there is none.
+
+        **Raises:** `ValueError` if it is longer than `limit`.
+        """
+        value = self.root.read(key, limit=limit)
+        return None if value is None else value.data
+
     # ---- Whether it is still there.
 
     def is_current(self) -> bool:
