@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
-import jax.tree_util as jtu
 
+from .._kernel._format import _view
 from .._kernel._load import _lazy
 from .._kernel._load._lazy import LazyArray
-from .._kernel._runtime import _log, _processes
-from .._kernel._tree import _folding
+from .._kernel._tree import _orders
 from ._adapting import Placed
-from ._matching import Matching
+from ._matching import Job, Matching
 
 
-# The names that are listed.
-_MOST = 8
+# The adapters that order the axes of a layer. Others take its arrays as they are.
+_TURNS = "transpose", "channels_first", "channels_last", "conv_transpose"
 
 
 def warn(matching: Matching, placed: Sequence[Placed]) -> None:
@@ -30,72 +29,88 @@ def warn(matching: Matching, placed: Sequence[Placed]) -> None:
         if how is not None:
             name = matching.model.names[x.number]
             rows.setdefault(how, []).append((name, f"of `{x.job.sources[0]}`"))
-    if not rows or not _processes.leads():
-        return
-    lines = ["The shapes of these leaves fit, and do not say how they are stored:"]
-    for how, some in rows.items():
-        listed = _folding.fold_rows(some)
-        lines += [f"  {name}  {text}: {how}" for name, text in listed[:_MOST]]
-    lines.append(
-        "  Say it with an adapter in their pair: the one that is named, or `lambda "
-        "saved, like: saved` for as it is. See docs/layouts.md."
+    advice = (
+        "Say it with an adapter in their pair: the one that is named, or `lambda "
+        "saved, like: saved` for as it is."
     )
-    _log.warn("\n".join(lines))
+    _orders.warn(rows, advice)
 
 
 def _form(source: str) -> str:
     """The part of a name that leaves of one model have in common: what is before the
     number of a block, and the word for the weight."""
+    source = _orders.unboxed(source)
     return f"{re.split('[0-9]', source)[0]} {source.rpartition('.')[2]}"
 
 
 def _is_turned(matching: Matching, x: Placed) -> bool:
     """Whether a leaf is the weight of a dense layer that an adapter turns."""
-    names = {repr(how).partition("(")[0] for how in x.job.adapters}
+    names = set(map(_name, x.job.adapters))
     is_dense = isinstance(_layer(matching, x.number), eqx.nn.Linear)
     return is_dense and not names.isdisjoint(("transpose", "channels_first"))
 
 
+def _name(adapter: object) -> str:
+    return repr(adapter).partition("(")[0]
+
+
 def _other(matching: Matching, x: Placed, turned: set[str]) -> str | None:
-    """The adapter that a leaf may need which is loaded as it is. `turned` has the forms
-    of names whose weights are transposed."""
-    made = x.made
-    is_whole = isinstance(made, LazyArray) and _lazy.body_of(made).view is None
-    if not is_whole or x.job.adapters:
-        return None
+    """What a leaf may need whose axes nobody has ordered. `turned` has the forms of
+    names whose weights are transposed."""
+    job, source = x.job, x.job.sources[0]
     layer = _layer(matching, x.number)
-    shape = tuple(made.shape)
-    source = x.job.sources[0]
-    node, _, last = source.rpartition(".")
-    if layer is None or node in matching.stored.saved.node_names:
+    own = _orders.rank(layer)
+    if not own or _is_ordered(job, own):
+        return None
+    is_kernel = _orders.is_kernel(source)
+    node = source.rpartition(".")[0]
+    if node in matching.stored.saved.node_names and not is_kernel:
         return None  # Of a Module that was saved as one.
-    if isinstance(layer, eqx.nn.ConvTranspose) and len(shape) > 2:
-        if shape[0] == shape[1]:
-            return "PyTorch's need `ec.adapters.conv_transpose()`"
-    elif isinstance(layer, (eqx.nn.Linear, eqx.nn.Conv)) and last in ("kernel", "w"):
-        if len(shape) > 1 and shape == (*shape[:-3:-1], *shape[:-2]):
-            return (
-                "kernels of flax, Keras and Haiku need `ec.adapters.channels_first()`"
-            )
-    elif isinstance(layer, eqx.nn.Linear) and _form(source) in turned:
-        if len(shape) == 2 and shape[0] == shape[1]:
-            return "others beside it were turned, by `ec.adapters.transpose()`"
+    shape = x.target.shape
+    if isinstance(layer, eqx.nn.ConvTranspose):
+        is_square = len(shape) > 2 and shape[-own] == shape[1 - own]
+        return "PyTorch's need `ec.adapters.conv_transpose()`" if is_square else None
+    others = [a for a in map(_name, job.adapters) if a not in _TURNS]
+    place = f" after `{others[-1]}()`" if others else ""
+    how = _orders.turn(layer, shape)
+    if how is None and others:  # Such as squares that are put together.
+        how = _orders.turn(layer, job.all_saved[0].shape)
+        place = f" before `{others[0]}()`"
+    if how is None:
+        return None
+    if is_kernel:
+        return _orders.of_kernel(how) + place
+    if isinstance(layer, eqx.nn.Linear) and _form(source) in turned:
+        how = "transpose()" if how == "channels_first()" else how
+        return f"others beside it were turned, by `ec.adapters.{how}`{place}"
     return None
+
+
+def _is_ordered(job: Job, own: int) -> bool:
+    """Whether an adapter or a view says the order of the axes of a layer, whose weight
+    has so many of its own."""
+    if any(map(_is_turned_view, job.all_saved)):
+        return True
+    rank = len(job.all_saved[0].shape)
+    for adapter in job.adapters:
+        name = _name(adapter)
+        if name.startswith("channels") and rank != own:
+            continue  # Of layers that are stacked, it takes others for the channels.
+        if adapter.own or name in _TURNS:
+            return True
+        rank = own if name == "take" else rank
+        rank += {"stack": 1, "unstack": -1}.get(name, 0)
+    return False
+
+
+def _is_turned_view(saved: LazyArray) -> bool:
+    view = _lazy.body_of(saved).view
+    axes = [x for x in view.axes if x not in (None, _view.EMPTY)] if view else []
+    stored = [x[0] if isinstance(x, tuple) else x for x in axes]
+    return stored != sorted(stored)
 
 
 def _layer(matching: Matching, number: int) -> Any:
     """The Module whose weight a leaf is."""
     path = matching.model.flat.paths[number]
-    if not path or getattr(path[-1], "name", None) != "weight":
-        return None
-    node = matching.model.tree
-    for key in path[:-1]:
-        if isinstance(key, jtu.GetAttrKey):
-            node = getattr(node, key.name)
-        elif isinstance(key, jtu.SequenceKey):
-            node = node[key.idx]
-        elif isinstance(key, jtu.DictKey):
-            node = node[key.key]
-        else:
-            return None
-    return node
+    return _orders.layer_of(matching.model.tree, path)

@@ -330,6 +330,102 @@ def test_no_warning_where_one_fits_or_is_said(tmp_path):
         _graft(net, tmp_path, net, (lambda m: m, lambda c: c))
 
 
+def _warnings_of(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return "\n".join(str(x.message) for x in caught)
+
+
+@pytest.mark.parametrize("box", ["value", "raw_value"])
+def test_a_warning_of_a_kernel_in_a_variable(tmp_path, box):
+    """As NNX has it, whose names end with the variable's value."""
+    linear = eqx.nn.Linear(4, 4, key=jr.key(0))
+    saved = {"kernel": {box: linear.weight.T}, "bias": {box: linear.bias}}
+    names = ec.rename([(rf"[.]{box}$", ""), ("kernel$", "weight")])
+    pair = (lambda m: m, lambda c: c, names)
+    text = _warnings_of(lambda: _graft(linear, tmp_path, saved, pair))
+    assert f"of `kernel.{box}`: kernels of flax" in text
+    how = names, ec.adapters.channels_first()
+    pair = (lambda m: m, lambda c: c, *how)
+    assert eqx.tree_equal(_graft(linear, tmp_path, saved, pair), linear)
+
+
+def _stacked(*layers):
+    return jax.tree.map(lambda *x: jnp.stack(x), *layers)
+
+
+LAYERS = [eqx.nn.Linear(4, 4, use_bias=False, key=jr.key(i)) for i in range(4)]
+KERNELS = {"layers": {"kernel": _stacked(*LAYERS).weight.swapaxes(1, 2)}}
+CONV = _stacked(
+    *(eqx.nn.Conv1d(4, 4, 4, use_bias=False, key=k) for k in jr.split(jr.key(0)))
+)
+FIRST, TURNED = adapt.channels_first(), adapt.transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "model, saved, how, needed, said",
+    [
+        (_stacked(*LAYERS), KERNELS, [], "transpose(0, 2, 1)`", [TURNED]),
+        # Of as many layers as the width, this moves the layers.
+        (_stacked(*LAYERS), KERNELS, [FIRST], "transpose(0, 2, 1)`", [TURNED]),
+        (
+            LAYERS,
+            KERNELS,
+            [adapt.unstack()],
+            "channels_first()` after `unstack()`",
+            [adapt.unstack(), FIRST],
+        ),
+        (
+            LAYERS,
+            KERNELS,
+            [FIRST, adapt.unstack()],
+            "channels_first()` after `unstack()`",
+            [TURNED, adapt.unstack()],
+        ),
+        (
+            _stacked(*LAYERS),
+            {"layers": [{"kernel": x.weight.T} for x in LAYERS]},
+            [adapt.stack()],
+            "transpose(0, 2, 1)` after `stack()`",
+            [adapt.stack(), TURNED],
+        ),
+        (
+            CONV,
+            {"layers": {"kernel": CONV.weight.transpose(0, 3, 2, 1)}},
+            [],
+            "transpose(0, 3, 2, 1)`",
+            [adapt.transpose(0, 3, 2, 1)],
+        ),
+    ],
+)
+def test_stacked_kernels(tmp_path, model, saved, how, needed, said):
+    pair = (lambda m: m, lambda c: c.layers, RENAME)
+    text = _warnings_of(lambda: _graft(model, tmp_path, saved, (*pair, *how)))
+    assert f"need `ec.adapters.{needed}" in text
+    assert eqx.tree_equal(_graft(model, tmp_path, saved, (*pair, *said)), model)
+
+
+def test_squares_that_are_put_together_or_picked(tmp_path):
+    """As queries, keys and values are, and one of kernels that are stacked."""
+    fused = eqx.nn.Linear(4, 12, use_bias=False, key=jr.key(0))
+    parts = {x: {"kernel": y.T} for x, y in zip("qkv", jnp.split(fused.weight, 3))}
+    get = lambda c: [c.q.kernel, c.k.kernel, c.v.kernel]
+    of = lambda *how: (lambda m: m.weight, get, *how)
+    joined = adapt.concatenate()
+    text = _warnings_of(lambda: _graft(fused, tmp_path, parts, of(joined)))
+    assert "need `ec.adapters.channels_first()` before `concatenate()`" in text
+    assert eqx.tree_equal(_graft(fused, tmp_path, parts, of(FIRST, joined)), fused)
+    one = eqx.nn.Linear(4, 4, use_bias=False, key=jr.key(0))
+    as_it_is = (lambda m: m.weight, lambda c: c.layers.kernel[1])
+    saved = {"layers": {"kernel": KERNELS["layers"]["kernel"]}}
+    text = _warnings_of(lambda: _graft(one, tmp_path, saved, as_it_is))
+    assert "need `ec.adapters.channels_first()`" in text
+    turned = (lambda m: m.weight, lambda c: c.layers.kernel[1].T)
+    made = _graft(one, tmp_path, saved, turned)
+    assert (made.weight == LAYERS[1].weight).all()
+
+
 # ---- Haiku, Keras and ONNX, as each of them computes.
 
 

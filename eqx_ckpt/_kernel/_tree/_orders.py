@@ -1,0 +1,85 @@
+"""Weights whose shapes fit although libraries store such layers in several orders, of
+which nothing says one: a warning of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.tree_util as jtu
+
+from .._runtime import _log, _processes
+from . import _folding
+
+
+# What flax adds to the name of an array that it has in a variable or in a box.
+_BOXES = ".value", ".raw_value"
+# The last parts of names of weights that are `[..., in, out]`.
+_KERNELS = "kernel", "w"
+# The names that are listed.
+_MOST = 8
+
+
+def unboxed(name: str) -> str:
+    """The name of a leaf as if it was not in a variable of flax."""
+    for end in _BOXES:
+        name = name.removesuffix(end)
+    return name
+
+
+def is_kernel(name: str) -> bool:
+    return unboxed(name).rpartition(".")[2] in _KERNELS
+
+
+def layer_of(tree: Any, path: Sequence[Any]) -> Any:
+    """The node of a tree whose weight the leaf at a path is; None if it is none."""
+    if not path or getattr(path[-1], "name", None) != "weight":
+        return None
+    for key in path[:-1]:
+        if isinstance(key, jtu.GetAttrKey):
+            tree = getattr(tree, key.name)
+        elif isinstance(key, jtu.SequenceKey):
+            tree = tree[key.idx]
+        elif isinstance(key, jtu.DictKey):
+            tree = tree[key.key]
+        else:
+            return None
+    return tree
+
+
+def rank(layer: Any) -> int:
+    """The axes of the weight of one such layer, of which several may be stacked; 0 for
+    what is no layer of Equinox that libraries store in several orders."""
+    if isinstance(layer, eqx.nn.Linear):
+        return 2
+    is_conv = isinstance(layer, (eqx.nn.Conv, eqx.nn.ConvTranspose))
+    return layer.num_spatial_dims + 2 if is_conv else 0
+
+
+def turn(layer: Any, shape: Sequence[int]) -> str | None:
+    """The adapter that moves the channels of a weight from the end to the front, if
+    that leaves its shape as it is."""
+    first = len(shape) - rank(layer)
+    outer, own = (*shape[:first],), (*shape[first:],)
+    if first < 0 or len(own) < 2 or own != (*own[:-3:-1], *own[:-2]):
+        return None
+    if not outer:
+        return "channels_first()"
+    axes = (*range(len(shape)),)
+    order = *axes[:first], *axes[:-3:-1], *axes[first:-2]
+    return f"transpose({', '.join(map(str, order))})"
+
+
+def of_kernel(adapter: str) -> str:
+    return f"kernels of flax, Keras and Haiku need `ec.adapters.{adapter}`"
+
+
+def warn(rows: Mapping[str, Sequence[tuple[str, str]]], advice: str) -> None:
+    """Warns of leaves that nothing says the order of, if there are any. `rows` has
+    their names and where they are from, by what they may need."""
+    if not rows or not _processes.leads():
+        return
+    lines = ["The shapes of these leaves fit, and do not say how they are stored:"]
+    for how, some in rows.items():
+        listed = _folding.fold_rows(some)
+        lines += [f"  {name}  {text}: {how}" for name, text in listed[:_MOST]]
+    _log.warn("\n".join([*lines, f"  {advice} See docs/layouts.md."]))
