@@ -110,7 +110,7 @@ class ForeignSource(Source):
         if unpinned is None:
             return opened
         return [
-            x._replace(root=unpinned).view() if isinstance(x, OpenedPieces) else x
+            _view(x._replace(root=unpinned)) if isinstance(x, OpenedPieces) else x
             for x in opened
         ]
 
@@ -211,6 +211,22 @@ class ForeignSource(Source):
         elif isinstance(stored, PiecedArray) and not self.root.is_remote:
             for piece in stored.pieces:
                 self.directory.check_range(piece.key, stored.stop(piece))
+
+
+def _view(pieces: OpenedPieces) -> ts.TensorStore:
+    """A view of an array in pieces, made without a read; of packed elements each has a
+    byte."""
+
+    def read(domain: ts.IndexDomain, chunk: np.ndarray, _: object) -> None:
+        part = np.empty(domain.shape, chunk.dtype)
+        picks = [slice(x.inclusive_min, x.exclusive_max) for x in domain]
+        pieces.read(part, tuple(picks))
+        chunk[...] = part
+
+    t = pieces.array.template
+    dtype = ts.dtype("uint8" if pieces.array.is_packed else t.stored)
+    layout = ts.ChunkLayout(read_chunk_shape=t.chunk)
+    return ts.virtual_chunked(read, dtype=dtype, shape=t.shape, chunk_layout=layout)
 
 
 def save_of(directory: Backend, files: Sequence[str], head: bytes) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorstore as ts
 
 from .._kernel._errors import MissingError
 from .._kernel._format import _grid
@@ -120,21 +119,6 @@ class OpenedPieces(NamedTuple):
         into[...] = np.lib.stride_tricks.as_strided(
             whole, into.shape, steps, writeable=False
         )
-
-    def view(self) -> ts.TensorStore:
-        """A view of the array, made without a read; of packed elements each has a
-        byte."""
-
-        def read(domain: ts.IndexDomain, chunk: np.ndarray, _: object) -> None:
-            part = np.empty(domain.shape, chunk.dtype)
-            picks = [slice(x.inclusive_min, x.exclusive_max) for x in domain]
-            self.read(part, tuple(picks))
-            chunk[...] = part
-
-        t = self.array.template
-        dtype = ts.dtype("uint8" if self.array.is_packed else t.stored)
-        layout = ts.ChunkLayout(read_chunk_shape=t.chunk)
-        return ts.virtual_chunked(read, dtype=dtype, shape=t.shape, chunk_layout=layout)
 
 
 def _places_in(picks: range, start: int, length: int) -> Sequence[int]:

@@ -294,12 +294,12 @@ def _check_nodes(letters: Sequence[str], numbers: dict[str, int], flat: Flat) ->
     """**Raises:** for a leaf that has the name of a node, and for two nodes of one
     name: the checkpoint's own tree has one place for both."""
     nodes: dict[str, tuple[str, int]] = {}
-    for leaf, kinds in zip(numbers, letters):
+    for leaf, own in zip(numbers, letters):
         name, dot, _ = leaf.rpartition(".")
         while dot:
-            kinds = kinds[:-1]
-            known, other = nodes.setdefault(name, (kinds, numbers[leaf]))
-            if name in numbers or known != kinds:
+            own = own[:-1]
+            known, other = nodes.setdefault(name, (own, numbers[leaf]))
+            if name in numbers or known != own:
                 one, two = numbers.get(name, other), numbers[leaf]
                 raise ValueError(
                     f"Two parts of the tree have the name `{name}`: those on the key "
