@@ -586,3 +586,32 @@ def test_children_without_keys_go_by_their_attributes_below_each_other(
         like = tree(cls, lambda _: jnp.zeros(6, int), (2, 3, 2, 5), above)
         with pytest.raises(RuntimeError, match=r"\(1 static.*"):
             ec.tree_deserialise_leaves(path, like, rename=rules)
+
+
+# ---- Kernels of other libraries.
+
+
+def test_a_warning_of_square_kernels(tmp_path):
+    """They fit as they are, and a load cannot turn them."""
+    mlp = eqx.nn.MLP(4, 4, 4, 0, use_final_bias=False, key=jr.key(0))
+    kernels = [{"kernel": {"value": x.weight.T}} for x in mlp.layers]
+    ckpt = tmp_path / "x"
+    ec.tree_serialise_leaves(ckpt, {"layers": kernels})
+    given = {"rename": [("kernel.value$", "weight")]}
+    for call in (
+        lambda: ec.tree_deserialise_leaves(ckpt, mlp, **given),
+        lambda: ec.open(ckpt).splice(mlp, **given),
+        lambda: ec.load_or_init(lambda: mlp, ckpt, **given),
+        lambda: ec.from_state_dict({"layers": {"0": kernels[0]}}, mlp, **given),
+    ):
+        with pytest.warns(UserWarning, match="do not say how they are stored") as some:
+            call()
+        (warning,) = some
+        assert warning.filename == __file__
+        assert str(warning.message).splitlines()[1:] == [
+            "  layers.0.weight  of `layers.0.kernel.value`: kernels of flax, "
+            "Keras and Haiku need `ec.adapters.channels_first()`",
+            "  A load takes them as they are. `ec.graft` takes this rename in a pair, "
+            'where a rule may have the adapter: `("weight$", '
+            "ec.adapters.channels_first())`. See docs/layouts.md.",
+        ]

@@ -21,6 +21,7 @@ from .._tree import (
     _leaf,
     _leaked_tracers,
     _nearest,
+    _orders,
     _register,
     _select,
     _states,
@@ -112,6 +113,8 @@ class Matcher:
                 f"None of the leaves of `like` that are selected is in the {self.what},"
                 f" such as `{some[0]}`. {hint or 'Names begin with those of `source`.'}"
             )
+        if self.saved.origin is not None:
+            self._warn_of_kernels(reads)
         matched = Match(flat, reads, {})
         return _without_aliases(self.saved, matched) if self.saved.aliases else matched
 
@@ -368,6 +371,20 @@ class Matcher:
             if there is not None:
                 yield there, name
 
+    def _warn_of_kernels(self, reads: dict[int, LeafRead]) -> None:
+        """Warns of weights that a rename has made of kernels, and that fit in two
+        orders: a load takes them as they are."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for number, read in reads.items():
+            if not _orders.is_kernel(read.record.name):
+                continue
+            layer = _orders.layer_of(self.like, self.flat.paths[number])
+            turn = _orders.turn(layer, read.record.whole.logical_shape)
+            if turn is not None:
+                row = self.names[number], f"of `{read.record.name}`"
+                rows.setdefault(_orders.of_kernel(turn), []).append(row)
+        _orders.warn(rows, _KERNELS)
+
     # ---- The report.
 
     def _message(self) -> str:
@@ -436,6 +453,11 @@ _UNEXPECTED = (
     '`unexpected="ignore"` leaves out what `like` does not have. If it is there under '
     "other names, or stacked where a list was saved, `ec.graft(like, path, [(lambda m: "
     "m, lambda c: c)])` says which pairs and rules fit."
+)
+
+_KERNELS = (
+    "A load takes them as they are. `ec.graft` takes this rename in a pair, where a "
+    'rule may have the adapter: `("weight$", ec.adapters.channels_first())`.'
 )
 
 _UNIT_AXES = "  (`ec.adapters.unit_axes()` in a pair of `ec.graft` loads it)"

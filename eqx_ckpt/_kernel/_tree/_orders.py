@@ -60,7 +60,7 @@ def turn(layer: Any, shape: Sequence[int]) -> str | None:
     that leaves its shape as it is."""
     first = len(shape) - rank(layer)
     outer, own = (*shape[:first],), (*shape[first:],)
-    if first < 0 or len(own) < 2 or own != (*own[:-3:-1], *own[:-2]):
+    if not rank(layer) or first < 0 or own != (*own[:-3:-1], *own[:-2]):
         return None
     if not outer:
         return "channels_first()"
