@@ -377,6 +377,31 @@ def test_metrics_that_are_added_as_steps_are_chosen_count(root, by):
     assert [x.number for x in manager.history() if x.metrics["accuracy"]] == [1, 2, 3]
 
 
+def test_metrics_of_an_open_step_get_to_no_other_save_of_it(root, tmp_path):
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [2, 3])
+        manager.wait()
+        old, other = ec.open(manager.path(3)), ec.open(manager.path(2))
+        manager.add_metrics(old, {"val": 1})
+        manager.save(3, tree_at(9), force=True)
+        manager.wait()
+        for add in (manager.add_metrics, lambda *given: ec.add_metrics(root, *given)):
+            with pytest.raises(ec.ReplacedError, match="Step 3 of .* is another save"):
+                add(old, {"val": 2})
+        ec.add_metrics(root, other, {"val": 3})
+        ec.add_metrics(root, ec.open(manager.path(3)), {"val": 4})
+        manager.delete(2)
+        with pytest.raises(FileNotFoundError, match="There is no step 2"):
+            ec.add_metrics(root, other, {"val": 5})
+    assert {x.number: x.metrics for x in ec.history(root)} == {
+        2: {"val": 3},
+        3: {"val": 4},
+    }
+    ec.tree_serialise_leaves(tmp_path / "apart", tree_at(3))
+    with pytest.raises(ValueError, match="is no step of a run"):
+        ec.add_metrics(root, ec.open(tmp_path / "apart"), {"val": 6})
+
+
 @pytest.mark.parametrize("by", ["one manager", "many"])
 def test_the_metric_that_was_added_last_counts_whatever_clocks_say(
     root, by, monkeypatch

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from .. import _rooms
 from .._load import _load_options
+from .._load._checkpoint import Checkpoint
 from .._load._load_options import FilteredKeywords
 from .._runtime import _arguments, _cleanup, _elsewhere, _handlers
 from .._runtime._arguments import Rule
@@ -394,7 +395,9 @@ class CheckpointManager:
         return found if n is not None else next(iter(found), None)
 
     @_arguments.checked(metrics=_MAPPING)
-    def add_metrics(self, step: SupportsIndex, metrics: Mapping[str, Any]) -> None:
+    def add_metrics(
+        self, step: SupportsIndex | Checkpoint, metrics: Mapping[str, Any]
+    ) -> None:
         """Adds metrics to a step that is saved, as [`add_metrics`][] does."""
         _records.add_to(self._steps, step, metrics)
 

@@ -8,15 +8,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, SupportsIndex
 
+from .._errors import ReplacedError
 from .._format import _files
 from .._format._history import PLACE
 from .._format._journal import JournalRow
 from .._load import _checkpoint
+from .._load._checkpoint import Checkpoint
 from .._runtime import _arguments, _handlers
 from .._runtime._arguments import Rule
 from .._storage import _root, _store
 from .._storage._local import LocalDirectory
-from . import _pending, _pins, _step_facts, _step_state, _steps
+from . import _numbered, _pending, _pins, _step_facts, _step_state, _steps
 from ._attempts import Lineage
 from ._listing import Listing
 from ._policy import Policy
@@ -72,7 +74,9 @@ def history(run: str | os.PathLike[str]) -> list[Step]:
 @_handlers.pass_through
 @_arguments.checked(metrics=Rule("a dict", lambda x: isinstance(x, Mapping)))
 def add_metrics(
-    run: str | os.PathLike[str], step: SupportsIndex, metrics: Mapping[str, Any]
+    run: str | os.PathLike[str],
+    step: SupportsIndex | Checkpoint,
+    metrics: Mapping[str, Any],
 ) -> None:
     """Adds metrics to a step of a run that is saved, from whichever process.
 
@@ -84,12 +88,14 @@ def add_metrics(
 
     - `run`: the directory of a run, or its URL. `CheckpointManager.add_metrics` is the
         same.
-    - `step`: the number of the step.
+    - `step`: the number of the step, or its open [`Checkpoint`][], whose metrics then
+        never get to another save of that number.
     - `metrics`: numbers, or arrays of one number. One that the step has already is
         replaced.
 
     **Raises:** `FileNotFoundError` if the step is not there, or is being deleted;
-    `TypeError` for what is no number; `ValueError` if its index is damaged.
+    [`ReplacedError`][] if it is another save than the `Checkpoint`; `TypeError` for
+    what is no number; `ValueError` if its index is damaged.
 
     !!! example
 
@@ -108,18 +114,35 @@ def add_metrics(
     add_to(steps_at(run), step, metrics)
 
 
-def add_to(run: Steps, step: SupportsIndex, metrics: Mapping[str, Any]) -> None:
+def add_to(
+    run: Steps, step: SupportsIndex | Checkpoint, metrics: Mapping[str, Any]
+) -> None:
+    ckpt = step if isinstance(step, Checkpoint) else None
+    step = _number_of(step) if isinstance(step, Checkpoint) else _steps.check_step(step)
     numbers = _pending.as_json(metrics)
     if not numbers:
         return
-    step = _steps.check_step(step)
     with _pins.locked(run, step) as found:
         save = run.journal.row(step, found.stamp).save if found.is_ours else ""
+        if ckpt is not None and ckpt.save_id != save:
+            raise ReplacedError(
+                f"Step {step} of `{run.root}` is another save than the one that was "
+                f"opened at `{ckpt.path}`, and gets none of its metrics. Open it again."
+            )
         if run.find_signature(step) == found:
             run.history.add(step, save, numbers)
             if _pins.is_staying(run, step):
                 return
     raise _pins.missing_error(run, step)
+
+
+def _number_of(ckpt: Checkpoint) -> int:
+    """The number of the step that an open checkpoint is."""
+    directory, _ = _checkpoint.source_of(ckpt).root.split()
+    number = _numbered.number_of(directory.split()[1])
+    if number is None:
+        raise ValueError(f"The checkpoint at `{ckpt.path}` is no step of a run.")
+    return number
 
 
 def steps_at(path: str | os.PathLike[str]) -> Steps:
