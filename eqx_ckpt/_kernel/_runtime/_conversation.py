@@ -40,7 +40,7 @@ from ._messages import (
 _FIRST_WAIT, _MAX_WAIT, _MAX_SLOW_WAIT = 0.0002, 0.002, 0.05
 # Seconds between looks of `wait_until` for processes that have failed meanwhile.
 _LISTEN_SECONDS = 0.5
-# At the end of what it then says of a collective.
+# Ends the error of `wait_until` about a collective.
 _STUCK = (
     " The devices of the others may wait for it for ever: end the program, and start "
     "it again."
@@ -93,8 +93,9 @@ class Processes:
     def wait_until(
         self, is_ready: Callable[[], bool], is_collective: bool = True
     ) -> None:
-        """Waits, between two rounds, for what other processes take part in, such as a
-        collective. Any other thing is looked at less often. Alone there is no need to.
+        """Waits between two rounds until `is_ready()`, which needs the other processes.
+        What is no collective is asked less often. A process alone returns at once,
+        ready or not.
 
         **Raises:** as soon as one of them has failed, or is silent for too long: it may
         never take part.
@@ -103,7 +104,8 @@ class Processes:
     def decide(
         self, choose: Callable[[list[bytes]], bytes], say: Callable[[], bytes] = bytes
     ) -> bytes:
-        """What process 0 is to `choose`, by what all `say`: a call of one round."""
+        """Makes a call of one round: each process says a word, and process 0 chooses
+        the answer. Returns that."""
         with self.share_errors():
             return self.round(say(), choose)
 
@@ -249,7 +251,7 @@ class _Leader(_Conversation):
             channel.answer(answer)
 
     def _listen(self) -> None:
-        _words(self.channel.look(self.channel.seen))
+        _words(self.channel.look())
         self.channel.check_alive(range(1, self.count))
 
 
@@ -322,7 +324,7 @@ class _Follower(_Conversation):
         # Before all have said their words, an answer can only be an error.
         if (answer := channel.answered()) is not None:
             raise ToldError(answer[1:].decode())
-        channel.look(channel.seen)
+        channel.look()
         channel.check_alive([0])
 
 

@@ -2,7 +2,8 @@
 
 They go through the key-value store of JAX's distributed runtime. `_conversation` and
 `_meeting` say what processes tell each other; here are the keys that they use, and how
-long one waits for them.
+long one waits for them. Lines, numbers, signs and ends are explained in `_meeting`:
+here are their encodings, and this process's record of them.
 """
 
 import collections
@@ -19,12 +20,12 @@ from . import _log, _threads
 
 
 # Seconds between looks at who has arrived: few at first, as most arrive together.
-_LOOK = (0.001, 0.1)
+_LOOK_SECONDS = (0.001, 0.1)
 # Seconds after which those that have not come are named in the log; then each time
 # after as many again as have passed.
-_LATE = 10.0
+_LATE_SECONDS = 10.0
 # The most seconds of one wait in the runtime, in which no signal is handled.
-_SLICE = 5.0
+_SLICE_SECONDS = 5.0
 
 
 def list_text(indices: Collection[int]) -> str:
@@ -110,8 +111,8 @@ class SignedWord(NamedTuple):
 
 class CallEnd(NamedTuple):
     """The end of a number without an answer: an error, or "", and the signs of the
-    calls that it is for. `silent`: the processes that had not come. `is_vague`: as
-    of the call of process 0."""
+    calls that it is for. `silent`: the processes that had not come.
+    `is_vague`: whether the call of process 0 is."""
 
     text: str
     signs: Sequence[CallSign]
@@ -139,7 +140,7 @@ def warner(where: str) -> Callable[[Collection[int]], None]:
     def warn(missing: Collection[int]) -> None:
         nonlocal said
         passed = time.monotonic() - since
-        if passed >= max(_LATE, 2 * said):
+        if passed >= max(_LATE_SECONDS, 2 * said):
             said = passed
             text = (
                 f"{where} has waited {passed:.0f} s for processes {list_text(missing)}"
@@ -176,9 +177,7 @@ class CallBook:
     def sweep(self, client: Any) -> None:
         """Deletes old keys whose time has come."""
         for key, end in list(self.old.items()):
-            if end > time.monotonic():
-                break
-            if self.old.pop(key, None) is not None:
+            if end <= time.monotonic() and self.old.pop(key, None) is not None:
                 client.key_value_delete(f"{key}/")
 
 
@@ -283,9 +282,8 @@ class Channel:
     def hear(self) -> bytes:
         """The answer of process 0. **Raises:** if that is silent for too long."""
         key = f"{self.at}/{self.round}/answer"
-        seen: dict[int, LifeSign] = {}
         start = self.now()
-        wait = min(self.timeout / 3, _SLICE)
+        wait = min(self.timeout / 3, _SLICE_SECONDS)
         while True:
             before = time.monotonic()
             try:
@@ -295,9 +293,8 @@ class Channel:
                 if time.monotonic() - before < wait / 2:
                     raise _unanswered(e) from e
                 self._say_where()
-                self.look(seen)
-                last = seen[0].when if 0 in seen else start
-                if self.now() - last > self.timeout:
+                self.look()
+                if self.now() - self._last_sign(0, start) > self.timeout:
                     raise PeerError(
                         f"process 0 of {self.count} has been silent for "
                         f"{self.timeout:g} seconds. It may have died, be busy for "
@@ -321,31 +318,34 @@ class Channel:
     def looks(self, words: Words) -> Iterator[Heard]:
         """Looks again and again, less often with time, until all have said their word:
         the caller adds what it has heard to the `words`."""
-        start, wait, warn = time.monotonic(), _LOOK[0], warner(self.where)
+        start, wait, warn = time.monotonic(), _LOOK_SECONDS[0], warner(self.where)
         while True:
-            yield self.look(self.seen)
+            yield self.look()
             if not (missing := self.missing(words)):
                 return
             warn(missing)
-            if time.monotonic() - start > min(self.timeout / 3, _SLICE):
+            if time.monotonic() - start > min(self.timeout / 3, _SLICE_SECONDS):
                 self._say_where()
             time.sleep(wait)
-            wait = min(2 * wait, _LOOK[1])
+            wait = min(2 * wait, _LOOK_SECONDS[1])
 
     def check_alive(self, indices: Iterable[int]) -> None:
         """**Raises:** if one of these has given no sign of life for `timeout`."""
-        now, seen = self.now(), self.seen
-        # When each was last seen, or this round began, if that is later.
-        last = lambda index: max(seen[index].when if index in seen else 0, self.since)
-        silent = [index for index in indices if now - last(index) > self.timeout]
+        earliest = self.now() - self.timeout
+        silent = [i for i in indices if self._last_sign(i, self.since) < earliest]
         if silent:
             raise PeerError(
                 f"of {self.count} processes these have been silent for "
                 f"{self.timeout:g} seconds: {list_text(silent)}. They may have died."
             )
 
+    def _last_sign(self, index: int, start: float) -> float:
+        """When a process gave its last sign of life; or `start`, if that is later."""
+        sign = self.seen.get(index)
+        return start if sign is None else max(start, sign.when)
+
     @_asking()
-    def look(self, seen: dict[int, LifeSign]) -> Heard:
+    def look(self) -> Heard:
         """What was said in this round by now. Signs of life go into `seen`."""
         found: dict[str, Words] = {"words": {}, "gone": {}, "alive": {}}
         for key, value in self.client.key_value_dir_get_bytes(f"{self.at}/"):
@@ -353,8 +353,8 @@ class Channel:
             if kind in found and (kind != "words" or name == str(self.round)):
                 found[kind][int(index)] = value
         for index, value in found["alive"].items():
-            if index not in seen or seen[index].word != value:
-                seen[index] = LifeSign(value, self.now())
+            if index not in self.seen or self.seen[index].word != value:
+                self.seen[index] = LifeSign(value, self.now())
         return Heard(found["words"], found["gone"])
 
     def begin_beats(self) -> None:
@@ -374,7 +374,7 @@ class Channel:
                         f"{self.at}/alive/{self.index}", b"%d" % count, True
                     )
                     if self.index == 0:
-                        self.look(self.seen)
+                        self.look()
 
         _threads.Worker(beat, "eqx_ckpt alive", daemon=True).start()
 
