@@ -4,6 +4,8 @@ import hashlib
 import json
 from collections.abc import Callable
 
+# `jax.process_index` would start the devices; this only says how `jax.distributed` was
+# initialised.
 from jax._src import distributed
 
 from ._arguments import Together
