@@ -26,7 +26,7 @@ class LastState:
     def __init__(self, steps: Steps, options: SaveOptions):
         self._steps, self._options = steps, options
         self.kept: KeptState | None = None
-        # The save that was begun last since then: of that state, or of a newer one.
+        # The last save that was begun since a state was kept: of that or a newer one.
         self.begun: RunningSave | None = None
         # The copies of its arrays: those of the next one are made in their memory.
         self._copies: list[Any] = []
@@ -96,20 +96,22 @@ class LastState:
             self._checked = looks
 
     def _copy_for_end(self, kept: KeptState, begun_before: RunningSave | None) -> None:
-        """Keeps a copy, unless a handler of a signal saves this step: what is `begun`
-        is not `begun_before` then."""
+        """Keeps a copy, unless a signal handler has meanwhile begun to save the same
+        step: `begun` is then no longer `begun_before`."""
         copies, self._copies = self._copies, []
         try:
             # The copy of the state before is spoiled as soon as this begins.
             self.kept = None
             self._set(kept.copied(copies), begun_before)
         except BaseException:
-            # Ctrl-C is the caller's, who may write to the arrays from now on.
+            # After Ctrl-C the caller may change the arrays, so the copy is made again
+            # now: in new memory, as that of the first may be half written.
             with contextlib.suppress(Exception):
                 self._set(kept.copied([]), begun_before)
             raise
 
     def _set(self, copy: KeptState, begun_before: RunningSave | None) -> None:
+        # None: no handler has begun a save during the call.
         newer = None if self.begun is begun_before else self.begun
         if newer is None or newer.step != copy.state.step:
             self.kept, self.begun = copy, None

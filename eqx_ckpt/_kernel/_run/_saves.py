@@ -71,7 +71,8 @@ class Saves:
         # Only one thread at a time may save.
         self._turn = _threads.Lock()
 
-        # When the last save began, in seconds of `time.monotonic`.
+        # When the last save began, or else this was made: in seconds of
+        # `time.monotonic`.
         self._last_begin_time = time.monotonic()
         # The save that goes on, if one does. There are more only where the handler of a
         # signal saves in the middle of a call.
@@ -214,7 +215,7 @@ class Saves:
         comes to nothing, its follow-up marks a step again that it was to replace."""
         step, path = state.step, self.steps.own_path(state.step)
         writers = _serialise.processes_of(path, state.tree, options)
-        saving, is_staged = None, False
+        saving, is_outside = None, False
         try:
             # The other processes may wait in the save by now. An error here is told to
             # them as one of that save.
@@ -231,12 +232,12 @@ class Saves:
                 self._running.append(saving)
                 if writers.leads:
                     self._make_way(step, options.overwrite)
-            is_staged = True
+            is_outside = True
             start()
         except BaseException as e:
             if saving is not None:
-                # An error before it was staged was told by `share_errors`.
-                if _background.end_unclaimed(saving.handle) and is_staged:
+                # An error inside was told by `share_errors`.
+                if _background.end_unclaimed(saving.handle) and is_outside:
                     writers.tell_failed(e)
                 if _background.error_of(saving.handle) is not None:
                     self._drop_running(saving)
