@@ -151,7 +151,8 @@ class TreeRecord:
 
     @ft.cached_property
     def has_labels(self) -> list[bool]:
-        """Whether there are Labels, or nodes that give them, at or below each row."""
+        """Whether a State, a StateIndex, or a node whose children are known by their
+        attributes is at or below each row."""
         return self._any_below(lambda k: HOWS[k.how].has_markers or bool(k.labels))
 
     @ft.cached_property
@@ -171,7 +172,8 @@ class TreeRecord:
         return [{part: i for i, part in enumerate(kind.parts)} for kind in self.kinds]
 
     def place_of(self, row: int, part: str) -> int | None:
-        """The place of the child of a row that has this part of a name."""
+        """The place of the child of a row that has this part of a name, as far as parts
+        are known."""
         places = self._places[self.rows[row].kind]
         if part not in places and row == len(self.rows) - 1:
             # A first part that is reserved is escaped in a name, and not in a kind.
@@ -179,7 +181,8 @@ class TreeRecord:
         return places.get(part)
 
     def row_at(self, name: str) -> int | None:
-        """The row of the node or leaf of a name ("": the tree), if there is one."""
+        """The row of the node or leaf of a name ("": the tree). None if there is none,
+        or if it is below a dict whose keys only the names of leaves tell."""
         row = len(self.rows) - 1
         for part in _names.parts(name):
             place = self.place_of(row, part)
@@ -199,8 +202,9 @@ class TreeRecord:
     def nodes(
         self, wanted: Sequence[bool], root_name: str = ""
     ) -> Iterator[tuple[str, int]]:
-        """Names and rows of nodes and leaves, in order, whose rows are `wanted`.
-        Nothing below an unwanted row is visited. `root_name` is that of the tree."""
+        """Names and rows of nodes and leaves, in order, whose rows are `wanted`, as far
+        as parts are known. Nothing below an unwanted row is visited. `root_name` is
+        that of the tree."""
         stack = [(root_name, len(self.rows) - 1)]
         while stack:
             name, row = stack.pop()
@@ -262,7 +266,8 @@ Attributes = Mapping[str, Mapping[str, str | None]]
 
 def of_attributes(names: Sequence[str], attributes: Attributes) -> TreeRecord:
     """The record of a tree with leaves of these names, of which only the attributes of
-    children are known."""
+    some children are known. A child in which none is known is a leaf here, so
+    `leaf_counts` do not hold."""
     parts = {
         node: dict.fromkeys(attributes.get(node, ()))
         for node in _names.by_prefix([*attributes])
@@ -271,8 +276,9 @@ def of_attributes(names: Sequence[str], attributes: Attributes) -> TreeRecord:
         above = name.rpartition(".")[0]
         if name and above in parts:
             parts[above][_names.below(name, above)] = None
-    kinds, rows, row_of = [Kind("leaf")], [Row(0, (), ())], dict[str, int]()
-    leaf = 0  # The row of each leaf.
+    kinds, rows = [Kind("leaf")], [Row(0, (), ())]
+    leaf = 0  # The row of leaves, and of nodes in which nothing is known.
+    row_of: dict[str, int] = {}
     for node in sorted(parts, key=lambda node: -len(_names.parts(node))):
         own, known = tuple(parts[node]), attributes.get(node, {})
         labels = tuple(map(known.get, own)) if known else ()
