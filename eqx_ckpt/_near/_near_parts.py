@@ -1,12 +1,13 @@
 """The parts of a near step as one tree.
 
 A *part* is the checkpoint of one file that one process has saved: each has the names of
-all leaves, and the shards of that process. (`Leaves.parts` are others: what there is of
-single leaves.)
+all leaves, that process's shards of the sharded ones, and the others whole.
+(`Leaves.parts` are others: what there is of single leaves.)
 
-A process first reports what is in the parts on its disk. By the reports, `_part_choice`
-says which parts each process reads, however many have saved them. `Parts` loads its
-leaves from these: each leaf once all of its pieces have come (`_parted_leaf`).
+For each part, the first process that has it on its disk reports what is in it. By the
+reports, `_part_choice` says which parts each process reads, however many have saved
+them. `Parts` loads its leaves from these: each leaf once all of its pieces have come
+(`_parted_leaf`).
 """
 
 import contextlib
@@ -43,7 +44,8 @@ class Parts:
 
     If a part cannot be opened or read, a method raises `DamagedError`, but `report`
     gives an empty report. Either way the part's number is in `unreadable`, until the
-    part is read.
+    part is read. An error that only says that this process is out of memory or files is
+    raised as it is, and blames no part.
     """
 
     def __init__(self, request: LoadRequest, file: Callable[[int], pathlib.Path]):
@@ -112,13 +114,14 @@ class Parts:
         wanted = [*matched.reads.values()]
         budget = BUDGET if options.max_bytes is None else options.max_bytes
         leaves = [
-            _parted_leaf.parted(i, one, leaves_of) for i, one in enumerate(wanted)
+            _parted_leaf.plan_leaf(i, leaf_read, leaves_of)
+            for i, leaf_read in enumerate(wanted)
         ]
         builder = LeafBuilder(wanted, budget)
         nbytes = sum(leaf.read.nbytes for leaf in leaves)
         # If pieces wait in memory for those in other parts, leaves come in batches.
-        most = budget if len(parts) > 1 else nbytes
-        batches = batched(leaves, lambda leaf: leaf.read.nbytes, most)
+        batch_bytes = budget if len(parts) > 1 else nbytes
+        batches = batched(leaves, lambda leaf: leaf.read.nbytes, batch_bytes)
         with _progress.bar("load", nbytes, len(leaves), options.progress) as advance:
             for batch in batches:
                 with contextlib.closing(self._completed(batch, parts)) as completed:
@@ -149,7 +152,8 @@ class Parts:
 
 
 def _opened(file: pathlib.Path) -> Source:
-    """**Raises:** `DamagedError` unless it is a checkpoint whose leaves can be."""
+    """Opens the file of a part. **Raises:** `DamagedError` if it is no checkpoint, or
+    if its index describes leaves that cannot exist."""
     try:
         source = _checkpoint.source_of(_checkpoint.open(file))
         source.index.check_leaves()

@@ -16,15 +16,15 @@ class PartReport(NamedTuple):
     """A report of a part. That of a part that cannot be read is empty.
 
     - `nbytes`: the size of its file.
-    - `shards`: a digest of the records of the leaves of which it has shards. Parts with
-      the same regions have the same digest.
-    - `whole`: a digest of the names of the leaves that it has whole.
+    - `shards_digest`: that of the records of the leaves of which it has shards. Parts
+      with the same regions have the same digest.
+    - `whole_digest`: that of the names of the leaves that it has whole.
     - `readers`: the processes that need some of its shards.
     """
 
     nbytes: int = 0
-    shards: str = ""
-    whole: str = ""
+    shards_digest: str = ""
+    whole_digest: str = ""
     readers: Sequence[int] = ()
 
 
@@ -47,28 +47,30 @@ def choose_parts(
     each part on whose disks it is. Where as many processes have saved, a process reads
     its own."""
     has_own = len(reports) == count
-    # Where parts differ in which leaves they have whole, all are read: such a leaf may
-    # be nowhere else. One that could not be read for its report differs from others.
-    are_alike = len({report.whole for report in reports.values()}) == 1
+    are_alike = len({report.whole_digest for report in reports.values()}) == 1
 
     def parts_for(process: int) -> list[int]:
-        """Its own, if it has one, and one part of each other set of shards that it
-        needs."""
+        """The parts that a process reads: its own, if it has one, and one of each other
+        set of shards that it needs; all, if parts differ in what they have whole."""
         own = process if has_own else None
-        # A process's own part comes first, then parts on its disk. Of equal ones each
-        # process takes another, so that not all read the same.
+        # A process's own part comes first, then parts on its disk. Among equal ones
+        # each process begins with another, to spread the reads.
         preference = lambda part: (
             part != own,
             process not in processes_with[part],
             (part - process) % len(reports),
         )
         order = sorted(reports, key=preference)
+        # A leaf that only some parts have whole may be nowhere else. A part that could
+        # not be read for its report differs from others.
+        if not are_alike:
+            return order
         chosen: dict[str, int] = {}
         for part in order:
             if part == own or process in reports[part].readers:
-                chosen.setdefault(reports[part].shards, part)
-        # It needs one part at least: the parts have the names of all leaves.
-        return ([*chosen.values()] or order[:1]) if are_alike else order
+                chosen.setdefault(reports[part].shards_digest, part)
+        # The names of all leaves are in each part: one is needed at least.
+        return [*chosen.values()] or order[:1]
 
     return [parts_for(process) for process in range(count)]
 

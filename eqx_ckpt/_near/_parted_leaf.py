@@ -1,8 +1,8 @@
 """A leaf that is read in pieces, from several parts of a near step.
 
-A *region* is a place in a leaf: *held*, that of a shard in a part, or *wanted*, one
-that this process needs. A *piece* is what one held region has of a wanted
-one.
+A *region* is a box in a leaf. A part *holds* those of its shards, or that of the whole
+leaf; this process *wants* those of its devices. A *piece* is what one held region has
+of a wanted one.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ from .._kernel._tree import _from_host, _sharding
 
 
 class _PartPiece(NamedTuple):
-    """A piece: its place in what the part stores, and in the wanted region of this
-    number."""
+    """A piece: where it is in what the part has `stored`, and its `place` in the
+    `wanted` region of that number."""
 
     part: int
     stored: Region
-    number: int
-    to: Region
+    wanted: int
+    place: Region
 
 
 class _PartRead(NamedTuple):
@@ -60,14 +60,14 @@ class PartedLeaf:
         """Takes the pieces of one part."""
         shapes = self.read.shapes
         for piece, array in zip(self.to_come.pop(part).pieces, result.arrays):
-            shape = shapes[piece.number]
+            shape = shapes[piece.wanted]
             if array.shape == shape:  # The piece is the region.
-                self.arrays[piece.number] = array
+                self.arrays[piece.wanted] = array
                 self.owned &= result.owned
                 continue
-            if self.arrays[piece.number] is None:
-                self.arrays[piece.number] = np.zeros(shape, array.dtype)
-            self.arrays[piece.number][piece.to] = array
+            if self.arrays[piece.wanted] is None:
+                self.arrays[piece.wanted] = np.zeros(shape, array.dtype)
+            self.arrays[piece.wanted][piece.place] = array
 
     def result(self) -> ReadResult:
         """Gives away the regions, which have all come."""
@@ -75,8 +75,11 @@ class PartedLeaf:
         return ReadResult(arrays, self.owned)
 
 
-def parted(i: int, wanted: LeafRead, leaves_of: Mapping[int, Leaves]) -> PartedLeaf:
-    """The leaf of number `i`, of which nothing has come, by the leaves of each part.
+def plan_leaf(
+    number: int, wanted: LeafRead, leaves_of: Mapping[int, Leaves]
+) -> PartedLeaf:
+    """Plans which pieces of a leaf are read from which parts. `number`: its place among
+    the leaves of the load; `leaves_of`: the leaves of each part.
 
     **Raises:** `Apart` for a leaf of which this process needs more than is there."""
     template = wanted.record.template
@@ -97,10 +100,10 @@ def parted(i: int, wanted: LeafRead, leaves_of: Mapping[int, Leaves]) -> PartedL
             f"`{wanted.record.name}` that the devices of this process need"
         ) from None
     to_come = {
-        part: _PartRead(_read_of(i, records[part], (x.stored for x in some)), some)
+        part: _PartRead(_read_of(number, records[part], (x.stored for x in some)), some)
         for part, some in pieces.items()
     }
-    read = _read_of(i, wanted.record, regions)
+    read = _read_of(number, wanted.record, regions)
     dtype = _template.dtype_of(template.stored)
     # Regions without elements have no pieces.
     arrays = [np.zeros(s, dtype) if 0 in s else None for s in read.shapes]
@@ -143,8 +146,8 @@ def _held(records: Mapping[int, LeafRecord]) -> list[_HeldRegion]:
 def _pieces(
     wanted: Iterable[Region], held: Sequence[_HeldRegion]
 ) -> Iterator[_PartPiece]:
-    """The pieces of wanted regions. **Raises:** `ValueError` if they are not all
-    there."""
+    """The pieces of wanted regions. **Raises:** `ValueError` if some of a wanted
+    region is in no part."""
     for number, region in enumerate(wanted):
         found = _sharding.pieces([x.region for x in held], region)
         for held_in, inside, to in found:
@@ -154,11 +157,11 @@ def _pieces(
             yield _PartPiece(part, (*rows, *inside[1:]), number, to)
 
 
-def _read_of(i: int, record: LeafRecord, regions: Iterable[Region]) -> StoredRead:
-    """The read of some regions of a stored array, for the leaf of number `i`."""
+def _read_of(number: int, record: LeafRecord, regions: Iterable[Region]) -> StoredRead:
+    """The read of some regions of a stored array, for the leaf of this number."""
     shape = record.template.shape
     views = tuple([_view_of(shape, _ends(region)) for region in regions])
-    return StoredRead(record, views, None, [i])
+    return StoredRead(record, views, None, [number])
 
 
 def _ends(region: Region) -> tuple[tuple[int, int], ...]:

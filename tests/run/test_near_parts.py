@@ -67,6 +67,6 @@ def test_the_processes_that_need_a_part():
 
 def test_a_part_that_cannot_be_read_for_its_report_may_be_later(tmp_path):
     parts = near_parts.parts(tree_at(0), tmp_path / "0.zip")
-    assert not parts.report(0, 1).shards and parts.unreadable == {0}
+    assert not parts.report(0, 1).shards_digest and parts.unreadable == {0}
     ec.tree_serialise_leaves(tmp_path / "0.zip", tree_at(3))
     assert parts.load([0])["step"] == 3 and not parts.unreadable

@@ -31,7 +31,7 @@ def parted(leaves_of):
     whole = part(dtype=next(iter(leaves_of.values())).templates[0].dtype)
     target = _match.target_of("w", jax.ShapeDtypeStruct(X.shape, np.float32))
     wanted = LeafRead(whole.record(0), None, target)
-    return _parted_leaf.parted(0, wanted, leaves_of)
+    return _parted_leaf.plan_leaf(0, wanted, leaves_of)
 
 
 def read_into(leaf, number, rows):
