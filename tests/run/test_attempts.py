@@ -73,6 +73,28 @@ def test_a_run_that_begins_anew(root, capsys):
     assert manager.steps() == [20, 30, 40] and _at(root) == (40, 2)
 
 
+def test_a_run_that_began_without_a_restore_says_how_it_goes_on(root):
+    with ec.CheckpointManager(root, every=5) as manager:
+        _save(manager, range(1, 11), 1)
+    manager = ec.CheckpointManager(root, every=5)
+    hint = r"The run has steps up to 10: to go on from there, call `restore\(like{}\)`"
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match=hint.format("")):
+            _save(manager, [5], 2)
+    with pytest.warns(UserWarning, match="Step 4 begins an attempt"):
+        _save(manager, [4], 2, force=True)
+    with pytest.raises(FileExistsError, match=r"`force=True`\.$"):
+        _save(manager, [5], 2)
+    # Now a restart takes step 4, and comes by step 5 again.
+    with pytest.warns(UserWarning, match="Restored step 4"):
+        manager.restore(_tree(0, 0))
+    with pytest.raises(FileExistsError, match=hint.format(", step=10")):
+        _save(manager, [5], 2)
+    manager.restore(_tree(0, 0), step=10)
+    with pytest.raises(FileExistsError, match=r"`force=True`\.$"):
+        _save(manager, [10], 2)
+
+
 def test_a_run_that_goes_back(root):
     with ec.CheckpointManager(root) as manager:
         _save(manager, range(10, 101, 10), 1)

@@ -101,6 +101,16 @@ class AttemptStart:
         _step_facts.add_to_history(self._steps, new, lineage.number)
         return [(s, saves[s]) for s in _left(lineage, complete, origin)]
 
+    def how_to_go_on(self) -> str:
+        """A sentence for the error of a step that is there, if it is the first that is
+        saved since the start or the last restore, and that was not of the newest."""
+        newest = max(self._steps.complete(), default=None)
+        if not self._is_open or newest in (None, self._restored):
+            return ""
+        is_latest = newest == self._steps.latest()
+        how = "restore(like)" if is_latest else f"restore(like, step={newest})"
+        return f" The run has steps up to {newest}: to go on from there, call `{how}`."
+
     def warn_of_passed_steps(self, step: int) -> None:
         """Warns that an attempt which began with this step passes over newer steps."""
         passed, self._passed = self._passed, ()

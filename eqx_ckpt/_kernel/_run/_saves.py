@@ -191,7 +191,8 @@ class Saves:
         if step in self.damaged:
             _removal.set_aside(self.steps, step, force)
         elif force or not self.steps.is_known_absent(step):
-            _step_place.check_free(self.steps, step, may_replace=force)
+            hint = self.attempt_start.how_to_go_on
+            _step_place.check_free(self.steps, step, force, hint)
         # The metrics of process 0 count for all.
         metrics, error = state.metrics_as_json()
         why = "" if error is None else str(error) or type(error).__name__

@@ -1,6 +1,8 @@
 """Checks of the places of a run and of its steps: whether something may be saved there,
 and that no link leads there, which loads and deletions ask too."""
 
+from collections.abc import Callable
+
 from .._format import _files
 from .._save import _options
 from . import _pins
@@ -33,7 +35,9 @@ def check_not_linked(steps: Steps, step: int) -> None:
         )
 
 
-def check_free(steps: Steps, step: int, may_replace: bool) -> None:
+def check_free(
+    steps: Steps, step: int, may_replace: bool, how_to_go_on: Callable[[], str]
+) -> None:
     """**Raises:** `FileExistsError` for a step that is there, and may not be replaced;
     or if the directory of the step is itself a checkpoint: a load of that path would
     take it for the step."""
@@ -54,7 +58,7 @@ def check_free(steps: Steps, step: int, may_replace: bool) -> None:
     if found and not may_replace:
         raise FileExistsError(
             f"Step {step} exists already, at `{steps.path(step)}`. Delete it, or "
-            "replace it with `force=True`."
+            f"replace it with `force=True`.{how_to_go_on()}"
         )
     if found and _pins.has_pin(steps.root, step):
         raise FileExistsError(
