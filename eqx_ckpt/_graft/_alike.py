@@ -15,6 +15,8 @@ more. It does that three times, with other groups each time: see `LayerSide.grou
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .._kernel._format import _names
+from .._kernel._tree import _orders
 from . import _layers, _leaf_kinds, _words
 from ._group_pairs import Bucket, FoundPairs, GroupPair, LayerPair
 from ._layers import LayerGroup, LayerSide, NamedLayer
@@ -60,12 +62,29 @@ _Groups = tuple[list[LayerGroup], list[LayerGroup]]
 
 def alike(saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]) -> Alike:
     """Pairs leaves by name: those that fit, as they are or by an adapter."""
-    matching = _LayerMatching(LayerSide(saved), LayerSide(wanted))
+    old, new = map(_unboxed, (saved, wanted))
+    sides = zip((saved, wanted), (old, new))
+    kinds = [{short: side[full] for short, full in x.items()} for side, x in sides]
+    matching = _LayerMatching(*map(LayerSide, kinds))
     left: list[_Groups] = []
     for level in range(3):
         left = matching.groups(level)
         matching.take_all(left)
-    return matching.found(left)
+    found = matching.found(left)
+    return Alike(
+        {old[x]: new[y] for x, y in found.names.items()},
+        {new[x]: how for x, how in found.adapters.items()},
+        [new[x] for x in found.squares],
+        [Unclear([old[x] for x in a], [new[x] for x in b]) for a, b in found.unclear],
+    )
+
+
+def _unboxed(names: Iterable[str]) -> dict[str, str]:
+    """Names by those that leaves would have if none was in a variable of flax, all of
+    which is then its `value`: what is called so beside others is something else."""
+    below = _names.by_prefix([*names])
+    short = {x: _orders.unboxed(x) for x in names}
+    return {x if len(below.get(y, ())) > 1 else y: x for x, y in short.items()}
 
 
 class _LayerMatching:

@@ -202,7 +202,7 @@ def _suggested(saved, wanted):
     assert {x: applied[x] for x in names} == names
     for x, y in names.items():
         (_, a), (_, b) = saved[x], wanted[y]
-        assert (y in data["adapters"]) == (a != b)
+        assert (y in data["adapters"]) == (a != b or "kernel" in x and len(a) > 1)
         assert _adapted(a, data["adapters"].get(y), b) == b
         assert saved[x][0] == wanted[y][0]
     for x, y in applied.items():
@@ -292,6 +292,30 @@ def test_an_adapter_is_for_the_layers_that_need_it(tmp_path, capsys):
     pair = (lambda m: m, lambda c: c, rename)
     _, report = ec.graft(ours, tmp_path / "theirs", [pair])
     assert report.names("adapted") == ["0.weight", "1.weight"]
+
+
+@pytest.mark.parametrize("box", ["", ".value"])
+def test_kernels_of_flax_in_variables_and_not(box):
+    """Also square ones. What is beside others is called so, and is no variable."""
+    saved = {f"blocks.{i}.up.kernel{box}": (8, 8) for i in range(3)}
+    saved |= {f"head.kernel{box}": (8, 5), f"head.bias{box}": (5,)}
+    saved |= {"attn.query": (3, 8), "attn.value": (3, 8)}
+    wanted = {f"blocks.{i}.up.weight": (8, 8) for i in range(3)}
+    wanted |= {"head.weight": (5, 8), "head.bias": (5,)}
+    wanted |= {"attn.q": (3, 8), "attn.v": (3, 8)}
+    names, data = _suggested(_floats(saved), _floats(wanted))
+    assert len(names) == 7 and names["attn.value"] == "attn.v"
+    kernels = [f"blocks.{i}.up.weight" for i in range(3)] + ["head.weight"]
+    assert data["adapters"] == dict.fromkeys(kernels, "transpose()")
+    paths = [f"memory://suggest/{x}" for x in "ab"]
+    model = ec.materialise(ec.open(paths[1]).tree)
+    model["new"] = np.zeros(2)
+    pair = (lambda m: m["new"], lambda c: c.head)
+    with pytest.raises(RuntimeError) as caught:
+        ec.graft(model, paths[0], [pair])
+    assert r'(r"^blocks\.(\d+)\.up\.weight$", ec.adapters.transpose())' in str(
+        caught.value
+    )
 
 
 def test_a_graft_says_one_pair_with_a_rename(tmp_path):
