@@ -102,9 +102,9 @@ def function(
     for leaf in jtu.tree_leaves(nest):
         if not _signature.is_array(leaf):
             raise TypeError(
-                f"`ec.function` was given {leaf!r} as an argument. Give an array, or a "
-                "`jax.ShapeDtypeStruct`; or take what is fixed into the function, with "
-                "`functools.partial`."
+                f"`ec.function` was given {_arguments.shown(leaf)} as an argument. "
+                "Give an array, or a `jax.ShapeDtypeStruct`; or take what is fixed "
+                "into the function, with `functools.partial`."
             )
     names = None if platforms is None else tuple(platforms)
     return Unexported(fn, given, nest, names, vjp_order)

@@ -14,6 +14,7 @@ from typing import Any
 from .._kernel._format import _template
 from .._kernel._format._index import StoredFunction
 from .._kernel._format._schema import DIGEST, fields, fits
+from .._kernel._runtime import _arguments
 
 
 # Of the bytes of a function, which is more than `jax.export` can write.
@@ -28,7 +29,9 @@ _KINDS = {"dict": dict, "list": list, "tuple": list}
 def check_name(name: object) -> None:
     """**Raises:** `ValueError` or `TypeError` for what is no name of a function."""
     if not isinstance(name, str):
-        raise TypeError(f"The name of a function must be a string, not {name!r}.")
+        raise TypeError(
+            f"The name of a function must be a string, not {_arguments.shown(name)}."
+        )
     if not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise ValueError(
             f"The name of a function must have 1 to {MAX_NAME} printable characters, "

@@ -442,7 +442,10 @@ def skipped_leaves(skip: Sequence[str], names: list[str]) -> set[int]:
     """Which leaves of these names a `skip` leaves out."""
     is_list = isinstance(skip, Sequence) and not isinstance(skip, str)
     if not is_list or not all(isinstance(x, str) for x in skip):
-        raise TypeError(f'`skip` must be a list of names, as ["step"], not {skip!r}.')
+        raise TypeError(
+            '`skip` must be a list of names, as ["step"], not '
+            f"{_arguments.shown(skip)}."
+        )
     out: set[int] = set()
     for pattern in skip:
         found = {i for i, name in enumerate(names) if _compare.matches(pattern, name)}

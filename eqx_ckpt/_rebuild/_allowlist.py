@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from .._kernel._runtime import _arguments
 from .._kernel._tree import _named
 from .._kernel._tree._named import Name
 
@@ -20,7 +21,8 @@ def finder(known: object) -> Callable[[Name], list[Any]]:
     objects, those count that are of the package of the name, and then of its module.
     """
     if isinstance(known, str) or not isinstance(known, Iterable):
-        raise TypeError(f"`known` is a list of {_KINDS}, not {known!r}.")
+        given = _arguments.shown(known)
+        raise TypeError(f"`known` is a list of {_KINDS}, not {given}.")
     objects: list[Any] = []
     modules: list[types.ModuleType] = []
     for x in known:

@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import json
+import numbers
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, SupportsIndex
 
 import jax.tree_util as jtu
+from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _index, _schema
@@ -50,6 +52,7 @@ def restore(
         if step is None:
             found = _newest(saves, near, request)
         else:
+            _check_order(request.like, step)
             step = _steps.check_step(step)
             if who != "own":
                 _check_agreed(saves, step, who)
@@ -62,6 +65,15 @@ def restore(
         facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
         steps.log_step(_log.INFO, "Restored", found.step, **facts)
     return found
+
+
+def _check_order(like: PyTree, step: SupportsIndex) -> None:
+    """**Raises:** `TypeError` for a tree and a step in each other's place."""
+    if isinstance(like, numbers.Integral) and not hasattr(step, "__index__"):
+        raise TypeError(
+            "The tree comes first, and the step after it: "
+            f"`restore(like, step={like})`."
+        )
 
 
 def _with_processes(request: LoadRequest, who: Who) -> LoadRequest:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, SupportsIndex
 from .. import _rooms
 from .._format import _history, _schema, _text
 from .._format._history import HistoryRow
-from .._runtime import _log
+from .._runtime import _arguments, _log
 from .._storage import _root, _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
@@ -327,7 +327,7 @@ def check_step(step: SupportsIndex) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(step, bool):
-        raise TypeError(f"A step must be an integer, not {step!r}.")
+        raise TypeError(f"A step must be an integer, not {_arguments.shown(step)}.")
     if number not in _schema.COUNT:
         # Python shows no number of thousands of digits.
         shown = number if abs(number) < 10**40 else "one of many digits"

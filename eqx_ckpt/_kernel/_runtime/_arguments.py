@@ -35,15 +35,17 @@ class Rule(NamedTuple):
     def check_argument(self, name: str, value: object) -> None:
         """**Raises:** `TypeError` or `ValueError` for an argument that it cannot be."""
         if not self.has_type(value):
-            raise TypeError(f"`{name}` must be {self.text}, not {_shown(value)}.")
+            raise TypeError(f"`{name}` must be {self.text}, not {shown(value)}.")
         if not self.has_value(value):
-            raise ValueError(f"`{name}` must be {self.text}, not {_shown(value)}.")
+            raise ValueError(f"`{name}` must be {self.text}, not {shown(value)}.")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """What an error shows of an argument, on one line."""
     plain = bool, str, bytes, int, float, complex, list, tuple, dict, type, type(None)
-    is_plain = isinstance(value, plain)
-    return f"{value!r:.60}" if is_plain else f"a `{type(value).__name__}`"
+    if not isinstance(value, plain):
+        return f"a `{type(value).__name__}`"
+    return f"{' '.join(repr(value).split()):.60}"
 
 
 def words(*allowed: str) -> Rule:
@@ -203,7 +205,7 @@ def _check_order(path: object, tree: object) -> None:
     is_path = isinstance(tree, str | os.PathLike)
     if is_path and not isinstance(path, str) and not jtu.all_leaves([path]):
         raise TypeError(
-            f"The path comes first, and the tree after it: exchange {_shown(tree)} and "
+            f"The path comes first, and the tree after it: exchange {shown(tree)} and "
             f"the `{type(path).__name__}`."
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from .._format import _grid, _template
 from .._format._template import Template
+from .._runtime import _arguments
 from . import _held, _register, _sharding
 
 
@@ -315,7 +316,8 @@ def check_cast(dtype: Any) -> np.dtype | None:
         out = np.dtype(dtype)
     except (TypeError, ValueError):
         raise TypeError(
-            f"`dtype` must be a floating dtype, such as `jnp.bfloat16`, not {dtype!r}."
+            "`dtype` must be a floating dtype, such as `jnp.bfloat16`, not "
+            f"{_arguments.shown(dtype)}."
         ) from None
     if not _template.is_floating(out) or _stored_as(out) is None:
         raise ValueError(f"`dtype` must be a floating dtype, not `{out}`.")
