@@ -12,7 +12,7 @@ from .._kernel._tree import _select
 from .._rename import _rename
 from .._rename._rename import Rename
 from ..adapters import Adapter
-from . import _nested
+from . import _nested, _text_order
 from ._nested import Nested
 from ._sides import Model, said, SideNode, StoredSide
 
@@ -120,6 +120,8 @@ def parse(given: object, label: str, model: Model, stored: StoredSide) -> NodePa
             ) from e
         raise
     groups = _groups(label, left, right, steps)
+    if not any(step.own for step in steps if isinstance(step, Adapter)):
+        _text_order.check(label, groups, model.code)
     unused: list[str] = []
     how = next((x for x in steps if isinstance(x, Rename)), None)
     if how is not None:

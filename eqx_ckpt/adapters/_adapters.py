@@ -175,7 +175,9 @@ def stack(axis: int = 0) -> Adapter:
     stacked leaves, as `eqx.filter_vmap` makes for `jax.lax.scan`.
 
     The checkpoint's side of the pair is the sequence, or a slice of it:
-    `lambda c: c.layers[:6]`.
+    `lambda c: c.layers[:6]`. The keys of a dict are in the order of texts, `layer_10`
+    before `layer_2`, which is an error. List its values by number: `lambda c:
+    [c.layers[f"layer_{i}"] for i in range(12)]`.
 
     **Arguments:**
 

@@ -720,6 +720,66 @@ def test_a_pair_that_matches_nothing(path, model):
     ) in text
 
 
+LAYERS = {f"layer_{i}": {"w": jnp.full(2, float(i))} for i in range(12)}
+LISTED = [LAYERS[f"layer_{i}"] for i in range(12)]
+STACKED = jax.tree.map(lambda *x: jnp.stack(x), *LISTED)
+VALUES = lambda tree: [tree.layers[k] for k in tree.layers]
+TEXTS = (
+    "`layers.layer_0`, `layers.layer_1`, `layers.layer_10`, `layers.layer_11`, ... of "
+)
+
+
+@pytest.mark.parametrize(
+    "model, saved, where, source, steps, side",
+    [
+        (STACKED, LAYERS, lambda m: m, VALUES, [ec.adapters.stack()], 1),
+        (LISTED, LAYERS, lambda m: m, VALUES, [], 1),
+        (
+            {"layers": LAYERS},
+            STACKED,
+            lambda m: list(m["layers"].values()),
+            "layers",
+            [ec.adapters.unstack()],
+            0,
+        ),
+        (
+            {"layers": LAYERS},
+            LISTED,
+            lambda m: list(m["layers"].values()),
+            "layers",
+            [],
+            0,
+        ),
+    ],
+)
+def test_layers_in_the_order_of_texts(
+    tmp_path, model, saved, where, source, steps, side
+):
+    """0, 1, 10, 11, 2, as JAX sorts the keys of dicts."""
+    ec.tree_serialise_leaves(tmp_path / "x", {"layers": saved})
+    text = refused(tmp_path / "x", model, [(where, source, *steps)], ValueError)
+    assert f"`pairs[0]` puts {TEXTS}the {('model', 'checkpoint')[side]} in " in text
+    # What it says to write is right.
+    code = re.findall(r"Sort them by number: `(.*)`[.]$", text)[0]
+    by_number = eval(code) if side else eval(f"lambda m: {code}")
+    pair = (where, by_number) if side else (by_number, source)
+    made, _ = ec.graft(model, tmp_path / "x", [(*pair, *steps)])
+    assert eqx.tree_equal(made, model)
+
+
+def test_layers_in_another_order_that_is_meant(tmp_path):
+    """Or in one that both sides have."""
+    ec.tree_serialise_leaves(tmp_path / "x", {"layers": LAYERS})
+    model = jax.tree.map(jnp.zeros_like, {"layers": LAYERS})
+    pair = (lambda m: list(m["layers"].values()), VALUES)
+    assert eqx.tree_equal(ec.graft(model, tmp_path / "x", [pair])[0]["layers"], LAYERS)
+    some = lambda c: [c.layers[f"layer_{i}"] for i in (11, 0, 2)]
+    rest = lambda c: [c.layers[f"layer_{i}"] for i in range(12) if i not in (11, 0, 2)]
+    pair = (lambda m: m, some, ec.adapters.stack())
+    made, _ = ec.graft({"w": jnp.zeros((3, 2))}, tmp_path / "x", [pair], drop=rest)
+    assert made["w"][:, 0].tolist() == [11, 0, 2]
+
+
 def test_swapped_sides(path, model):
     pair = ENCODER[::-1]
     text = refused(path, model, [pair], ValueError, **REST)
