@@ -12,9 +12,12 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+import equinox as eqx
+import jax.tree_util as jtu
+
 from .._kernel._format import _names, _text
 from .._kernel._format._leaves import LeafRecord
-from .._kernel._tree import _folding
+from .._kernel._tree import _folding, _orders
 from . import _alike, _find_rules, _leaf_kinds, _lookalikes, _rules_code
 from ._lookalikes import Suggestion
 from ._sides import Model, StoredSide
@@ -24,6 +27,12 @@ from ._sides import Model, StoredSide
 _MAX_SUGGESTED, _MAX_ROWS = 8, 8
 # The letters of a rename: an error has twice as many at most, and cuts the rest.
 _MAX_LETTERS = 2**13
+# What libraries call the statistics of one layer.
+_STATISTICS = (
+    {"running_mean", "running_var"},
+    {"moving_mean", "moving_variance"},
+    {"mean", "var"},
+)
 # Leaves that are looked at for pairs: many nodes may be alike.
 _MAX_STEPS = 2**17
 # Sequences that are compared with each other.
@@ -56,10 +65,44 @@ def lines(
     lookalikes = _lookalikes.find(model, stored, new, old)
     new -= lookalikes.numbers
     old -= lookalikes.leaf_indices
+    statistics = _statistics(model, stored, old)
+    old -= statistics.leaf_indices
     rest = _fresh_and_drop(model, stored, new, old, arrays)
     if rest:
         rest.insert(0, f"  {'And' if out else 'Perhaps, to paste'} after them:")
-    return [*out, *rest, *lookalikes.lines, *twins.squares(paired)]
+    more = *statistics.lines, *lookalikes.lines, *twins.squares(paired)
+    return [*out, *rest, *more]
+
+
+def _statistics(model: Model, stored: StoredSide, old: set[int]) -> Suggestion:
+    """Statistics that are in no pair, if the model has layers with such, and is given
+    without its State: what lacks them cannot infer."""
+    states = eqx.nn.State, eqx.nn.StateIndex
+    nodes = jtu.tree_leaves(model.tree, is_leaf=lambda x: isinstance(x, states))
+    if {type(x) for x in nodes}.intersection(states) != {eqx.nn.StateIndex}:
+        return Suggestion([], set(), set())
+    names = {i: _orders.unboxed(stored.saved.names[i]) for i in sorted(old)}
+    all_names = {*names.values()}
+    found = [
+        i
+        for i, name in names.items()
+        if i in stored.saved.labels or _is_statistic(name, all_names)
+    ]
+    if not found:
+        return Suggestion([], set(), set())
+    more = f" and {len(found) - 1} more are" if found[1:] else " is"
+    line = (
+        f"  `{stored.saved.names[found[0]]}`{more} of the statistics of layers as "
+        "`BatchNorm`: graft into `(model, state)`, see docs/batchnorm.md."
+    )
+    return Suggestion([line], set(), {*found})
+
+
+def _is_statistic(name: str, names: Collection[str]) -> bool:
+    """Whether this is a mean or a variance of a layer, which has both."""
+    node, _, last = name.rpartition(".")
+    some = [x for x in _STATISTICS if last in x]
+    return any(_names.joined(node, x) in names for both in some for x in both - {last})
 
 
 def _is_better(renamed: Suggestion, pairs: list[Suggestion], is_cut: bool) -> bool:

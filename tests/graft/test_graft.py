@@ -568,6 +568,34 @@ def test_the_error_shows_the_entries_of_new_layers(tmp_path):
     assert len(report.names("fresh")) == 2 + 3
 
 
+@pytest.mark.parametrize(
+    "names", ["running_mean running_var", "mean.value var.value", "state"]
+)
+def test_statistics_are_not_dropped_for_want_of_a_state(tmp_path, names):
+    """What is pasted would load without them."""
+    model, state = eqx.nn.make_with_state(Normed)()
+    layer = lambda norm: {"weight": norm.weight, "bias": norm.bias}
+    saved = {x: layer(getattr(model, x)) for x in ("first", "second")}
+    if names == "state":
+        saved["state"] = state
+    else:
+        for norm in saved.values():
+            parts = [x.split(".") for x in names.split()]
+            norm |= {x: {y[0]: jnp.ones(2)} if y else jnp.ones(2) for x, *y in parts}
+    saved["head"] = jnp.ones(7)
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    pairs = [(lambda m: m.first, lambda c: c.first)]
+    text = refused(tmp_path / "x", model, pairs)
+    assert re.search(
+        r"`\S+` and \d more are of the statistics of layers as `BatchNorm`: graft into "
+        r"`\(model, state\)`, see docs/batchnorm.md[.]",
+        text,
+    )
+    assert "    drop=lambda c: c.head," in text.splitlines()
+    text = refused(tmp_path / "x", (model, state), [(lambda m: m[0].first, "first")])
+    assert "graft into `(model, state)`" not in text
+
+
 # ---- Ways of getting it wrong. Each is refused before anything is read.
 
 
