@@ -645,16 +645,23 @@ def test_where_is_of_like_and_source_of_the_checkpoint(trained):
     assert isinstance(loaded.scale, jax.ShapeDtypeStruct)
 
 
+_TOPS = r"no such node\. At its top it has `model`, `opt`, `runs`, `step`\."
+
+
 @pytest.mark.parametrize(
-    "source",
-    ["modle", "mod", "model.", ".model", "model.layer", "model.layers.9", "%root"],
+    "source, has",
+    [
+        *((x, _TOPS) for x in ("modle", "mod", ".model", "%root", "modle.layers.0")),
+        ("model.", r"\. `model` has `layers`, "),
+        ("model.layer", r"\. `model` has `layers`, "),
+        ("model.layers.9", r"\. `model\.layers` has `0`, `1`, `2`, `3`\."),
+        ("model.layers.9.weight", r"\. `model\.layers` has `0`, `1`, `2`, `3`\."),
+        ("step.number", r"\. `step` is a leaf\."),
+    ],
 )
-def test_a_wrong_name_lists_what_exists(trained, source):
-    tree, path = trained
-    with pytest.raises(KeyError, match="has no such node") as e:
-        ec.tree_deserialise_leaves(path, 0.0, source=source)
-    for top in tree:
-        assert f"`{top}`" in str(e.value)
+def test_a_wrong_name_lists_what_is_there(trained, source, has):
+    with pytest.raises(KeyError, match=has):
+        ec.tree_deserialise_leaves(trained[1], 0.0, source=source)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any, Literal, TYPE_CHECKING
 from jaxtyping import PyTree
 
 from .. import _rooms
-from .._format import _names
+from .._format import _names, _text
 from .._format._index import BaseFacts, SaveFacts
 from .._format._leaves import Leaves
 from .._runtime import _arguments, _elsewhere, _handlers
@@ -395,6 +395,20 @@ def match_leaves(ckpt: Checkpoint, like: PyTree, options: LoadOptions) -> Match:
 # ---- The checkpoint's own tree.
 
 
+def _what_is_there(names: Sequence[str], missing: str) -> str:
+    """A sentence on what the lowest node above a missing one has."""
+    above, below = missing, []
+    while above and not below:
+        above = above.rpartition(".")[0]
+        below = [name for name in names if _names.is_under(name, above)]
+    where = f"`{_text.bounded(above, 200)}`" if above else "At its top it"
+    if above in below:
+        return f"{where} is a leaf."
+    start = len(above) + 1 if above else 0
+    parts = dict.fromkeys(name[start:].partition(".")[0] for name in below)
+    return f"{where} has {_folding.some(list(parts))}."
+
+
 def resolve_source(
     ckpt: Checkpoint,
     source: str | Callable[[Any], Any] | None,
@@ -413,10 +427,9 @@ def resolve_source(
         if any(_names.is_under(name, source) for name in names):
             return source
         after = " after the rename" if leaves.origin else ""
-        tops = list(dict.fromkeys(name.partition(".")[0] for name in names))
         raise KeyError(
             f"`source` is {source!r}, and the checkpoint at `{ckpt.path}` has no such "
-            f"node{after}. At its top it has {_folding.some(tops)}."
+            f"node{after}. {_what_is_there(names, source)}"
         )
     if not callable(source):
         raise TypeError(
