@@ -19,6 +19,7 @@ from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._lazy import LazyArray
 from .._kernel._tree import (
     _codec,
+    _folding,
     _leaf,
     _named,
     _opening,
@@ -311,8 +312,11 @@ class Builder:
 
     def _differs(self, row: int, name: str, cls: type, here: list[str]) -> None:
         kind = self._tree.kind(row)
-        saved = ", ".join(map(_names.unquote, (*kind.parts, *kind.data)))
-        text = f"a `{cls.__qualname__}` of the fields {saved}; it has {', '.join(here)}"
+        saved = list(map(_names.unquote, (*kind.parts, *kind.data)))
+        called, there = f"a `{cls.__qualname__}`", ", ".join(here)
+        text = f"{called} of the fields {', '.join(saved)}; it has {there}"
+        if lacks := [field for field in saved if field not in here]:
+            text += f" (or give `{cls.__qualname__}` {_folding.some(lacks)} too)"
         self.add("value", name, text)
 
     def _other(self, row: int, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from jaxtyping import PyTree
 
 from .._kernel._errors import DamagedError
-from .._kernel._format import _text
+from .._kernel._format import _names, _text
 from .._kernel._load import _checkpoint, _deserialise, _load_options, _open
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._load_options import LoadOptions, TogetherKeywords
@@ -126,6 +126,10 @@ _WITHOUT = (
 )
 
 
+def _at(name: str) -> str:
+    return f"`{name}`" if name not in ("", _names.ROOT) else "the whole tree"
+
+
 def _lines(rows: Mapping[str, list[tuple[str, str]]]) -> list[str]:
     lines = []
     lacks: dict[str, list[str]] = {}
@@ -139,7 +143,7 @@ def _lines(rows: Mapping[str, list[tuple[str, str]]]) -> list[str]:
         rest = {name: len(fields) - 1 for name, fields in lacks.items()}
         more = {name: f" and {n} more" if n else "" for name, n in rest.items()}
         lines += _text.some(
-            f"    {name}  (at `{fields[0]}`{more[name]})"
+            f"    {name}  (at {_at(fields[0])}{more[name]})"
             for name, fields in lacks.items()
         )
         lines.append(_WITHOUT)

@@ -171,6 +171,20 @@ def test_names_of_what_is_lacked_are_those_that_people_import(tmp_path):
     lacked = re.findall(r"^    (\S+)  \(at", str(e.value), re.M)
     names = ["equinox.nn.MLP", "equinox.nn.Linear", "jax.nn.relu"]
     assert sorted(lacked) == sorted([*names, "support.trees.Point"])
+    ec.tree_serialise_leaves(tmp_path, model["x"])
+    with pytest.raises(RuntimeError, match=r"trees\.Point  \(at the whole tree\)"):
+        ec.rebuild(tmp_path, [])
+
+
+def test_a_class_without_a_field_that_was_saved_is_to_get_it(tmp_path):
+    def make(fields):
+        own = {"__annotations__": dict.fromkeys(fields, Any), "__module__": __name__}
+        return type("Net", (eqx.Module,), own)
+
+    old, new = make(["w", "act", "depth"]), make(["w"])
+    ec.tree_serialise_leaves(tmp_path, {"net": old(np.ones(2), np.ones(3), 4)})
+    with pytest.raises(RuntimeError, match="or give `Net` `act`, `depth` too"):
+        ec.rebuild(tmp_path, [new])
 
 
 def test_a_tree_of_more_nodes_than_are_read_is_not_saved(tmp_path, monkeypatch):
