@@ -82,12 +82,12 @@ def interrupted(monkeypatch, how, interrupt, go_on):
 
 
 @pytest.mark.parametrize("how", ["tag", "account"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1, 2])
 def test_an_interrupt_at_any_message_is_told_at_once(monkeypatch, rank, how):
     """Nobody waits for a timeout, the last call is good, and nothing is left over."""
     ended = 0
     for number in range(1, 60):
-        for when in ("before", "after"):
+        for when in ("before", "after", "heard"):
             ends, lost = interrupted(monkeypatch, how, (rank, number, when), True)
             last = {i: x["c"] for i, x in ends.items()}
             assert all(t < 100 for _, t in last.values()), (number, when, ends)
@@ -100,12 +100,12 @@ def test_an_interrupt_at_any_message_is_told_at_once(monkeypatch, rank, how):
 
 
 @pytest.mark.parametrize("how", ["tag", "account"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1, 2])
 def test_an_interrupt_is_told_without_a_later_call(monkeypatch, rank, how):
     """Nobody waits for the process in the call in which it was interrupted."""
     ended = 0
     for number in range(1, 60):
-        for when in ("before", "after"):
+        for when in ("before", "after", "heard"):
             ends, _ = interrupted(monkeypatch, how, (rank, number, when), False)
             name, (end, then) = [*ends[rank].items()][-1]
             if end != "KeyboardInterrupt":

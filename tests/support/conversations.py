@@ -34,7 +34,8 @@ class World:
         self.own = [_Process(rank) for rank in range(size)]
         # For how long the next message finds a process stopped, as by SIGSTOP.
         self.stopped: dict[int, float] = {}
-        # Which message of which process Ctrl-C comes at: before it is sent, or after.
+        # Which message of which process Ctrl-C comes at: before it is sent, after, or
+        # as the answer to it is heard.
         self.interrupt: tuple[int, int, str] | None = None
         # How many messages the store takes before it answers nobody any more.
         self.messages = math.inf
@@ -148,6 +149,7 @@ class World:
         self._end_if_used_up()
         if key not in self.store:
             raise TimeoutError(key)
+        self._interrupt("heard")
         return self.store[key]
 
     def key_value_delete(self, key: str) -> None:

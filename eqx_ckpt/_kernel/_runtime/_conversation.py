@@ -283,7 +283,7 @@ class _Follower(_Conversation):
             self._said = said.encode()
             channel.take_number()
             channel.say(self._said)
-            answer = self._hear_first(sign)
+            answer = self._hear_first()
         else:
             self._said = WORD + word
             channel.say(self._said)
@@ -295,17 +295,24 @@ class _Follower(_Conversation):
         self._said = None
         return answer[1:]
 
-    def _hear_first(self, sign: CallSign) -> bytes:
+    def _hear_first(self) -> bytes:
         """The first answer. Until that comes, ends of other calls are passed."""
         channel = self.channel
-        while (answer := channel.hear())[:1] == ERROR:
-            end = CallEnd.decode(answer)
-            if is_ended_by(end, sign, self.index):
-                raise ToldError(end.text)
+        while self._is_passed(answer := channel.hear()):
             assert self._said is not None
             channel.take_number()
             channel.say(self._said)
+        if answer[:1] == ERROR:
+            raise ToldError(CallEnd.decode(answer).text)
         return answer
+
+    def _is_passed(self, answer: bytes | None) -> bool:
+        """Whether a first answer is an end, and for other calls than this."""
+        if answer is None or answer[:1] != ERROR:
+            return False
+        assert self._said is not None
+        sign = SignedWord.decode(self._said).sign
+        return not is_ended_by(CallEnd.decode(answer), sign, self.index)
 
     def _tell(self, error: BaseException) -> None:
         channel = self.channel
@@ -314,6 +321,11 @@ class _Follower(_Conversation):
         word = _error_text(self.index, error).encode()
         if self._said is not None:
             channel.leave(self._said)
+            # Ctrl-C in the wait is raised after it: an end of other calls may be there,
+            # and the others at the next number.
+            while channel.round == 0 and self._is_passed(channel.answered()):
+                channel.take_number()
+                channel.leave(self._said)
         elif channel.round == 0:
             channel.say(SignedWord(ERROR, CallSign(self._gist), word).encode())
         else:
