@@ -8,6 +8,7 @@ Leaves of the model go by their numbers in it, and saved leaves by their leaf in
 """
 
 import collections
+import functools as ft
 import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
@@ -25,6 +26,8 @@ from ._sides import Model, StoredSide
 
 # Pairs that are suggested, and squares that are listed: people would not read more.
 _MAX_SUGGESTED, _MAX_ROWS = 8, 8
+# Nodes in `fresh` and in `drop`.
+_MAX_NODES = 20
 # The letters of a rename: an error has twice as many at most, and cuts the rest.
 _MAX_LETTERS = 2**13
 # What libraries call the statistics of one layer.
@@ -61,7 +64,7 @@ def lines(
     if out:
         out.insert(0, "  Perhaps, to paste into `pairs`:")
     if is_cut and old:
-        return [*out, "    ... and more pairs"] if out else []
+        return [*out, "    # ... and more pairs"] if out else []
     lookalikes = _lookalikes.find(model, stored, new, old)
     new -= lookalikes.numbers
     old -= lookalikes.leaf_indices
@@ -121,17 +124,23 @@ def _fresh_and_drop(
     roots = _roots(model.below, new, arrays)
     fresh = [model.code(x) or model.entry_code(x) for x in roots]
     if fresh and None not in fresh:
-        out.append(f"    fresh=lambda m: {_listed([x for x in fresh if x])},")
+        codes = [x for x in fresh if x]
+        out.append(f"    fresh=lambda m: {_listed(codes)},{_more(codes)}")
     everything = range(len(stored.saved.names))
     drop = [stored.code(x) for x in _roots(stored.below, old, everything)]
     if drop:
-        out.append(f"    drop=lambda c: {_listed(drop)},")
+        out.append(f"    drop=lambda c: {_listed(drop)},{_more(drop)}")
     return out
 
 
 def _listed(codes: list[str]) -> str:
-    shown = ", ".join(codes[:20]) + (", ..." if len(codes) > 20 else "")
-    return shown if len(codes) == 1 else f"[{shown}]"
+    return codes[0] if len(codes) == 1 else f"[{', '.join(codes[:_MAX_NODES])}]"
+
+
+def _more(codes: list[str]) -> str:
+    """A comment on nodes that are not listed."""
+    more = len(codes) - _MAX_NODES
+    return f"  # and {more} more" if more > 0 else ""
 
 
 def _roots(
@@ -272,8 +281,11 @@ class _Twins:
         if name is None:
             return None
         sequence, node = found[name]
-        used = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
-        leaf_indices = set().union(*(self._stacks[key].leaf_indices for key in used))
+        # Scalars are in no pair by themselves, and in this one.
+        ends = [_names.below(model.names[n], prefix) for n in model.below[prefix]]
+        used = (StackKey(sequence, _names.joined(node, x)) for x in ends)
+        some = [self._stacks[key].leaf_indices for key in used if key in self._stacks]
+        leaf_indices = set().union(*some)
         items = self._items_code(sequence, node)
         return Twin(f"{items}, ec.adapters.stack()", leaf_indices)
 
@@ -319,8 +331,10 @@ class _Twins:
         model, names = self._model, self._model.names
         # By their names below an item, the shapes that leaves have in each.
         wanted: dict[str, list[tuple[int, ...]]] = {}
+        ends: set[str] = set()
         for n in model.below[prefix]:
             item, _, inner = _names.below(names[n], prefix).partition(".")
+            ends.add(inner)
             if n in self._new and prefix and item.isdecimal():
                 wanted.setdefault(inner, []).append(model.target(n).shape)
         if not wanted:
@@ -331,8 +345,8 @@ class _Twins:
                 continue
             if not self._spend(len(wanted)):
                 break
-            ends = wanted.items()
-            stacks = [self._stack_of(_names.joined(node, x), y) for x, y in ends]
+            some = wanted.items()
+            stacks = [self._stack_of(_names.joined(node, x), y) for x, y in some]
             leaf_indices = {i for i in stacks if i is not None}
             if len(leaf_indices) == len(wanted):
                 found[node] = leaf_indices
@@ -340,7 +354,10 @@ class _Twins:
         if node is None:
             return None
         code = f"{self._stored.code(node)}, ec.adapters.unstack()"
-        return Twin(code, found[node])
+        # Scalars are in no pair by themselves, and in this one.
+        saved = self._stored.saved.leaf_indices
+        full = [_names.joined(node, x) for x in ends]
+        return Twin(code, found[node].union(saved[x] for x in full if x in saved))
 
     def _stack_of(self, name: str, shapes: list[tuple[int, ...]]) -> int | None:
         """The saved leaf of this name, if it is in no pair yet, and has the shape of
@@ -374,7 +391,11 @@ class _Twins:
         if _text.some(lines, _MAX_LETTERS) != lines:
             return None
         numbers = {self._numbers[x] for x in self._origins}
-        leaf_indices = {stored.saved.leaf_indices[x] for x in found}
+        # Scalars are in no pair by themselves, and in this one.
+        new_names = [ft.reduce(lambda x, rule: rule.apply(x), rules, x) for x in saved]
+        ours = {*wanted}
+        used = {i for i, x in zip(stored.below[old], new_names) if x in ours}
+        leaf_indices = used.union(stored.saved.leaf_indices[x] for x in found)
         return Suggestion(lines, numbers, leaf_indices)
 
     def squares(self, used: set[int]) -> list[str]:

@@ -696,6 +696,44 @@ def test_layers_that_are_stacked_in_the_model(tmp_path):
         assert len(weights) == 1 and np.array_equal(weights[0], expected.weight)
 
 
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_scalars_of_suggested_pairs_are_compared(tmp_path, is_listed):
+    """What is to paste does not drop them: the pair has them, one for all layers."""
+    make = lambda key, p: {
+        "w": jr.normal(key, (2, 3)),
+        "drops": [eqx.nn.Dropout(p)] * 12,
+    }
+    both = lambda p: (
+        {"layers": [make(k, p) for k in jr.split(jr.key(0), 12)]},
+        {"layers": eqx.filter_vmap(lambda k: make(k, p))(jr.split(jr.key(0), 12))},
+    )
+    (saved, other), (_, wrong) = both(0.1), both(0.2)
+    if not is_listed:
+        saved, other, wrong = other, saved, both(0.2)[0]
+    saved, other, wrong = (x | {"used": jnp.ones(2)} for x in (saved, other, wrong))
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    pairs = [(lambda m: m["used"], lambda c: c.used)]
+    more, rest = _pasted(refused(tmp_path / "x", wrong, pairs))
+    assert len(more) == 1 and not rest
+    made, _ = ec.graft(other, tmp_path / "x", pairs + more)
+    assert eqx.tree_equal(made, other)
+    with pytest.raises(RuntimeError, match="were saved with another value"):
+        ec.graft(wrong, tmp_path / "x", pairs + more)
+
+
+def test_what_is_to_paste_is_code(tmp_path):
+    """Also where not all is listed."""
+    saved = {f"x{i}y": {"a": jnp.ones(i + 2)} for i in range(30)}
+    ec.tree_serialise_leaves(tmp_path / "x", saved | {"z": jnp.ones(50)})
+    model = {"new": jnp.ones(50), "used": jnp.ones(2)}
+    pairs = [(lambda m: m["used"], lambda c: c.x0y.a)]
+    text = refused(tmp_path / "x", model, [*pairs, (lambda m: m["new"], "z")])
+    (drop,) = re.findall("^    (drop=.*)$", text, re.MULTILINE)
+    assert drop.endswith("],  # and 9 more")
+    picked = eval(f"dict({drop}\n)")["drop"](ec.open(tmp_path / "x").tree)
+    assert len(picked) == 20
+
+
 def test_what_would_fit_is_not_thrown_away(tmp_path):
     """An error says of what it may be made, and no `fresh` and `drop` for it."""
     ones = lambda *shape: jnp.ones(shape)

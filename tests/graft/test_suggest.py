@@ -403,9 +403,8 @@ def test_an_error_has_no_code_that_is_cut(tmp_path):
         ec.graft(ec.nest(wanted), tmp_path / "theirs", [first])
     text = str(caught.value)
     _, _, pairs = text.partition("  Perhaps, to paste into `pairs`:\n")
-    assert pairs.endswith("\n    ... and more pairs") and "ec.rename(" not in pairs
-    pairs = pairs.removesuffix("    ... and more pairs")
-    assert len(eval(f"[{pairs}]", {"ec": ec})) == 8
+    assert pairs.endswith("\n    # ... and more pairs") and "ec.rename(" not in pairs
+    assert len(eval(f"[{pairs}\n]", {"ec": ec})) == 8
 
 
 def test_leaves_of_one_shape():
