@@ -13,7 +13,7 @@ from .._kernel._format._leaves import Leaves
 from .._kernel._format._template import Template
 from .._kernel._load import _lazy
 from .._kernel._load._lazy import LazyArray
-from .._kernel._tree import _folding, _leaf, _target
+from .._kernel._tree import _folding, _leaf, _orders, _target
 from .._kernel._tree._folding import Problems
 from .._kernel._tree._target import Target
 from .._rename._rename import Rename
@@ -244,11 +244,12 @@ def _template_of(made: object) -> Template:
 
 
 def _hint(saved: tuple[int, ...], wanted: tuple[int, ...], what: str) -> str:
-    if what != "shape" or len(saved) != len(wanted):
+    if what != "shape":
         return ""
-    if saved == wanted[::-1]:
-        return "`ec.adapters.transpose()` turns it"
-    if saved[1:] == wanted[1:]:
+    adapter = _orders.adapter_for(saved, wanted)
+    if adapter is not None:
+        return f"`ec.adapters.{adapter}` loads it"
+    if len(saved) == len(wanted) and saved[1:] == wanted[1:]:
         return "`ec.adapters.rows(fill)` takes fewer rows, or more"
     return ""
 

@@ -721,6 +721,31 @@ def test_scalars_of_suggested_pairs_are_compared(tmp_path, is_listed):
         ec.graft(wrong, tmp_path / "x", pairs + more)
 
 
+@pytest.mark.parametrize(
+    "saved, wanted, adapter",
+    [
+        ((8,), (8, 1, 1), "unit_axes()"),
+        ((4, 8), (8, 4), "transpose()"),
+        # All axes turned round are of this shape too, with height and width exchanged.
+        ((3, 3, 4, 8), (8, 4, 3, 3), "channels_first()"),
+    ],
+)
+def test_the_adapter_that_makes_a_shape_fit(tmp_path, saved, wanted, adapter):
+    """As a load says it."""
+    ec.tree_serialise_leaves(tmp_path / "x", {"a": jnp.ones(saved)})
+    like = {"a": jnp.ones(wanted)}
+    whole = (lambda m: m, lambda c: c)
+    assert f"(`ec.adapters.{adapter}` loads it)" in refused(
+        tmp_path / "x", like, [whole]
+    )
+    with pytest.raises(RuntimeError) as caught:
+        ec.tree_deserialise_leaves(tmp_path / "x", like)
+    assert f"(`ec.adapters.{adapter}` in a pair of `ec.graft` loads" in str(
+        caught.value
+    )
+    ec.graft(like, tmp_path / "x", [(*whole, eval(f"ec.adapters.{adapter}"))])
+
+
 def test_what_is_to_paste_is_code(tmp_path):
     """Also where not all is listed."""
     saved = {f"x{i}y": {"a": jnp.ones(i + 2)} for i in range(30)}
@@ -943,7 +968,7 @@ def test_shapes_and_static_fields(path, model):
     assert "    classify.out_features  saved 10, the model has 3" in text
     turned = {"w": jnp.zeros((8, 10))}
     pairs = [(lambda m: m["w"], "model.head.weight")]
-    assert "`ec.adapters.transpose()` turns it" in refused(path, turned, pairs)
+    assert "(`ec.adapters.transpose()` loads it)" in refused(path, turned, pairs)
 
 
 def test_other_heads_of_attention(tmp_path):

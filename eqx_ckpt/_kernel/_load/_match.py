@@ -238,8 +238,8 @@ class Matcher:
             saved_shape = record.whole.logical_shape
             is_below = saved_shape[1:] == target.shape
             self.axes.add(saved_shape[:1] if is_below else ())
-            is_alike = _without_units(saved_shape) == _without_units(target.shape)
-            text += _UNIT_AXES if is_alike else ""
+            adapter = _orders.adapter_for(saved_shape, target.shape)
+            text += _ADAPTER.format(adapter) if adapter else ""
         self._add(what, name, text, record.name, first)
 
     def _add(
@@ -460,7 +460,7 @@ _KERNELS = (
     'rule may have the adapter: `("weight$", ec.adapters.channels_first())`.'
 )
 
-_UNIT_AXES = "  (`ec.adapters.unit_axes()` in a pair of `ec.graft` loads it)"
+_ADAPTER = "  (`ec.adapters.{}` in a pair of `ec.graft` loads it)"
 
 _STACKED = (
     "What was saved has a first axis of {} more, as of an ensemble or of stacked "
@@ -487,10 +487,6 @@ def _lacks_part(record: LeafRecord, target: Target, misfit: Misfit | None) -> bo
     """Whether what is wanted of a leaf that is not all there cannot be read."""
     is_unreadable = isinstance(record.part, Unreadable)
     return is_unreadable or misfit is None and _partial.lacks(record, target)
-
-
-def _without_units(shape: Iterable[int]) -> list[int]:
-    return [size for size in shape if size != 1]
 
 
 def _without_aliases(saved: Leaves, match: Match) -> Match:

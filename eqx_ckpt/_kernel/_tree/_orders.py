@@ -69,6 +69,17 @@ def turn(layer: Any, shape: Sequence[int]) -> str | None:
     return f"transpose({', '.join(map(str, order))})"
 
 
+def adapter_for(saved: tuple[int, ...], wanted: tuple[int, ...]) -> str | None:
+    """The adapter that makes a leaf of the one shape one of the other, as libraries
+    store these. None if none does, or if it is not known which."""
+    some, others = ([n for n in shape if n != 1] for shape in (saved, wanted))
+    if some == others:
+        return "unit_axes()"
+    if len(saved) > 1 and wanted == (*saved[:-3:-1], *saved[:-2]):
+        return "transpose()" if len(saved) == 2 else "channels_first()"
+    return None
+
+
 def of_kernel(adapter: str) -> str:
     return f"kernels of flax, Keras and Haiku need `ec.adapters.{adapter}`"
 
