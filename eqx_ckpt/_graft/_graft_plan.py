@@ -129,8 +129,7 @@ def _compare_statics(matching: Matching, static: Static) -> list[StaticDifferenc
     if saved is None:
         return out
     both = Comparison(saved, here)
-    names = [name for name, _ in here.nodes_with_values()]
-    pairs = [*dict.fromkeys(_node_pairs(matching, names))]
+    pairs = [*dict.fromkeys(_node_pairs(matching, here.node_names()))]
     counts = collections.Counter(name for name, _ in pairs)
     changed = _DifferingValues()
     for name, source in pairs:

@@ -167,6 +167,17 @@ def _faults(tree, like, source, stored, picks, options):
         if is_value and not ec.is_storable(x) and not ec.is_storable(y):
             if _within(name, picks) and not _same(x, y):
                 yield f"value {name}"
+        is_there = name and whole(name) in there
+        if is_there and _within(name, picks) and _is_one_sided(x, y):
+            yield f"value where there is none {name}"
+
+
+def _is_one_sided(x, y):
+    """Whether one of two is a value, and the other a node or None without leaves that
+    are stored."""
+    one, two = (_leaves(_nodes(side)) for side in (x, y))
+    is_stored = any(map(ec.is_storable, (*one.values(), *two.values())))
+    return ("" in one) != ("" in two) and not is_stored
 
 
 def _case(seed):

@@ -51,9 +51,9 @@ class Net(eqx.Module):
 def test_there_and_back(tmp_path, quantised):
     net = Net(jnp.ones(3), quantised, jax.nn.relu)
     ec.tree_serialise_leaves(tmp_path / "c", net)
-    like = eqx.filter_eval_shape(lambda: Net(jnp.ones(3), Quantised([0] * 3, 0), None))
-    out = ec.tree_deserialise_leaves(tmp_path / "c", like)
-    assert out.table == quantised and out.act is None
+    like = lambda: Net(jnp.ones(3), Quantised([0] * 3, 0), jax.nn.relu)
+    out = ec.tree_deserialise_leaves(tmp_path / "c", eqx.filter_eval_shape(like))
+    assert out.table == quantised and out.act is jax.nn.relu
     assert jnp.array_equal(out.weight, net.weight)
     # Anywhere else it is what was stored.
     assert ec.open(tmp_path / "c")["table"].read().tolist() == [1, 2, 3, 4]

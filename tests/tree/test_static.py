@@ -597,6 +597,34 @@ def test_functions_wherever_they_stand(tmp_path):
                 call(tmp_path / "a", other)
 
 
+def test_a_value_where_the_other_tree_has_none(tmp_path):
+    """Or another node without values: no array tells that a function is gone."""
+    w, lone = eqx.nn.Linear(1, 1, key=jr.key(0)), eqx.nn.Lambda(jax.nn.relu)
+    trees = {
+        "none": lambda *x: {"w": w, "act": x[0]},
+        "field": lambda *x: Adds3(1.0, x[0]),
+        "alone": lambda *x: {"w": w, "sub": {"act": x[0]}},
+        "sequence": lambda *x: eqx.nn.Sequential([w, x[1]]),
+        "of functions": lambda *x: [w, eqx.nn.Sequential([x[1], x[1]])],
+        "node": lambda *x: {"w": w, "act": x[2]},
+    }
+    sides = (jax.nn.relu, lone, lone), (None, eqx.nn.Identity(), jax.nn.relu)
+    for name, tree in trees.items():
+        for one, two in (sides, sides[::-1]):
+            ec.tree_serialise_leaves(tmp_path / name, tree(*one))
+            for call in CALLS.values():
+                call(tmp_path / name, tree(*one))
+                with pytest.raises(RuntimeError, match="saved .*(relu|None|noth)") as e:
+                    call(tmp_path / name, tree(*two))
+                (shown,) = re.findall(r'static=(\["[^]]*"\])', str(e.value))
+                call(tmp_path / name, tree(*two), static=json.loads(shown))
+            assert ec.diff(tmp_path / name, tree(*two)).static
+    # What the other tree does not have at all, or has arrays in the place of.
+    ec.tree_serialise_leaves(tmp_path / "x", {"w": w, "act": jax.nn.relu})
+    load(tmp_path / "x", {"w": w})
+    load(tmp_path / "x", {"w": w, "act": 1.0}, missing="keep")
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-1, 1) | st.text("ab{"),
     lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text("abr", max_size=5), x),

@@ -150,6 +150,15 @@ class TreeRecord:
         return self._any_below(lambda k: bool(k.data) and HOWS[k.how].is_compared)
 
     @ft.cached_property
+    def has_empty(self) -> list[bool]:
+        """Whether a node without children, such as None, is at or below each row."""
+        out: list[bool] = []
+        for kind, children, _ in self.rows:
+            is_empty = not children and self.kinds[kind].how != "leaf"
+            out.append(is_empty or any(map(out.__getitem__, {*children})))
+        return out
+
+    @ft.cached_property
     def has_labels(self) -> list[bool]:
         """Whether a State, a StateIndex, or a node whose children are known by their
         attributes is at or below each row."""
@@ -213,6 +222,12 @@ class TreeRecord:
                 some = [(_names.child(name, x), y) for x, y in self.children(row)]
                 stack += reversed(some)
 
+    def node_names(self, root_name: str = "") -> list[str]:
+        """The names of all nodes with children or values."""
+        some = zip(self.rows, self.has_values, self.is_value)
+        wanted = [bool(row.children) or own and not leaf for row, own, leaf in some]
+        return [name for name, _ in self.nodes(wanted, root_name)]
+
     # ---- Static values.
 
     def compared_values(self, row: int) -> dict[str, int]:
@@ -229,6 +244,20 @@ class TreeRecord:
                     out.setdefault(part, self.rows[child].values[0])
             self._compared[row] = out
         return self._compared[row]
+
+    def values_below(self, row: int) -> Iterator[tuple[str, Any]]:
+        """The forms of all compared values at and below a row, by their names there."""
+        stack = [("", row)]
+        while stack:
+            name, row = stack.pop()
+            if self.is_value[row]:
+                yield name, self.form(self.rows[row].values[0])
+                continue
+            own = dict(self.children(row))
+            for part, value in self.compared_values(row).items():
+                if part not in own:
+                    yield _names.joined(name, part), self.form(value)
+            stack += [(_names.joined(name, part), x) for part, x in own.items()]
 
     def nodes_with_values(self, root_name: str = "") -> Iterator[tuple[str, int]]:
         """Names and rows of nodes that have `compared_values`."""

@@ -40,7 +40,9 @@ def _bare_kinds(record: TreeRecord) -> set[int]:
         if HOWS[kind.how].is_dict and {*map(type, keys)} <= {str, int}:
             out.add(number)
     for row in record.rows:
-        if row.kind in out and not _do_names_tell(record, row.children):
+        # Below it a node without leaves may be compared with a value in its place.
+        are_empty = any(map(record.has_empty.__getitem__, {*row.children}))
+        if row.kind in out and (are_empty or not _do_names_tell(record, row.children)):
             out.discard(row.kind)
     return out
 

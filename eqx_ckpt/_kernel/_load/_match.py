@@ -342,10 +342,10 @@ class Matcher:
             whole = _names.within(nodes)
             # A leaf that is picked alone is compared without its neighbours.
             near = {name.rpartition(".")[0] for name in nodes}
-            pairs = self._tree_record.nodes_with_values(self.above)
+            own = self._tree_record.node_names(self.above)
             found = (
                 x
-                for there, name in self._stored_pairs([name for name, _ in pairs])
+                for there, name in self._stored_pairs(own)
                 if name in near or whole(name) is not None
                 for stored in saved.stored_nodes(there)
                 for x in both.of_nodes(stored, name, passes)

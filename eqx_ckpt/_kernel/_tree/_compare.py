@@ -12,6 +12,8 @@ from . import _nearest
 
 Static = str | Sequence[str]
 
+# Of these leaves nothing tells whether they have a value.
+_UNCERTAIN = ("left", "absent")
 _LISTED = 8  # So many names of fields are shown as code.
 
 
@@ -28,6 +30,11 @@ class Difference(NamedTuple):
 
 class Comparison:
     """Finds in what the static values of two trees differ.
+
+    A value may be on one side only: where the other has no such part, it is no
+    difference, as classes gain and lose fields; where the other has None or a node
+    without leaves, it is one. So it is of a node with values, where the other is of
+    another class and has none.
 
     It goes down both records at once, from nodes that stand for each other, and looks
     at each pair of rows once, however many nodes have them. `above` is the name of the
@@ -48,7 +55,7 @@ class Comparison:
             a, b = self._saved.row_at(stored), self._row_here(name)
             if a is None or b is None:
                 continue
-            if self._saved.is_value[a] and self._here.is_value[b]:
+            if self._saved.is_value[a] or self._here.is_value[b]:
                 there, here = stored.rpartition(".")[0], name.rpartition(".")[0]
                 own = _names.below(name, here)
                 for x in self.of_nodes(there, here, passes):
@@ -95,7 +102,7 @@ class Comparison:
             if pair in known:
                 todo.pop()
                 continue
-            if not (self._saved.has_values[a] and self._here.has_values[b]):
+            if not (self._saved.has_values[a] or self._here.has_values[b]):
                 known[pair] = True
                 continue
             below = {(x, y) for _, _, x, y in self._children(a, b)}
@@ -112,39 +119,75 @@ class Comparison:
         if (a, b) not in self._known:
             saved, here = self._saved, self._here
             parts = saved.kind(a).parts
-            own = here.children(b) if saved.has_values[a] else ()
             out = []
-            for (part, child), place in zip(own, pair_children(saved, a, here, b)):
-                if place is not None and here.has_values[child]:
-                    other = saved.rows[a].children[place]
+            for part, child, place in self._paired(a, b):
+                other = saved.rows[a].children[place]
+                if here.has_values[child] or saved.has_values[other]:
                     if not (here.is_value[child] or saved.is_value[other]):
                         out.append((parts[place], part, other, child))
             self._known[a, b] = out
         return self._known[a, b]
 
-    def _changed(self, a: int, b: int) -> Iterator[tuple[str, int, int]]:
-        """The values of two nodes that differ, by their names."""
+    def _paired(self, a: int, b: int) -> Iterator[tuple[str, int, int]]:
+        """The part and the row of each child here that stands for one there, and the
+        place of that."""
+        places = pair_children(self._saved, a, self._here, b)
+        for (part, child), place in zip(self._here.children(b), places):
+            if place is not None:
+                yield part, child, place
+
+    def _changed(self, a: int, b: int) -> Iterator[tuple[str, Any, Any]]:
+        """The values of two nodes that differ, by their names, as `compared` gives
+        them: of both, and those that one child has where the other has none."""
         old, new = self._saved.compared_values(a), self._here.compared_values(b)
         moved = _moved_parts(self._saved, a, self._here, b)
         for part, y in new.items():
             x = old.get(moved.get(part, part))
             if x is None or self._saved.texts[x] == self._here.texts[y]:
                 continue
-            if not _values.is_alike(self._saved.form(x), self._here.form(y)):
-                yield part, x, y
+            forms = self._saved.form(x), self._here.form(y)
+            if not _values.is_alike(*forms):
+                yield part, *forms
+        for part, child, place in self._paired(a, b):
+            yield from self._one_sided(part, self._saved.rows[a].children[place], child)
+
+    def _one_sided(self, name: str, a: int, b: int) -> Iterator[tuple[str, Any, Any]]:
+        """The values of two children of a name, of which one has values where the other
+        has none, and none has stored leaves: such as a function, and None."""
+        sides = (self._saved, a), (self._here, b)
+        are_values = {record.is_value[row] for record, row in sides}
+        if len(are_values) == 1 and len({_is_bare(*side) for side in sides}) == 1:
+            return
+        kinds = [record.kind(row) for record, row in sides]
+        # A class may have got its first static field; and in a plain list None is in
+        # the place of each node without leaves.
+        are_alike = kinds[0].how == kinds[1].how and kinds[0].cls == kinds[1].cls
+        is_none = len(are_values) == 1 and "none" in (kinds[0].how, kinds[1].how)
+        if are_alike or is_none or any(kind.how in _UNCERTAIN for kind in kinds):
+            return
+        if any(record.leaf_counts[row] for record, row in sides):
+            return  # These are on one side only, and that is told.
+        old, new = (dict(record.values_below(row)) for record, row in sides)
+        was, now = (None if x.how == "none" else _values.NOTHING for x in kinds)
+        for rest in dict.fromkeys([*old, *new]):
+            yield _names.joined(name, rest), old.get(rest, was), new.get(rest, now)
 
     def _own(
         self, a: int, b: int, stored: str, name: str, passes: Callable[[str], bool]
     ) -> Iterator[Difference]:
-        for part, x, y in self._changed(a, b):
+        for part, *forms in self._changed(a, b):
             ends = [_names.joined(z, part) or _names.ROOT for z in (stored, name)]
             may_differ = any(map(passes, ends))
-            forms = self._saved.form(x), self._here.form(y)
             for rest, was, now in _values.changes(*forms):
                 there, here = (_names.joined(end, rest) for end in ends)
                 good = may_differ or _passes_any(passes, (there, here), rest)
                 shown = _values.show(was), _values.show(now)
                 yield Difference(here, *shown, good, there)
+
+
+def _is_bare(record: TreeRecord, row: int) -> bool:
+    """Whether a row is None, or another node without children and values."""
+    return not record.rows[row].children and not record.has_values[row]
 
 
 def _passes_any(passes: Callable[[str], bool], names: Iterable[str], rest: str) -> bool:
