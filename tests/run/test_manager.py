@@ -835,6 +835,23 @@ def test_a_save_that_is_interrupted_as_it_begins_goes_on(root, monkeypatch):
     assert [step.number for step in manager.history()] == [1]
 
 
+def test_the_error_of_the_save_before_says_what_becomes_of_this_one(root, monkeypatch):
+    errors = [OSError("the disk is full")]
+
+    def publish(*_):
+        if errors:
+            raise errors.pop()
+
+    inside.watch(monkeypatch, "publish", publish)
+    with ec.CheckpointManager(root) as manager:
+        manager.save(20, tree_at(20))
+        with pytest.raises(OSError, match="the disk is full") as e:
+            manager.save(30, tree_at(30))
+        (note,) = e.value.__notes__
+        assert "Step 30, given to this call, is not saved either: it is kept" in note
+    assert manager.steps() == [30]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_no_older_state_is_saved_after_a_newer_one(root, monkeypatch, fails):
     """A save that was interrupted goes on: the state that was kept before it is saved

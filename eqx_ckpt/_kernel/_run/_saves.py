@@ -125,8 +125,15 @@ class Saves:
         try:
             return self._save(state)
         except BaseException as e:
-            if self._may_try_again(e, earlier_saves):
+            may_try_again = self._may_try_again(e, earlier_saves)
+            if may_try_again:
                 self._last.keep_tried(state)
+            if any(_background.error_of(x) is e for x in earlier_saves):
+                end = ": it is kept for the end of the run" if may_try_again else ""
+                e.add_note(
+                    "That is the error of the save before. Step "
+                    f"{state.step}, given to this call, is not saved either{end}."
+                )
             raise
 
     def _save(self, state: PendingState, may_delete: bool = True) -> bool:
