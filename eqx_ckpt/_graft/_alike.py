@@ -12,6 +12,7 @@ other at all (`_group_pairs`). It takes the best pair of each until none is clea
 more. It does that three times, with other groups each time: see `LayerSide.groups`.
 """
 
+import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -62,7 +63,7 @@ _Groups = tuple[list[LayerGroup], list[LayerGroup]]
 
 def alike(saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]) -> Alike:
     """Pairs leaves by name: those that fit, as they are or by an adapter."""
-    old, new = map(_unboxed, (saved, wanted))
+    old, new = map(_plain_names, (saved, wanted))
     sides = zip((saved, wanted), (old, new))
     kinds = [{short: side[full] for short, full in x.items()} for side, x in sides]
     matching = _LayerMatching(*map(LayerSide, kinds))
@@ -79,12 +80,28 @@ def alike(saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]) -> Alik
     )
 
 
-def _unboxed(names: Iterable[str]) -> dict[str, str]:
-    """Names by those that leaves would have if none was in a variable of flax, all of
-    which is then its `value`: what is called so beside others is something else."""
+def _plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Names by what is compared of them, without what only says how things are held.
+
+    No leaf is in a variable of flax, all of which is its `value`: what is called so
+    beside others is something else. The items of a tuple of a model and its state are
+    not counted as layers, as nothing of one is like something of another."""
     below = _names.by_prefix([*names])
-    short = {x: _orders.unboxed(x) for x in names}
-    return {x if len(below.get(y, ())) > 1 else y: x for x, y in short.items()}
+    tops: dict[str, set[str]] = {}
+    for name in names:
+        top, _, rest = name.partition(".")
+        tops.setdefault(top, set()).add(_layers.without_numbers(rest))
+    kinds = collections.Counter(x for rests in tops.values() for x in rests)
+    is_mixed = len(tops) > 1 and max(kinds.values(), default=0) == 1
+    out = {}
+    for name in names:
+        short = _orders.unboxed(name)
+        short = name if len(below.get(short, ())) > 1 else short
+        top, dot, rest = short.partition(".")
+        if is_mixed and top.isdecimal():
+            short = "_" * (int(top) + 1) + dot + rest  # It has no words either.
+        out[short] = name
+    return out
 
 
 class _LayerMatching:

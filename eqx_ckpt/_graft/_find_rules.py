@@ -9,7 +9,7 @@ rename the most; and they are put in an order in which none undoes another.
 import enum
 import graphlib
 import itertools as it
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from .._rename import _rename
@@ -40,10 +40,10 @@ def find_rules(
     stay = {x for x, y in moves.items() if x == y}
     moves = {x: y for x, y in moves.items() if x != y}
     task = _RenameTask(moves, stay, saved, {*wanted})
-    for rules in (task.few_rules(), task.single_rules()):
+    for rules in task.few_rules():
         if used := task.checked(rules):
             return used
-    return []
+    return task.checked(task.single_rules())
 
 
 class _Verdict(enum.Enum):
@@ -99,22 +99,25 @@ class _RenameTask(NamedTuple):
         rules = [_name_rule.make_rule(*x).marked() for x in self.moves.items()]
         return [*rules, UNMARK] if rules else []
 
-    def few_rules(self) -> list[NameRule]:
+    def few_rules(self) -> Iterator[list[NameRule]]:
         """Takes the best rule again and again, until all samples are renamed or no rule
-        renames another. The result may be incomplete: the caller checks it. Empty if
-        there were too many rules to try."""
+        renames another; with the rules for all names (`^`), and without. The results
+        may be incomplete: the caller checks them. None if there were too many rules to
+        try."""
         samples = self._samples()
-        left = {x for x in samples if x in self.moves}
-        effects = self._effects(left, samples)
-        chosen: dict[NameRule, _Effect] = {}
-        while left and effects:
-            best = max(effects, key=lambda rule: effects[rule].rank(left))
-            good, wrong = effects[best]
-            if not good & left:
-                break
-            chosen[best] = _Effect(good & left, wrong)
-            left -= good
-        return _ordered(chosen, self.moves)
+        names = {x for x in samples if x in self.moves}
+        effects = self._effects(names, samples)
+        others = {x: y for x, y in effects.items() if x.pattern != "^"}
+        for some in (effects, others) if len(others) < len(effects) else (effects,):
+            left, chosen = {*names}, dict[NameRule, _Effect]()
+            while left and some:
+                best = max(some, key=lambda rule: some[rule].rank(left))
+                good, wrong = some[best]
+                if not good & left:
+                    break
+                chosen[best] = _Effect(good & left, wrong)
+                left -= good
+            yield _ordered(chosen, self.moves)
 
     def _samples(self) -> list[str]:
         """Names on which rules are tried. One is enough of several that differ only in

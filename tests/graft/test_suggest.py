@@ -294,6 +294,23 @@ def test_an_adapter_is_for_the_layers_that_need_it(tmp_path, capsys):
     assert report.names("adapted") == ["0.weight", "1.weight"]
 
 
+def test_a_model_in_a_tuple_with_its_state():
+    """Whose place in the tuple counts no layers."""
+    blocks = {
+        f"blocks.{i}.norm.{x}": (8,) for i in range(12) for x in ("scale", "bias")
+    }
+    saved = blocks | {"bn.scale": (8,), "bn.bias": (8,), "bn.mean": (8,)}
+    saved |= {"head.kernel": (8, 5), "head.bias": (5,)}
+    turned = {"head.kernel": ("head.weight", (5, 8))}
+    new = {
+        x: turned.get(x, (x.replace("scale", "weight"), s)) for x, s in saved.items()
+    }
+    wanted = {f"0.{y}": s for x, (y, s) in new.items() if x != "bn.mean"}
+    names, data = _suggested(_floats(saved), _floats(wanted | {"1.0": (), "1.1": (8,)}))
+    assert names == {x: f"0.{y}" for x, (y, _) in new.items() if x != "bn.mean"}
+    assert len(data["rules"]) < 9
+
+
 @pytest.mark.parametrize("box", ["", ".value"])
 def test_kernels_of_flax_in_variables_and_not(box):
     """Also square ones. What is beside others is called so, and is no variable."""
