@@ -115,11 +115,10 @@ class Checkpoint(_Base):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            error = _elsewhere.unknown_attribute(self, "Checkpoint", name)
             names = () if name.startswith("_") else self._source.index.leaves.names
-            if any(_names.is_under(x, name) for x in names):
-                error.add_note(f"The node of that name is `ckpt.tree.{name}`.")
-            raise error
+            is_node = any(_names.is_under(x, name) for x in names)
+            node = f"`ckpt.tree.{name}`" if is_node else ""
+            raise _elsewhere.unknown_attribute(self, "Checkpoint", name, node)
 
     @_handlers.pass_through
     def __getitem__(self, name: str) -> LazyArray:

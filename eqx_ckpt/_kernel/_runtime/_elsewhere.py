@@ -167,9 +167,12 @@ def _attributes(owner: str) -> dict[str, str]:
     return {name: here for here, theirs in rows for name in theirs.split()}
 
 
-def unknown_attribute(owner: Any, kind: str, name: str) -> AttributeError:
-    """The error for a name that an object of a public class does not have."""
-    said = _said(_attributes(kind).get(name))
+def unknown_attribute(
+    owner: Any, kind: str, name: str, here: str = ""
+) -> AttributeError:
+    """The error for a name that an object of a public class does not have. `here`: what
+    has that name in this object."""
+    said = _said(here or _attributes(kind).get(name))
     # From `obj` Python itself finds names that are near, when the error is shown.
     near = None if said else owner
     return AttributeError(
