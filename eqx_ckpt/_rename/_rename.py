@@ -10,12 +10,12 @@ from .._kernel._tree import _nearest
 
 
 class RenameRule(NamedTuple):
-    """A rule of a list: what matches the pattern gets the replacement, the adapter, or
+    """A rule of a list: what matches the pattern gets the replacement, the adapters, or
     both."""
 
     pattern: re.Pattern[str]
     replacement: str | None
-    adapter: Callable[..., Any] | None
+    adapters: tuple[Callable[..., Any], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Rename:
 
     @property
     def has_adapters(self) -> bool:
-        return any(rule.adapter for rule in self.all_rules) or bool(self.adapters)
+        return any(rule.adapters for rule in self.all_rules) or bool(self.adapters)
 
     @property
     def all_rules(self) -> tuple[RenameRule, ...]:
@@ -94,9 +94,10 @@ def rename(rules: Callable[[str], str] | Sequence[tuple]) -> Rename:
         tree: `layer.3.query.weight` to `layers.3.q.weight`. Or a list of rules, which
         are applied one after the other: `(pattern, replacement)`, as `re.sub` takes
         them. In a pair they may also be `(pattern, adapter)` for the leaves that the
-        pattern is found in, or `(pattern, replacement, adapter)`. A pattern is looked
-        for in the name that the rules before it have made. A rule that changes nothing
-        is an error.
+        pattern is found in, or `(pattern, replacement, adapter)`. A list of adapters,
+        as [`inverse`][] gives it, may be in the place of one. A pattern is looked for
+        in the name that the rules before it have made. A rule that changes nothing is
+        an error.
 
     The names that `rename=` is given are whole ones, from the top of the checkpoint on.
     Those in a pair begin below the pair's node.
@@ -138,10 +139,12 @@ def _rule(rule: object) -> RenameRule:
     if isinstance(rule, (tuple, list)) and len(rule) in (2, 3):
         pattern, *rest = rule
         replacement = rest.pop(0) if isinstance(rest[0], str) else None
-        adapter = rest.pop(0) if rest and callable(rest[0]) else None
-        if isinstance(pattern, str) and not rest:
+        given = rest.pop(0) if rest else ()
+        adapters = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+        is_rule = (replacement is not None or adapters) and all(map(callable, adapters))
+        if isinstance(pattern, str) and not rest and is_rule:
             try:
-                return RenameRule(re.compile(pattern), replacement, adapter)
+                return RenameRule(re.compile(pattern), replacement, adapters)
             except re.error as e:
                 raise ValueError(f"The pattern {pattern!r} is no regex: {e}.") from None
     raise TypeError(
@@ -225,8 +228,8 @@ def apply(how: Rename, name: str, used: set[int], label: str) -> NewName:
                 f"`{name}`, and must give a name. What is not wanted goes into `drop`."
             )
         return NewName(new, tuple(how.adapters.get(name, ())))
-    adapters = []
-    for number, (pattern, replacement, adapter) in enumerate(how.rules):
+    adapters: list[Callable[..., Any]] = []
+    for number, (pattern, replacement, given) in enumerate(how.rules):
         if not pattern.search(name):
             continue
         new = name
@@ -238,9 +241,8 @@ def apply(how: Rename, name: str, used: set[int], label: str) -> NewName:
                     f"The replacement {replacement!r} does not go with the pattern "
                     f"{pattern.pattern!r}: {e}."
                 ) from None
-        if new != name or adapter is not None:
+        if new != name or given:
             used.add(number)
-        if adapter is not None:
-            adapters.append(adapter)
+        adapters += given
         name = new
     return NewName(name, tuple(adapters))

@@ -300,6 +300,24 @@ def test_what_cannot_be_undone(tmp_path, given, said):
         ec.inverse(given, tmp_path / "x")
 
 
+def test_the_inverse_of_an_adapter_in_a_rule(tmp_path):
+    """It is a list, as several adapters of a rule are."""
+    ours = {"weight": jnp.arange(24.0).reshape(3, 2, 4), "bias": jnp.ones((3, 1))}
+    ec.tree_serialise_leaves(tmp_path / "ours", ours)
+    kernel = [ec.adapters.channels_first(), ec.adapters.conv_transpose()]
+    bias = ec.adapters.unit_axes()
+    back = [("weight$", "kernel", ec.inverse(kernel)), ("bias$", ec.inverse(bias))]
+    whole = (lambda m: m, lambda c: c)
+    like = {"kernel": jnp.zeros((4, 3, 2)), "bias": jnp.zeros(3)}
+    theirs, _ = ec.graft(like, tmp_path / "ours", [(*whole, ec.rename(back))])
+    turned = ours["weight"].transpose(2, 0, 1)[::-1]
+    assert (theirs["kernel"] == turned).all()
+    ec.tree_serialise_leaves(tmp_path / "theirs", theirs)
+    there = [("kernel$", "weight", kernel), ("bias$", bias)]
+    made, _ = ec.graft(ours, tmp_path / "theirs", [(*whole, ec.rename(there))])
+    assert eqx.tree_equal(made, ours)
+
+
 def test_inverses_that_are_none(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "x", {"a": jnp.ones(2)})
     there = ec.rename([("a", "b")])
