@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .._format import _template, _text
+from .._format import _names, _template, _text
 from .._format._template import Template
 
 
@@ -136,7 +136,8 @@ def sections(
         lines.append(f"  {title}:")
         shown = fold_rows(rows[kind])
         for name, text in shown[:_MOST]:
-            lines.append(f"    {name}  {text}{hint(kind, name, text)}".rstrip())
+            said = f"{name} (the whole tree)" if name == _names.ROOT else name
+            lines.append(f"    {said}  {text}{hint(kind, name, text)}".rstrip())
         if len(shown) > _MOST:
             lines.append(f"    ... and {len(shown) - _MOST} more")
     return lines
