@@ -384,7 +384,8 @@ def _misfit(tmp_path, saved, like, *how, left=lambda m: m) -> str:
             adapt.transpose(),
             "of another shape: an adapter may make it fit; a new head is `fresh`, and "
             "the old one goes into `drop`:\n    %root (the whole tree)  saved "
-            "f32[2,3](numpy), made f32[3,2](numpy) by transpose(), the model has f32[2,3](numpy)",
+            "f32[2,3](numpy), made f32[3,2](numpy) by transpose(), the model has "
+            "f32[2,3](numpy)",
         ),
         ((2, 3), (3, 2), adapt.transpose(0), "(0,) is no order of 2 axes"),
         ((2, 3), (3,), adapt.take(5), "index 5 is out of bounds"),
