@@ -402,6 +402,27 @@ def test_metrics_of_an_open_step_get_to_no_other_save_of_it(root, tmp_path):
         ec.add_metrics(root, ec.open(tmp_path / "apart"), {"val": 6})
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_step_that_is_replaced_as_it_gets_metrics(root, is_open, monkeypatch):
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1, 2])
+    other = ec.CheckpointManager(root)
+    find = other._steps.find_signature
+
+    def replaced(step):
+        found = find(step)
+        monkeypatch.undo()
+        manager.save(1, tree_at(9), force=True)
+        manager.wait()
+        return found
+
+    step = ec.open(other.path(1)) if is_open else 1
+    monkeypatch.setattr(other._steps, "find_signature", replaced)
+    with pytest.raises(ec.ReplacedError, match="Step 1 of .* is another save than"):
+        other.add_metrics(step, {"val": 1})
+    assert [x.metrics for x in ec.history(root)] == [{}, {}]
+
+
 @pytest.mark.parametrize("by", ["one manager", "many"])
 def test_the_metric_that_was_added_last_counts_whatever_clocks_say(
     root, by, monkeypatch

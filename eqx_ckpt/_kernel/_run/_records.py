@@ -94,8 +94,8 @@ def add_metrics(
         replaced.
 
     **Raises:** `FileNotFoundError` if the step is not there, or is being deleted;
-    [`ReplacedError`][] if it is another save than the `Checkpoint`; `TypeError` for
-    what is no number; `ValueError` if its index is damaged.
+    [`ReplacedError`][] if it is another save than the `Checkpoint`, or is replaced
+    meanwhile; `TypeError` for what is no number; `ValueError` if its index is damaged.
 
     !!! example
 
@@ -124,12 +124,17 @@ def add_to(
         return
     with _pins.locked(run, step) as found:
         save = run.journal.row(step, found.stamp).save if found.is_ours else ""
-        if ckpt is not None and ckpt.save_id != save:
+        now = run.find_signature(step)
+        is_other = now is not None and now != found
+        if is_other or (ckpt is not None and ckpt.save_id != save):
+            old = "it was a moment before"
+            if ckpt is not None:
+                old = f"the one that was opened at `{ckpt.path}`"
             raise ReplacedError(
-                f"Step {step} of `{run.root}` is another save than the one that was "
-                f"opened at `{ckpt.path}`, and gets none of its metrics. Open it again."
+                f"Step {step} of `{run.root}` is another save than {old}, and gets "
+                "none of its metrics. Open it again."
             )
-        if run.find_signature(step) == found:
+        if now is not None:
             run.history.add(step, save, numbers)
             if _pins.is_staying(run, step):
                 return
