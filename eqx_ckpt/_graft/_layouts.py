@@ -68,7 +68,7 @@ def _other(matching: Matching, x: Placed, turned: set[str]) -> str | None:
         return None  # Of a Module that was saved as one.
     shape = x.target.shape
     if isinstance(layer, eqx.nn.ConvTranspose):
-        is_square = len(shape) > 2 and shape[-own] == shape[1 - own]
+        is_square = len(shape) >= own and shape[-own] == shape[1 - own]
         return "PyTorch's need `ec.adapters.conv_transpose()`" if is_square else None
     others = [a for a in map(_name, job.adapters) if a not in _TURNS]
     place = f" after `{others[-1]}()`" if others else ""

@@ -825,6 +825,7 @@ TEXTS = (
     [
         (STACKED, LAYERS, lambda m: m, VALUES, [ec.adapters.stack()], 1),
         (LISTED, LAYERS, lambda m: m, VALUES, [], 1),
+        (LISTED, LAYERS, lambda m: m, VALUES, [lambda saved, like: saved], 1),
         (
             {"layers": LAYERS},
             STACKED,
