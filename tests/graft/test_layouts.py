@@ -279,6 +279,13 @@ def _nested(net):
     return ec.nest({new.get(x, x): leaf for x, leaf in named.items()})
 
 
+def _warnings_of(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return "\n".join(str(x.message) for x in caught)
+
+
 RENAME = ec.rename([(r"kernel$", "weight")])
 
 
@@ -296,6 +303,14 @@ def test_a_warning_where_two_layouts_fit(tmp_path):
         "  conv.weight  of `conv.kernel`: kernels of flax, Keras and Haiku "
         "need `ec.adapters.channels_first()`",
     ]
+
+
+def test_a_warning_counts_what_it_does_not_list(tmp_path):
+    linear = eqx.nn.Linear(4, 4, use_bias=False, key=jr.key(0))
+    saved = [{"kernel": linear.weight}] * 11
+    pair = (lambda m: m, lambda c: c, RENAME)
+    text = _warnings_of(lambda: _graft([linear] * 11, tmp_path, saved, pair))
+    assert text.count("of `") == 8 and "\n  ... and 3 more\n" in text
 
 
 def test_a_warning_of_a_square_beside_others_that_are_turned(tmp_path):
@@ -328,13 +343,6 @@ def test_no_warning_where_one_fits_or_is_said(tmp_path):
         _graft(wide, tmp_path, _nested(wide), (lambda m: m, lambda c: c, names))
         # Modules of Equinox were saved as such.
         _graft(net, tmp_path, net, (lambda m: m, lambda c: c))
-
-
-def _warnings_of(call):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        call()
-    return "\n".join(str(x.message) for x in caught)
 
 
 @pytest.mark.parametrize("box", ["value", "raw_value"])

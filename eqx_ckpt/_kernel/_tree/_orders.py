@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax.tree_util as jtu
 
+from .._format import _text
 from .._runtime import _log, _processes
 from . import _folding
 
@@ -91,6 +92,6 @@ def warn(rows: Mapping[str, Sequence[tuple[str, str]]], advice: str) -> None:
         return
     lines = ["The shapes of these leaves fit, and do not say how they are stored:"]
     for how, some in rows.items():
-        listed = _folding.fold_rows(some)
-        lines += [f"  {name}  {text}: {how}" for name, text in listed[:_MOST]]
+        listed = [f"  {x}  {text}: {how}" for x, text in _folding.fold_rows(some)]
+        lines += _text.first(listed, _MOST)
     _log.warn("\n".join([*lines, f"  {advice} See docs/layouts.md."]))
