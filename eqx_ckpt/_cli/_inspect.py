@@ -164,10 +164,11 @@ def suggest(a: str, b: str) -> CommandResult:
     alike = _alike.alike(*kinds)
     rules = _find_rules.find_rules(alike.names, *kinds)
     names = {x: y for x, y in alike.names.items() if x == y or rules}
-    asked = {name for both in alike.unclear for side in both for name in side}
+    # A name may be unclear on one side, and be that of another leaf on the other.
+    asked = [{name for both in alike.unclear for name in both[i]} for i in range(2)]
     left, missing = (
-        [x for x in side if x not in done and x not in asked]
-        for side, done in zip(kinds, (names, set(names.values())))
+        [x for x in side if x not in done and x not in unclear]
+        for side, done, unclear in zip(kinds, (names, {*names.values()}), asked)
     )
     given = set(names.values())
     adapters = {x: how for x, how in alike.adapters.items() if x in given}
