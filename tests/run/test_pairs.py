@@ -188,7 +188,7 @@ def _beside_saves(tmp_path, other, schedules):
 
 
 def test_looks_in_the_midst_of_saves(tmp_path, other):
-    _beside_saves(tmp_path, other, 3 if other.as_store else 12)
+    _beside_saves(tmp_path, other, 2 if other.as_store else 6)
 
 
 @pytest.mark.long
@@ -197,7 +197,7 @@ def test_looks_in_the_midst_of_saves_long(tmp_path, other):
 
 
 def test_pairs_of_calls(tmp_path, other):
-    some = random.Random(other.as_store).sample(PAIRS, 16)
+    some = random.Random(other.as_store).sample(PAIRS, 10)
     for number, (one, two) in enumerate(some):
         _play(tmp_path / str(number), other, one, two, 2)
 
