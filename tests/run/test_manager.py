@@ -291,6 +291,24 @@ def test_a_save_before_that_has_failed_costs_no_state_after_it(root):
     assert manager.steps() == [2]
 
 
+def test_files_of_a_step_that_was_restored_as_by_default_are_linked(root):
+    """Also if the defaults are given."""
+    tree = {"x": np.arange(3e5)}
+    with ec.CheckpointManager(root) as manager:
+        manager.save(1, tree)
+    for step, options in enumerate([{}, {"verify": True, "where": None}], 2):
+        with ec.CheckpointManager(root) as manager:
+            manager.restore(tree, unexpected="error", **options)
+            manager.save(step, tree)
+        (file,) = root.glob(f"{step}/default/d/*/0")
+        assert file.stat().st_nlink == step
+    with ec.CheckpointManager(root) as manager:
+        manager.restore(tree, verify=False)
+        manager.save(4, tree)
+    (file,) = root.glob("4/default/d/*/0")
+    assert file.stat().st_nlink == 1
+
+
 def test_a_run_that_has_ended_holds_no_array_of_a_device(root):
     x = jnp.ones(3)
     with ec.CheckpointManager(root, every=10) as manager:

@@ -15,7 +15,7 @@ from .._errors import DamagedError, ReplacedError
 from .._format import _index, _schema
 from .._format._schema import COUNT, optional
 from .._load import _checkpoint, _deserialise
-from .._load._load_options import LoadOptions
+from .._load._load_options import DEFAULTS, LoadOptions
 from .._load._partial import Apart
 from .._runtime import _arguments, _conversation, _log, _processes
 from .._runtime._arguments import Who
@@ -37,8 +37,9 @@ _KINDS = "damaged", "failed", "apart", "replaced", "told", "loaded"
 _KIND = re.compile("|".join(_KINDS))
 _OUTCOME = _KIND, str, [(COUNT, COUNT)]
 
-# Options with which a restore does not read, or not check, all of a step.
-_IN_PART = {"filter_spec", "where", "source", "unexpected", "verify"}
+# Options of which other values than the defaults leave a part of a step unread, or
+# unchecked.
+_IN_PART = "filter_spec", "where", "source", "unexpected", "verify"
 
 
 def restore(
@@ -162,7 +163,9 @@ def _newest(saves: Saves, near: NearSteps, request: LoadRequest) -> Restored:
     # What was not completed may be under way.
     skipped = search.skipped
     damaged = {step for step, skip in skipped.items() if skip.is_lost}
-    is_in_part = search.is_near or _IN_PART & request.options.keys()
+    options = {**DEFAULTS, **request.options}
+    is_whole = all(options[x] is DEFAULTS[x] or options[x] == "error" for x in _IN_PART)
+    is_in_part = search.is_near or not is_whole
     path = None if is_in_part else saves.steps.last_known_path(step)
     saves.note_restored(path, search.is_near, damaged)
     _tell(search, step)
