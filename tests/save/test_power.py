@@ -273,6 +273,21 @@ def test_a_run_whose_directory_others_have_made(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_a_power_cut_after_a_save_that_was_not_durable(tmp_path, monkeypatch, layout):
+    """The index of a durable save is there only where all that it names is."""
+    top, key = tmp_path / "disk", "/7/eqx_ckpt.json"
+    top.mkdir()
+    with monkeypatch.context() as patch:
+        disk = _Disk(top, patch)
+        ec.tree_serialise_leaves(top / "7", _tree(1), layout=layout, durable=False)
+        ec.tree_serialise_leaves(top / "7", _tree(2), layout=layout)
+    index = dict(disk.now())[key]
+    states = [state for state in disk.states if dict(state).get(key) == index]
+    for number, state in enumerate([*states, disk.now()]):
+        assert _step(tmp_path / f"{number}", state, "7") == 2
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
 def test_a_power_cut_while_one_is_deleted(tmp_path, monkeypatch, layout):
     top = tmp_path / "disk"
     top.mkdir()

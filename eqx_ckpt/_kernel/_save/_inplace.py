@@ -33,10 +33,8 @@ class InPlace(DirectoryTransaction, CheckpointTransaction[LocalDirectory]):
             root.write(staged, [index], durable)
             self.stamp = root.stamp(staged)  # Which a rename does not change.
             if durable:
-                # Where a durable save was before, the name of `d` is durable.
-                is_new = self.found.index is None or bool(self.made_above)
-                # "" is the root itself.
-                root.sync_directories([self.data_key, "d", *[""] * is_new])
+                # "" is the root itself: the save before may not have been durable.
+                root.sync_directories([self.data_key, "d", ""])
                 root.sync_above(self.made_above)
         # Whoever replaces what is at the path holds the lock of what is there.
         with contextlib.ExitStack() as locks:
