@@ -2,7 +2,8 @@
 
 
 class DamagedError(RuntimeError, ValueError):
-    """A save that lacks some of its bytes, or has other bytes than were written.
+    """A save that lacks some of its bytes, or has other bytes than were written. It
+    is a `RuntimeError`, as loads raise, and a `ValueError`, as parsers raise.
 
     Every call that reads a checkpoint raises it. Nothing else is damage: a file that
     you may not read, a disk that fails or a server that does not answer raises an

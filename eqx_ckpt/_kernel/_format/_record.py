@@ -151,7 +151,8 @@ class TreeRecord:
 
     @ft.cached_property
     def has_empty(self) -> list[bool]:
-        """Whether a node without children, such as None, is at or below each row."""
+        """Whether a row without children that is not stored, such as None or a value,
+        is at or below each row."""
         out: list[bool] = []
         for kind, children, _ in self.rows:
             is_empty = not children and self.kinds[kind].how != "leaf"

@@ -48,6 +48,7 @@ class FollowUp:
     def do(self, saving: RunningSave, damaged: Set[int]) -> None:
         """Marks the step, and adds it to the history. If it may delete, older steps go,
         those that are `damaged` not among them, and the step is noted for the journal.
+        Last, `Place` warns if the directory of the run is another one than before.
         If the save has failed, a step that it was to replace is marked again."""
         step = saving.step
         try:

@@ -14,10 +14,11 @@ bring it back:
    error, and the *signs* of the calls that the error is for. Ends stay until a later
    number of the line has been answered.
 3. A process that finds an end for a call like its own raises the error; but not if the
-   call is vague and the end says that this process was silent. Otherwise it makes the
-   same call with the next number.
+   call of process 0 was vague and the end says that this process was silent. Otherwise
+   it makes the same call with the next number.
 4. Process 0 raises the error of another process only if that process's call is like its
-   own. Otherwise it ends the number for nobody, and goes on to the next one.
+   own. Otherwise it ends the number for nobody, and goes on to the next one: so it does
+   too if a process is gone and its own call is vague, as nobody knows which was left.
 
 So a process that is behind passes all ends without a wait. One that is ahead has left
 the numbers that process 0 then uses: process 0 sees that, and passes them too. In

@@ -70,8 +70,8 @@ class Plan(NamedTuple):
 
 def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     """Plans a save: checks its options, selects leaves of the tree, describes them as
-    they are stored, and bounds the index. It finds all that is wrong with the tree
-    before a byte is written."""
+    they are stored, and bounds the index. It finds all that is wrong with the tree,
+    but values: numbers that `dtype` cannot hold, and damaged lazy leaves."""
     _options.check(root, options)
     _json.check_json(options.metadata)
     if options.dtype is not None:

@@ -61,9 +61,9 @@ def tree_serialise_leaves(
         expanded, or a URL (`s3://`, `gs://`, `az://`, `memory://`), or a [`Store`][].
         A directory is made; or one file, a zip that is not compressed, if the path ends
         in `.zip`. If it is a file open for writing in binary, that gets such a zip.
-    - `pytree`: the tree. Its arrays are not copied. Lazy leaves ([`LazyArray`][]) are
-        read and verified as they are written. The checkpoint that they are of has to
-        stay until the save is over; it may be at `path` itself.
+    - `pytree`: the tree. It is never copied as a whole. Lazy leaves ([`LazyArray`][])
+        are read and verified as they are written. The checkpoint that they are of has
+        to stay until the save is over; it may be at `path` itself.
     - `filter_spec`: which leaves to store, as in `eqx.filter`: a pytree prefix of bools
         and of functions `leaf -> bool`. By default [`is_storable`][].
     - `is_leaf`: called on every node; if true, that node is treated as a leaf.
@@ -87,9 +87,10 @@ def tree_serialise_leaves(
         that is possible, and waits for what other programs have written there too.
     - `max_bytes`: how much host memory the call may take beyond the tree: by default
         1 GiB, or a quarter of what this process may have, as in a container, if that is
-        less; but at least a few chunks. On CPU arrays are written from where they
-        are; what is copied (for `dtype`, other orders of memory, `compression`, and
-        from accelerators) is copied chunk by chunk.
+        less; but at least a few chunks. On CPU the arrays of JAX are
+        written from where they are; what is copied (NumPy's, which may change; for
+        `dtype`, other orders of memory, `compression`, and from accelerators) is copied
+        chunk by chunk.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `reuse`: the path of another checkpoint in the same local file system, such as of
         the step before; or the [`SaveHandle`][] of the save that has written it. Its
