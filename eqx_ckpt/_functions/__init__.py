@@ -30,6 +30,13 @@ def _():
     return plan
 
 
+@_rooms.check_functions.provide
+def _():
+    from ._exporting import check
+
+    return check
+
+
 @_rooms.as_read.provide
 def _():
     from ._computed import as_read

@@ -49,7 +49,7 @@ def plan(
     leaves = list(stored.values())
     if functions is None:
         return _numbered(_keep_functions.plan_all_kept(leaves))
-    checked = _checked(functions)
+    checked = check(functions)
     arrays = [i for i, leaf in enumerate(flat.leaves) if _tracing.is_array(leaf)]
     tree = SavedTree(flat, stored, arrays)
     likeness = ft.cache(ft.partial(_likeness, tree))
@@ -78,7 +78,8 @@ def _numbered(functions: dict[str, PlannedFunction]) -> dict[str, PlannedFunctio
     }
 
 
-def _checked(functions: object) -> Mapping[str, Unexported | Function]:
+def check(functions: object) -> Mapping[str, Unexported | Function]:
+    """**Raises:** an error of functions that no save stores, whatever its tree."""
     if not isinstance(functions, Mapping):
         raise TypeError(
             '`functions` must be a dict of names to `ec.function(...)`, or "drop", not '

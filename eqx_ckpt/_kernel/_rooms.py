@@ -107,6 +107,8 @@ base_facts: Hook[[str | os.PathLike[str] | Checkpoint], BaseFacts] = Hook(
 plan_functions: Hook[
     [Functions, Flat, dict[int, PlannedLeaf]], dict[str, PlannedFunction]
 ] = Hook(_without("_functions"))
+# **Raises:** an error of functions that no save stores, whatever its tree.
+check_functions: Hook[[object], object] = Hook(_without("_functions"))
 # The files for Orbax of a save, by the manifest of its database.
 orbax_files: Hook[[Plan, str, bytes], dict[str, bytes]] = Hook(_without("_orbax"))
 save_file: Hook[[Plan, Advance], None] = Hook(_without("_zips"))

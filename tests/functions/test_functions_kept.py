@@ -122,6 +122,17 @@ def test_a_run(tmp_path):
         _check(tmp_path / str(step) / "default", step + 1.0)
 
 
+def test_a_wrong_function_of_a_state_that_is_not_due(tmp_path):
+    """The state before it is the one saved at the end."""
+    with ec.CheckpointManager(tmp_path, every=10) as manager:
+        manager.save(10, _tree())
+        assert not manager.save(21, _tree(2.0), functions=FUNCTIONS)
+        with pytest.raises(TypeError, match="must be made by `ec.function`"):
+            manager.save(23, _tree(), functions={"f": 3})
+    assert manager.steps() == [10, 21]
+    _check(tmp_path / "21" / "default", 2.0)
+
+
 def test_edits_keep_them(tmp_path, ckpt, capsys):
     tree = ec.open(ckpt).tree
     # Pruned and renamed: the names that the function has are those of old.

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import _rooms
 from .._format import _json
 from .._runtime import _log, _processes
 from .._save import _background, _plan
@@ -82,6 +83,8 @@ class LastState:
         process can tell by itself. Of states that are alike one is checked."""
         state.check_metadata()
         _json.check_json(dict(state.metadata or {}))
+        if state.functions is not None and state.functions != "drop":
+            _rooms.check_functions(state.functions)
         # Of many processes, the others would not hear of it.
         if _processes.count() > 1:
             return
@@ -90,6 +93,7 @@ class LastState:
         with contextlib.suppress(Exception):
             is_checked = bool(looks == self._checked)
         if kept.is_gone or not is_checked:  # Of donated arrays the plan raises.
+            # The save at the end exports the functions: that takes long.
             options = self._options._replace(functions="drop")
             _plan.plan(self._steps.own_directory(state.step), state.tree, options)
             _own.encode(state.own)
