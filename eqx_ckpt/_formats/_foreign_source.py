@@ -79,7 +79,11 @@ class ForeignSource(Source):
             return array.reshape(-1)[:most].tobytes()[:most]
         if array is None:
             key, start, _ = self.chunk_range(record, 0)
-            stop = start + record.template.nbytes
+            t, strides = record.template, self.strides.get(record.leaf_index)
+            nbytes = t.nbytes
+            if strides is not None:  # It may repeat elements.
+                nbytes = min(nbytes, _pieces.span(t.shape, strides) * t.itemsize)
+            stop = start + nbytes
         else:
             piece = min(array.pieces, key=lambda piece: piece.start)
             key, start, stop = piece.key, piece.offset, array.stop(piece)

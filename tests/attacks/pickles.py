@@ -66,10 +66,13 @@ def write(
     path.write_bytes(archive(pickle, storages))
 
 
-def old(count: int) -> bytes:
-    """A file of before version 1.6, of so many tensors of four elements."""
+def old(
+    count: int, shape: tuple[int, ...] = (4,), strides: tuple[int, ...] = (1,)
+) -> bytes:
+    """A file of before version 1.6, of so many tensors of four stored elements."""
     keys = [str(i) for i in range(count)]
-    tensors = {x: tensor(of=storage(x, 4)[:-2] + b"NtQ") for x in keys}
+    of = {x: storage(x, 4)[:-2] + b"NtQ" for x in keys}
+    tensors = {x: tensor(shape, strides, of=of[x]) for x in keys}
     head = 0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}
     parts = [*(pickle.dumps(x, 2) for x in head), state(**tensors)]
     parts.append(pickle.dumps(keys, 2))

@@ -151,6 +151,15 @@ def test_an_old_file_with_many_tensors(tmp_path):
     assert len(ckpt) == 4000 and ckpt["3999"].read().tolist() == [3999.0] * 4
 
 
+def test_a_base_of_a_tensor_that_repeats_elements(tmp_path):
+    """At the end of its file, with fewer bytes there than it has."""
+    path = tmp_path / "a.pth"
+    path.write_bytes(pickles.old(2, (1000,), (0,)))
+    assert ec.open(path)["1"].read().tolist() == [1.0] * 1000
+    ec.tree_serialise_leaves(tmp_path / "c", {"w": 1.0}, base=path)
+    ec.open(tmp_path / "c").check_base(path)
+
+
 def test_dtypes():
     for name, leaf in ec.open(HERE / "dtypes.pth").leaves.items():
         assert leaf.dtype.name == name
