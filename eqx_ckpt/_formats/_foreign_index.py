@@ -115,7 +115,7 @@ def source(
     format: str,
     files: list[str],
     leaves: Sequence[ForeignLeaf],
-    head: bytes = b"",
+    headers: bytes = b"",
     metadata: object = None,
     labels: Mapping[int, Label] = {},
     attributes: Attributes = {},
@@ -124,7 +124,7 @@ def source(
 ) -> ForeignSource:
     """A source of leaves, and of the files that they lie in.
 
-    `head` is what the files say of them. `labels` has those of leaves of entries
+    `headers` are what the files say of them. `labels` has those of leaves of entries
     of States, and `attributes` those of children without keys. With `shared`, leaves
     may have bytes in common, and those of the same ones are aliases.
 
@@ -154,7 +154,7 @@ def source(
     saved.leaf_indices  # Two leaves of one name are an error.
     places = [x.file for x in leaves], [x.offset for x in leaves]
     index = Index(
-        save=_foreign_source.save_of(directory, files, head),
+        save=_foreign_source.save_of(directory, files, headers),
         layout=format,
         metadata=metadata,
         leaves=saved,
@@ -162,7 +162,7 @@ def source(
         placement=_extents.in_one_run(saved, len(files), *places),
     )
     strides = {i: x.strides for i, x in enumerate(leaves) if x.strides is not None}
-    what = head, stored, database, strides
+    what = headers, stored, database, strides
     return ForeignSource(probe.root, index, directory, files, *what)
 
 

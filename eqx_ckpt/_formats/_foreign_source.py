@@ -19,8 +19,8 @@ from ._database import Database
 from ._pieces import OpenedPieces, Piece, PiecedArray
 
 
-# The bytes of the parts in which leaves are read that are one run of bytes, where a
-# view wants some; and the most parts of one whose elements lie apart.
+# Leaves that are one run of bytes are read in parts of about `_PART_BYTES`, where a
+# view wants some. One whose elements lie apart has at most about `_MAX_PARTS` parts.
 _PART_BYTES, _MAX_PARTS = 4 * 2**20, 2**12
 
 
@@ -45,13 +45,14 @@ Stored = ForeignArray | PiecedArray | np.ndarray
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForeignSource(Source):
-    """A source of another format. Each leaf is one run of bytes in one of the files of
-    the index; or what `stored` has for its index, in directories or in the database of
-    `nodes`; or is there already. The elements of leaves that `strides` has lie so many
-    elements apart along each axis. `head` is what the files say of them: with the
-    stamps of the files it makes the id of the save."""
+    """A source of another format. A leaf is one run of bytes in a file of the index,
+    unless `stored` has something else for its index: an array in a directory or in the
+    database of `nodes`, pieces of files, or an array that has been read already. The
+    elements of leaves that `strides` has lie so many elements apart along each axis.
+    `headers`: what the files say of their leaves. With the stamps of the files it makes
+    the id of the save."""
 
-    head: bytes
+    headers: bytes
     stored: Mapping[int, Stored]
     nodes: Database | None
     strides: Mapping[int, tuple[int, ...]]
@@ -60,7 +61,7 @@ class ForeignSource(Source):
     is_ours = False
 
     def is_in(self, directory: Backend) -> bool:
-        return save_of(directory, self.index.files, self.head) == self.index.save
+        return save_of(directory, self.index.files, self.headers) == self.index.save
 
     def _without_spec(self, record: LeafRecord) -> str:
         return f"it is of another format, {self.index.layout}"
@@ -119,8 +120,9 @@ class ForeignSource(Source):
         ]
 
     def _open_stored(self, wanted: Sequence[tuple[Stored, Sequence[int]]]) -> list[Any]:
-        """Arrays of other formats, opened without a read, for chunks of some numbers;
-        or what has been read before."""
+        """Arrays of other formats, opened for chunks of some numbers: without a read,
+        unless TensorStore has no driver for the root. What has been read before is
+        given as it is."""
         _context.check_fork()
         arrays = [(x, n) for x, n in wanted if isinstance(x, ForeignArray)]
         opened = iter(self._open_arrays(arrays))
@@ -233,8 +235,8 @@ def _view(pieces: OpenedPieces) -> ts.TensorStore:
     return ts.virtual_chunked(read, dtype=dtype, shape=t.shape, chunk_layout=layout)
 
 
-def save_of(directory: Backend, files: Sequence[str], head: bytes) -> str:
-    """The id of what files of another format hold, by their stamps, and by what they
-    say of it."""
+def save_of(directory: Backend, files: Sequence[str], headers: bytes) -> str:
+    """The id of what files of another format hold, by their stamps and by
+    `headers`: what the files say of their leaves."""
     parts = _store.each(directory, directory.stamp, files)
-    return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
+    return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + headers)
