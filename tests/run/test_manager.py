@@ -13,9 +13,7 @@ import time
 import tracemalloc
 import weakref
 
-import equinox as eqx
 import jax.numpy as jnp
-import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import pytest
@@ -796,16 +794,6 @@ def test_a_metric_that_no_step_has(root):
         fill_run(manager, [1, 2], val=[2.0, 1.0], loss=[0.0, 0.0])
     with pytest.raises(ValueError, match="`vall`, which no step has. They have `val`."):
         ec.CheckpointManager(root, best=("vall", "min")).best()
-
-
-def test_a_tree_and_a_step_in_each_others_place(root):
-    tree = {"model": eqx.nn.MLP(2, 2, 4, 2, key=jr.key(0))}
-    manager = ec.CheckpointManager(root)
-    with pytest.raises(TypeError, match=r"comes first, .* `restore\(like, step=40\)`"):
-        manager.restore(40, tree)
-    with pytest.raises(TypeError, match="must be an integer, not {'model': MLP") as e:
-        manager.save(tree, 40)
-    assert len(str(e.value)) < 120 and "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
