@@ -20,9 +20,13 @@ _READ_BYTES = 2**22
 
 
 class Piece(NamedTuple):
-    """A part of an array that is one run of bytes: the key of its file, from which byte
-    on, its first element, and its shape; or some elements of such a run, which lie so
-    many elements apart along each axis."""
+    """A run of bytes of a file that has a box of an array.
+
+    - `key`, `offset`: the file, and the byte that it begins at.
+    - `start`, `shape`: the box.
+    - `strides`: how many elements apart its elements lie along each axis; None if row
+      after row.
+    """
 
     key: str
     offset: int
@@ -32,8 +36,8 @@ class Piece(NamedTuple):
 
 
 class PiecedArray(NamedTuple):
-    """An array that lies in pieces, each element in one of them; with `is_packed` two
-    elements have a byte."""
+    """An array that lies in pieces, each element in one of them. With `is_packed` two
+    elements share a byte, the first in its lower four bits."""
 
     template: Template
     pieces: list[Piece]
@@ -81,7 +85,8 @@ class OpenedPieces(NamedTuple):
         """Reads the elements of a piece from `first` on, in these steps along each
         axis."""
         strides = piece.strides or strides_of(piece.shape)
-        # From the lowest element on, as NumPy would have it after `flip`.
+        # An axis with a negative step is read upwards, into memory that is flipped
+        # along it.
         down = tuple(axis for axis, step in enumerate(steps) if step < 0)
         lowest = [
             a + min(0, (n - 1) * step) for a, n, step in zip(first, into.shape, steps)
@@ -121,13 +126,15 @@ class OpenedPieces(NamedTuple):
         )
 
 
-def _places_in(picks: range, start: int, length: int) -> Sequence[int]:
-    """The numbers of the picks along an axis that lie in a piece: a range if their step
-    is 1."""
-    if picks.step != 1:
-        return [i for i, x in enumerate(picks) if start <= x < start + length]
-    first = min(max(start - picks.start, 0), len(picks))
-    return range(first, max(min(start + length - picks.start, len(picks)), 0))
+def _places_in(picks: range, start: int, length: int) -> range:
+    """The numbers of the picks along an axis that lie in a piece."""
+    ends = start, start + length
+    if picks.step < 0:
+        ends = start + length - 1, start - 1
+    # At each end begin the picks that lie there or after it: so many are before.
+    before = [-((picks.start - end) // picks.step) for end in ends]
+    first, stop = (min(max(n, 0), len(picks)) for n in before)
+    return range(first, stop)
 
 
 # ---- Steps along the axes of arrays.

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import struct
 import tempfile
+import tracemalloc
 
 import equinox as eqx
 import jax
@@ -739,6 +740,21 @@ def test_an_index_of_one_process_is_refused(tmp_path):
     for name in (path, index):
         with pytest.raises(ValueError, match="names `shard-00001-.* one process"):
             ec.open(name)
+
+
+def test_picks_in_steps_need_no_memory_of_their_own(tmp_path):
+    """Of numbers of four bits, 1 MiB in the file, 2**20 are read."""
+    entry = {"dtype": "F4", "shape": [2**21], "data_offsets": [0, 2**20]}
+    header = json.dumps({"w": entry}).encode()
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(2**20))
+    lazy = ec.open(file)["w"][::2]
+    tracemalloc.start()
+    try:
+        assert lazy.read().size == 2**20
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_numbers_of_four_bits(tmp_path):
