@@ -32,9 +32,9 @@ def _():
 
 @_rooms.check_functions.provide
 def _():
-    from ._exporting import check
+    from ._exporting import check_functions
 
-    return check
+    return check_functions
 
 
 @_rooms.as_read.provide

@@ -49,7 +49,7 @@ def plan(
     leaves = list(stored.values())
     if functions is None:
         return _numbered(_keep_functions.plan_all_kept(leaves))
-    checked = check(functions)
+    checked = check_functions(functions)
     arrays = [i for i, leaf in enumerate(flat.leaves) if _tracing.is_array(leaf)]
     tree = SavedTree(flat, stored, arrays)
     likeness = ft.cache(ft.partial(_likeness, tree))
@@ -78,7 +78,7 @@ def _numbered(functions: dict[str, PlannedFunction]) -> dict[str, PlannedFunctio
     }
 
 
-def check(functions: object) -> Mapping[str, Unexported | Function]:
+def check_functions(functions: object) -> Mapping[str, Unexported | Function]:
     """**Raises:** an error of functions that no save stores, whatever its tree."""
     if not isinstance(functions, Mapping):
         raise TypeError(

@@ -120,7 +120,7 @@ def parse(given: object, label: str, model: Model, stored: StoredSide) -> NodePa
             ) from e
         raise
     groups = _groups(label, left, right, steps)
-    _text_order.check(label, groups, model.code)
+    _text_order.check_nodes(label, groups, model.code)
     unused: list[str] = []
     how = next((x for x in steps if isinstance(x, Rename)), None)
     if how is not None:

@@ -26,7 +26,7 @@ class _Numbered(NamedTuple):
         return self.numbers == sorted(self.numbers) and values != sorted(values)
 
 
-def check(
+def check_nodes(
     label: str,
     groups: Sequence[tuple[Nested, Nested]],
     code_of: Callable[[str], str | None],
