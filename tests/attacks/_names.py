@@ -59,6 +59,13 @@ def leaf_and_node(path, outside):
     rename(path, "net", "key")
 
 
+@attack("tree", "keys of two kinds at 'net'")
+def keys_of_two_kinds(path, outside):
+    """A child of the root that is an attribute and the entry of a dict."""
+    rename(path, "net.text", "text")
+    forge(path, lambda v: template(v, "net.text", keys="aa"))
+
+
 @attack("touch", "largest index")
 def index_beyond_all(path, outside):
     """An item of a list so far back that the list does not fit into memory."""

@@ -131,7 +131,7 @@ class StoredBody(Body):
     def _read_key(self, component: str) -> NodeKey:
         letters = self._letters(self._groups[component])
         if len(letters) > 1:
-            name = f"{self.name}.{component}"
+            name = _names.joined(self.name, component)
             raise DamagedError(f"The index has keys of two kinds at {name!r}.")
         if not letters:
             return self._likely_key(component)
