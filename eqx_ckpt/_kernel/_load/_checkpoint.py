@@ -104,7 +104,7 @@ class Checkpoint(_Base):
     @ft.cached_property
     @_handlers.pass_through
     def tree(self) -> Any:
-        return _nodes.forest(self._source)
+        return _nodes.tree_of(self._source)
 
     @ft.cached_property
     @_handlers.pass_through

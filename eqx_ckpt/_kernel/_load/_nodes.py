@@ -21,7 +21,8 @@ from ._lazy import LazyArray
 from ._source import Source
 
 
-# Of sequences with gaps, where functions stood or nothing was stored.
+# The most gaps that the sequences of one tree have together. A gap is where a function
+# stood, or nothing was stored.
 _MAX_GAPS = 2**22
 
 
@@ -142,8 +143,8 @@ class StoredBody(Body):
             raise DamagedError(f"The index has a name that is never saved: {e}.") from e
 
     def _likely_key(self, component: str) -> NodeKey:
-        """The key of a node without leaves, which the index does not have: as those
-        beside it, if it can be one."""
+        """A likely key of a child without leaves. The index does not say of which kind
+        it is, so it gets the kind of those beside it, if it can have that."""
         # The last four are for one like none beside it. FORMAT.md has all letters.
         for letter in [*filter(self._all_letters.__contains__, "sfiak"), *"sioa"]:
             with contextlib.suppress(ValueError):
@@ -180,8 +181,10 @@ class StoredBody(Body):
     def _row(self) -> int | None:
         """The row of the node in the record of the tree, if there is one."""
         record = self.source.index.leaves.labelled
-        if record is None or self._above is None:
-            return None if record is None else len(record.rows) - 1
+        if record is None:
+            return None
+        if self._above is None:
+            return len(record.rows) - 1
         body, component = self._above
         if body._row is None:
             return None
@@ -272,10 +275,11 @@ def node_at(tree: PyTree, name: str) -> Any:
 
 
 def reopen_node(root: Backend, save: str, name: str) -> Any:
-    return node_at(forest(_open.reopen(root, save)), name)
+    return node_at(tree_of(_open.reopen(root, save)), name)
 
 
-def forest(source: Source) -> Any:
+def tree_of(source: Source) -> Any:
+    """The checkpoint's own tree: its root node, or its only leaf."""
     leaves = source.index.leaves
     if leaves.names == [_names.ROOT]:
         return _lazy.lazy_of(source, leaves.record(0))
