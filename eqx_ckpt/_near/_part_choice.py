@@ -32,7 +32,13 @@ def report(
     leaves: Leaves, nbytes: int, wanted: Iterable[LeafRead], count: int
 ) -> PartReport:
     """The report of a part with these leaves, where `count` processes want some."""
-    sharded = [leaves.record(i, known=True) for i in sorted(leaves.parts)]
+    sharded = []
+    for leaf_index, shards in sorted(leaves.parts.items()):
+        assert isinstance(shards, LocalShards)
+        # The devices of a process have its shards in any order.
+        shards = shards._replace(starts=tuple(sorted(shards.starts)))
+        record = leaves.record(leaf_index, known=True)
+        sharded.append(record._replace(part=shards))
     whole = [name for i, name in enumerate(leaves.names) if i not in leaves.parts]
     readers = sorted(_readers(leaves, wanted, count))
     return PartReport(nbytes, _digest(sharded), _digest(whole), readers)

@@ -58,6 +58,12 @@ def test_which_parts_are_read():
     assert choose(some, apart, whole=["a", "a", "a", ""])[0] == [0, 1, 2, 3]
 
 
+def test_parts_with_the_same_shards_in_another_order():
+    """As processes store them whose devices are in another order in the mesh."""
+    digest = near_parts.shards_digest
+    assert digest((0, 2)) == digest((2, 0)) != digest((0, 4))
+
+
 def test_the_processes_that_need_a_part():
     """Arrays may be cut along other axes, and their first shards begin at one place."""
     assert near_parts.readers([(4, 8)]) == [0]
