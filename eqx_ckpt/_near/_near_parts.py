@@ -82,7 +82,11 @@ class Parts:
             leaves = _as_whole(source.index.leaves)
             index = dataclasses.replace(source.index, leaves=leaves)
             whole = Checkpoint(dataclasses.replace(source, index=index))
-            found = _checkpoint.match_leaves(whole, self._like, self._options)
+            try:
+                found = _checkpoint.match_leaves(whole, self._like, self._options)
+            except DamagedError:  # An `OSError` may be of the caller's `source`.
+                self.unreadable.add(part)
+                raise
             self._matches[part] = found
         return self._matches[part]
 
@@ -96,6 +100,8 @@ class Parts:
             return PartReport()
         try:
             wanted = self._match(part).reads.values()
+        except DamagedError:
+            return PartReport()
         except (KeyError, RuntimeError, TypeError, ValueError):
             wanted = ()  # `like` does not fit: the load raises that error.
         return _part_choice.report(leaves, nbytes, wanted, count)

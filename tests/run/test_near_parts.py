@@ -1,7 +1,10 @@
 """Parts of near steps, without processes: what is read of each, and which to blame."""
 
+import zipfile
+
 import numpy as np
 import pytest
+from attacks import seal
 from support import near_parts
 from support.helpers import tree_at
 from support.near_parts import part, parted
@@ -76,3 +79,18 @@ def test_a_part_that_cannot_be_read_for_its_report_may_be_later(tmp_path):
     assert not parts.report(0, 1).shards_digest and parts.unreadable == {0}
     ec.tree_serialise_leaves(tmp_path / "0.zip", tree_at(3))
     assert parts.load([0])["step"] == 3 and not parts.unreadable
+
+
+def test_a_part_whose_tree_is_never_saved_is_to_blame(tmp_path):
+    """That it has a key of two kinds is seen as `source` asks for it."""
+    file, tree = tmp_path / "0.zip", {"x": np.arange(3), "y": np.ones(2)}
+    ec.tree_serialise_leaves(file, {"abc": tree})
+    whole, index = file.read_bytes(), zipfile.ZipFile(file).read("eqx_ckpt.json")
+    forged = seal(index[:-45].replace(b'["kk"', b'["ak"', 1))
+    file.write_bytes(whole.replace(index, forged))
+    parts = near_parts.parts(tree, file, source=lambda c: c["abc"])
+    assert not parts.report(0, 1).shards_digest and parts.unreadable == {0}
+    parts = near_parts.parts(tree, file, source=lambda c: c["abc"])
+    with pytest.raises(ec.DamagedError, match="keys of two kinds at 'abc'"):
+        parts.load([0])
+    assert parts.unreadable == {0}

@@ -43,8 +43,8 @@ def read_into(leaf, number, rows):
     return sum(map(len, arrays))
 
 
-def parts(like, file):
-    return Parts(LoadRequest(like, None, {}), lambda number: file)
+def parts(like, file, **options):
+    return Parts(LoadRequest(like, None, options), lambda number: file)
 
 
 def choose(shards, readers, whole="aaaa", disks=None, count=4):
