@@ -102,8 +102,8 @@ class _RenameTask(NamedTuple):
     def few_rules(self) -> Iterator[list[NameRule]]:
         """Takes the best rule again and again, until all samples are renamed or no rule
         renames another; with the rules for all names (`^`), and without. The results
-        may be incomplete: the caller checks them. None if there were too many rules to
-        try."""
+        may be incomplete: the caller checks them. An empty list if there were too many
+        rules to try."""
         samples = self._samples()
         names = {x for x in samples if x in self.moves}
         effects = self._effects(names, samples)
@@ -173,7 +173,8 @@ def _ordered(
     whose names they would take, and after those that would change again what they make.
 
     In a circle, as of names that are exchanged, some rules mark the names that they
-    make, which no other rule changes then. Empty if that does not help.
+    make: of the other rules only one for all names (`^`) changes these, and it comes
+    before. Empty if that does not help.
     """
     # Their effects are good for names in `moves` only.
     takes_from: dict[NameRule, list[NameRule]] = {}
@@ -186,7 +187,8 @@ def _ordered(
     marked: set[NameRule] = set()
     for _ in range(len(chosen) + 1):  # In each turn one more is marked.
         before = {
-            rule: takes_from[rule] + ([] if rule in marked else undone_by[rule])
+            rule: takes_from[rule]
+            + [x for x in undone_by[rule] if rule not in marked or x.pattern == "^"]
             for rule in chosen
         }
         try:

@@ -43,9 +43,9 @@ class Parts:
     loads of them. A part is opened when it is first needed.
 
     If a part cannot be opened or read, a method raises `DamagedError`, but `report`
-    gives an empty report. Either way the part's number is in `unreadable`, until the
-    part is read. An error that only says that this process is out of memory or files is
-    raised as it is, and blames no part.
+    gives an empty report. Either way the part's number is in `unreadable`, until
+    something of the part has been read. An error that only says that this process is
+    out of memory or files is raised as it is, and blames no part.
     """
 
     def __init__(self, request: LoadRequest, file: Callable[[int], pathlib.Path]):
@@ -114,7 +114,10 @@ class Parts:
 
     def load(self, parts: Sequence[int]) -> PyTree:
         """The tree, read of some parts, of which one may have what another lacks. The
-        first says what leaves there are."""
+        first says what leaves there are.
+
+        **Raises:** also `Apart` if they lack what this process needs.
+        """
         leaves_of = {part: self._source(part).index.leaves for part in parts}
         matched, options = self._match(parts[0]), self._options
         wanted = [*matched.reads.values()]
@@ -146,6 +149,8 @@ class Parts:
         verify, max_bytes = self._options.verify, self._options.max_bytes
         for part in parts:
             reads = [leaf.to_come[part].read for leaf in leaves if part in leaf.to_come]
+            if not reads:
+                continue
             found = read_arrays(self._source(part), reads, verify, max_bytes)
             with self._reading(part), contextlib.closing(found) as results:
                 for read, result in results:

@@ -1,8 +1,8 @@
 """Publication of one file, atomically.
 
-On a disk it is written in a directory beside its path, and renamed,
-or linked where it must replace nothing. An object store has
-no renames: there it is built in memory, and put in place as a whole.
+On a disk it is written in a directory beside its path, and renamed, or linked where it
+must replace nothing. An object store has no renames: there it is built in memory, and
+put in place as a whole.
 """
 
 import contextlib

@@ -283,9 +283,12 @@ def test_a_near_disk_that_cannot_be_written_to(tmp_path):
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_a_part_that_fails_after_an_error_is_told_with_it(
-    tmp_path, monkeypatch, is_interrupted
+    tmp_path, monkeypatch, request, is_interrupted
 ):
     """And not at the exit of the process, as an error that nobody has asked for."""
+    # In the background of a shell it may be ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     has_returned, has_raised = threading.Event(), threading.Event()
 
     def write(plan, *args):

@@ -597,6 +597,17 @@ def test_functions_wherever_they_stand(tmp_path):
                 call(tmp_path / "a", other)
 
 
+def test_a_key_that_is_called_as_what_a_dict_has(tmp_path):
+    make = lambda factory, text: {
+        "d": collections.defaultdict(factory, default_factory=text, w=1.0)
+    }
+    ec.tree_serialise_leaves(tmp_path / "x", make(list, "relu"))
+    load(tmp_path / "x", make(list, "relu"))
+    for like in (make(list, "gelu"), make(set, "relu"), make(set, "gelu")):
+        with pytest.raises(RuntimeError, match=r"`d.default_factory%?` was"):
+            load(tmp_path / "x", like)
+
+
 def test_a_value_where_the_other_tree_has_none(tmp_path):
     """Or another node without values: no array tells that a function is gone."""
     w, lone = eqx.nn.Linear(1, 1, key=jr.key(0)), eqx.nn.Lambda(jax.nn.relu)

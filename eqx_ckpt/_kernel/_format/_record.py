@@ -238,11 +238,13 @@ class TreeRecord:
             kind = self.kind(row)
             out: dict[str, int] = {}
             if HOWS[kind.how].is_compared:
-                own = zip(kind.data, self.rows[row].values)
-                out = {n: x for n, x in own if self.values[x] != _values.ABSENT}
+                # A key of a dict may be called as what the dict itself has.
+                own = (f"{n}%" if n in kind.parts else n for n in kind.data)
+                values = zip(own, self.rows[row].values)
+                out = {n: x for n, x in values if self.values[x] != _values.ABSENT}
             for part, child in self.children(row):
                 if self.is_value[child]:
-                    out.setdefault(part, self.rows[child].values[0])
+                    out[part] = self.rows[child].values[0]
             self._compared[row] = out
         return self._compared[row]
 

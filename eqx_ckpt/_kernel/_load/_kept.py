@@ -1,5 +1,5 @@
 """Chunks that several views share: which these are, and those that are kept while the
-views are read one after the other, as a save reads them.
+views are read one after the other, as a save reads them, and what computes of them.
 
 In one read, views that share chunks are joined (`_share_chunks` in `_read_leaves`). Of
 a lazy leaf that can only be read whole, a save keeps all (`LazySource` in

@@ -29,7 +29,7 @@ class LastState:
         self.kept: KeptState | None = None
         # The last save that was begun since a state was kept: of that or a newer one.
         self.begun: RunningSave | None = None
-        # The copies of its arrays: those of the next one are made in their memory.
+        # The copies of the kept state's arrays: the next ones are made in their memory.
         self._copies: list[Any] = []
         # What the last state that was checked looks like, but for its values: see
         # `KeptState.looks`.

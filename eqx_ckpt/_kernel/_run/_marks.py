@@ -1,5 +1,5 @@
-"""The mark of a step of ours that is complete: a file that managers of Orbax look for
-which write steps in place.
+"""The mark of a step of ours that is complete, `<step>/commit_success.txt`: a file that
+managers of Orbax look for which write steps in place.
 
 No load of ours asks for it: the index of a step completes it. In a store the mark tells
 whoever pins a step that nobody is deleting it: see `_pins`.

@@ -33,7 +33,7 @@ from ._steps import Steps
 T = TypeVar("T")
 
 _STOPPED = "that was interrupted"
-_DONATED = "its arrays were donated or deleted before it was due"
+_DONATED = "its arrays were donated or deleted before the run ended"
 
 _DECISION_SOURCE = "what process 0 says of the save of a step"
 # JSON has no NaN or infinity: they are texts.
@@ -77,7 +77,8 @@ class Saves:
         # The save that goes on, if one does. There are more only where the handler of a
         # signal saves in the middle of a call.
         self._running: list[RunningSave] = []
-        # The last step that was saved here, or loaded: it is known to be whole.
+        # The last step that was saved here, or restored as the newest: it is known to
+        # be whole.
         self._last_whole: SaveHandle | str | os.PathLike[str] | None = None
         # Steps that a load has found damaged: the next save of one moves it aside.
         self.damaged: set[int] = set()
@@ -389,7 +390,7 @@ class Saves:
     # ---- A load of the run.
 
     def note_restored(self, path: Any, is_near: bool, damaged: set[int]) -> None:
-        """Notes a load: the path of its step, if it has read and checked all of that;
+        """Notes a load of the newest step: its path, if all of it was read and checked;
         whether that was a near step; and the steps that were found damaged."""
         self.damaged |= damaged
         # The save after the load of a near step reuses nothing: that is elsewhere.

@@ -248,7 +248,7 @@ class Channel:
 
     @_asking()
     def answer(self, answer: bytes) -> None:
-        """Gives all the answer of process 0, which ends the round.
+        """Gives the answer of process 0 to all, which ends the round.
 
         **Raises:** also if the round has an answer.
         """

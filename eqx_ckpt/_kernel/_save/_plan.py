@@ -46,7 +46,7 @@ _MAX_BYTES, _SHARE = 2**30, 4
 @dataclasses.dataclass(frozen=True, eq=False)
 class TreeFacts:
     """Facts about a tree beside its leaves: its record, and the names of the nodes that
-    are stored whole."""
+    are stored whole, which the files for Orbax say."""
 
     record: TreeRecord
     wholes: tuple[str, ...]

@@ -2,10 +2,10 @@
 
 A save writes its data under its own save id. Then it writes the index, on condition
 that the index is still of the save it found: this is the commit. Then it deletes the
-data of other saves. Where files have fixed names (if the layout is not packed, or for
-Orbax), the save is written beside the path, and the two directories change places. Each
-strategy is a class of transactions: `_inplace`, or `_instore` in an object store, and
-`_swapped`. A checkpoint of one file is of `_zips`.
+data of other saves. Where files have fixed names (if the layout is not packed, that of
+the save before was not, or for Orbax), the save is written beside the path, and the two
+directories change places. Each strategy is a class of transactions: `_inplace`, or
+`_instore` in an object store, and `_swapped`. A checkpoint of one file is of `_zips`.
 """
 
 import contextlib

@@ -383,9 +383,9 @@ def _is_same(leaf: PlannedLeaf, run: range, rows: bytes) -> bool:
         parts = _host_copy.to_host_by_regions(value, t, regions[run.start : run.stop])
     for part in parts:
         for digest in _digests.block_digests(_digests.as_bytes(part)):
-            if digest != rows[:16]:
+            if digest != rows[: _digests.SIZE]:
                 return False
-            rows = rows[16:]
+            rows = rows[_digests.SIZE :]
     return not rows
 
 
