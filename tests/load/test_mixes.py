@@ -173,11 +173,12 @@ def _faults(tree, like, source, stored, picks, options):
 
 
 def _is_one_sided(x, y):
-    """Whether one of two is a value, and the other a node or None without leaves that
-    are stored."""
+    """Whether one of two is a value, and the other a node without leaves that are
+    stored. None may be what a filter has left of a value."""
     one, two = (_leaves(_nodes(side)) for side in (x, y))
     is_stored = any(map(ec.is_storable, (*one.values(), *two.values())))
-    return ("" in one) != ("" in two) and not is_stored
+    is_none = x is None or y is None
+    return ("" in one) != ("" in two) and not is_stored and not is_none
 
 
 def _case(seed):

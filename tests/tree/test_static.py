@@ -608,32 +608,34 @@ def test_a_key_that_is_called_as_what_a_dict_has(tmp_path):
             load(tmp_path / "x", like)
 
 
-def test_a_value_where_the_other_tree_has_none(tmp_path):
-    """Or another node without values: no array tells that a function is gone."""
+def test_a_value_where_the_other_tree_has_a_node_without_any(tmp_path):
+    """No array tells that a function is gone."""
     w, lone = eqx.nn.Linear(1, 1, key=jr.key(0)), eqx.nn.Lambda(jax.nn.relu)
     trees = {
-        "none": lambda *x: {"w": w, "act": x[0]},
-        "field": lambda *x: Adds3(1.0, x[0]),
-        "alone": lambda *x: {"w": w, "sub": {"act": x[0]}},
-        "sequence": lambda *x: eqx.nn.Sequential([w, x[1]]),
-        "of functions": lambda *x: [w, eqx.nn.Sequential([x[1], x[1]])],
-        "node": lambda *x: {"w": w, "act": x[2]},
+        "sequence": lambda *x: eqx.nn.Sequential([w, x[0]]),
+        "of functions": lambda *x: [w, eqx.nn.Sequential([x[0], x[0]])],
+        "node": lambda *x: {"w": w, "act": x[1]},
     }
-    sides = (jax.nn.relu, lone, lone), (None, eqx.nn.Identity(), jax.nn.relu)
+    sides = (lone, lone), (eqx.nn.Identity(), jax.nn.relu)
     for name, tree in trees.items():
         for one, two in (sides, sides[::-1]):
             ec.tree_serialise_leaves(tmp_path / name, tree(*one))
             for call in CALLS.values():
                 call(tmp_path / name, tree(*one))
-                with pytest.raises(RuntimeError, match="saved .*(relu|None|noth)") as e:
+                with pytest.raises(RuntimeError, match="saved .*(relu|nothing)") as e:
                     call(tmp_path / name, tree(*two))
                 (shown,) = re.findall(r'static=(\["[^]]*"\])', str(e.value))
                 call(tmp_path / name, tree(*two), static=json.loads(shown))
             assert ec.diff(tmp_path / name, tree(*two)).static
-    # What the other tree does not have at all, or has arrays in the place of.
-    ec.tree_serialise_leaves(tmp_path / "x", {"w": w, "act": jax.nn.relu})
+    # What the other tree does not have at all, or has arrays in the place of; or None,
+    # which may be what a filter has left.
+    whole = {"w": w, "act": jax.nn.relu}
+    ec.tree_serialise_leaves(tmp_path / "x", whole)
     load(tmp_path / "x", {"w": w})
     load(tmp_path / "x", {"w": w, "act": 1.0}, missing="keep")
+    load(tmp_path / "x", eqx.filter(whole, eqx.is_array))
+    ec.tree_serialise_leaves(tmp_path / "y", eqx.filter(whole, eqx.is_array))
+    assert load(tmp_path / "y", whole)["act"] is jax.nn.relu
 
 
 json_values = st.recursive(

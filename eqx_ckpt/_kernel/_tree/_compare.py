@@ -12,8 +12,8 @@ from . import _nearest
 
 Static = str | Sequence[str]
 
-# Of these leaves nothing tells whether they have a value.
-_UNCERTAIN = ("left", "absent")
+# Of these nothing tells whether there is a value: None may be in the place of one.
+_UNCERTAIN = ("left", "absent", "none")
 _LISTED = 8  # So many names of fields are shown as code.
 
 
@@ -32,9 +32,10 @@ class Comparison:
     """Finds in what the static values of two trees differ.
 
     A value may be on one side only: where the other has no such part, it is no
-    difference, as classes gain and lose fields; where the other has None or a node
-    without leaves, it is one. So it is of a node with values, where the other is of
-    another class and has none.
+    difference, as classes gain and lose fields; nor where that has None, as in a tree
+    of which `eqx.filter` has taken the functions. Where the other has a node without
+    leaves, it is one; so it is of a node with values, where the other is of another
+    class and has none.
 
     It goes down both records at once, from nodes that stand for each other, and looks
     at each pair of rows once, however many nodes have them. `above` is the name of the
@@ -153,24 +154,22 @@ class Comparison:
 
     def _one_sided(self, name: str, a: int, b: int) -> Iterator[tuple[str, Any, Any]]:
         """The values of two children of a name, of which one has values where the other
-        has none, and none has stored leaves: such as a function, and None."""
+        has none, and none has stored leaves: an `eqx.nn.Lambda` and an `Identity`."""
         sides = (self._saved, a), (self._here, b)
         are_values = {record.is_value[row] for record, row in sides}
         if len(are_values) == 1 and len({_is_bare(*side) for side in sides}) == 1:
             return
         kinds = [record.kind(row) for record, row in sides]
-        # A class may have got its first static field; and in a plain list None is in
-        # the place of each node without leaves.
+        # A class may have got its first static field.
         are_alike = kinds[0].how == kinds[1].how and kinds[0].cls == kinds[1].cls
-        is_none = len(are_values) == 1 and "none" in (kinds[0].how, kinds[1].how)
-        if are_alike or is_none or any(kind.how in _UNCERTAIN for kind in kinds):
+        if are_alike or any(kind.how in _UNCERTAIN for kind in kinds):
             return
         if any(record.leaf_counts[row] for record, row in sides):
             return  # These are on one side only, and that is told.
         old, new = (dict(record.values_below(row)) for record, row in sides)
-        was, now = (None if x.how == "none" else _values.NOTHING for x in kinds)
         for rest in dict.fromkeys([*old, *new]):
-            yield _names.joined(name, rest), old.get(rest, was), new.get(rest, now)
+            forms = (x.get(rest, _values.NOTHING) for x in (old, new))
+            yield _names.joined(name, rest), *forms
 
     def _own(
         self, a: int, b: int, stored: str, name: str, passes: Callable[[str], bool]
@@ -186,7 +185,7 @@ class Comparison:
 
 
 def _is_bare(record: TreeRecord, row: int) -> bool:
-    """Whether a row is None, or another node without children and values."""
+    """Whether a row is a node without children and values."""
     return not record.rows[row].children and not record.has_values[row]
 
 
