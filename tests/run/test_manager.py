@@ -784,6 +784,32 @@ def test_there_always_is_a_step(tmp_path, pause):
             seen.add(ec.open(root).metadata["step"])
 
 
+def test_a_save_that_begins_between_two_looks_is_not_one_that_was_killed(
+    root, monkeypatch
+):
+    with ec.CheckpointManager(root) as manager:
+        manager.save(1, tree_at(1))
+    begun = root / "2/default/d/0123456789abcdef"
+    begun.parent.mkdir(parents=True)
+
+    def wrapper(names):
+        def wrapped(directory):
+            if not directory.url.endswith("2/default/d") or begun in seen:
+                return names(directory)
+            seen.append(begun)
+            begun.mkdir()
+            found = names(directory)
+            begun.rmdir()  # As a save does that raises.
+            return found
+
+        return wrapped
+
+    seen = []
+    inside.wrap(monkeypatch, "names in a step", wrapper)
+    # Without a warning.
+    assert ec.CheckpointManager(root).restore(tree_at(0))[1] == 1 and seen
+
+
 def test_a_fork_saves_nothing(root):
     run_program("fork_of_a_run", root)
 

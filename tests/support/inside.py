@@ -117,6 +117,7 @@ CALLS = {
     "read the head of an index": "_kernel._format._index_summary.summarise",
     "stamp of a file": "_kernel._storage._local.LocalDirectory.stamp",
     "look what is there": "_kernel._storage._local.LocalDirectory.entry",
+    "names in a step": "_kernel._run._step_state.names_in",
     "make a directory": "_kernel._storage._local.LocalDirectory._make_directory",
     "exchange": "_kernel._storage._local_files.exchange",
     "lock": "_kernel._storage._directory_lock.DirectoryLock",

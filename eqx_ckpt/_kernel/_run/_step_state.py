@@ -1,7 +1,7 @@
 """The state of a step that may not be complete: why it is not restored."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .._format import _files, _text
@@ -46,7 +46,7 @@ def why_skipped(steps: Steps, step: int) -> Skip | None:
     if steps.is_linked(step):
         return Skip("it is a symbolic link, and a manager follows none", True)
     root = steps.own_directory(step)
-    tops, works = names_in(root), _work_directories(root)
+    tops, data, works = _contents(root)
     for looks_left in reversed(range(MAX_LOOKS)):
         # A save makes its directory, locks it, and then writes there.
         is_new = not root.is_remote and {} in [x.list_top() for x in works.values()]
@@ -55,23 +55,32 @@ def why_skipped(steps: Steps, step: int) -> Skip | None:
         # So one that is empty may have no lock yet. A save that was seen may have ended
         # since. A second look tells, after a moment.
         time.sleep(_LOCKING_SECONDS if works else 0)
-        before = tops, works.keys()
-        tops, works = names_in(root), _work_directories(root)
-        if before == (tops, works.keys()) and not (is_new and looks_left):
+        before = tops, data, works.keys()
+        tops, data, works = _contents(root)
+        if before == (tops, data, works.keys()) and not (is_new and looks_left):
             break
     if _files.INDEX in tops:
         return Skip(f"its `{_files.INDEX}` is not a file", True)
     if METADATA in tops or _files.DIGESTS in tops:
         return Skip("its save was not completed, or its index was deleted", True)
     # A save that has begun just now has no more than an empty directory.
-    has_data = tops.get("d") and names_in(root.below("d"))
-    if has_data or _files.CLAIM in tops or works:
+    if data or _files.CLAIM in tops or works:
         return Skip("its save was not completed, as when a process is killed", False)
     if items := steps.orbax.items(step):
         has = " and ".join(f"`{_text.escape(item)}`" for item in items)
         why = f"Orbax has saved it as {has}: load each by its path"
         return Skip(why, False, is_unread=True)
     return None
+
+
+def _contents(
+    root: Backend,
+) -> tuple[Mapping[str, bool], Mapping[str, bool], dict[str, Backend]]:
+    """What is at a path, what is in its `d` if that has no save, and the directories of
+    saves to it."""
+    tops, works = names_in(root), _work_directories(root)
+    data = names_in(root.below("d")) if tops.get("d") and not works else {}
+    return tops, data, works
 
 
 def _work_directories(root: Backend) -> dict[str, Backend]:
