@@ -480,6 +480,32 @@ def test_a_child_without_a_key_is_compared_with_what_it_is_of_the_node(tmp_path)
         assert loaded["p"].b.b.x == 2
 
 
+def test_a_class_without_keys_that_has_got_a_child(tmp_path):
+    """No function there is compared with the one that was at its place."""
+
+    def release(*fields):
+        cls = type("Grown", (_Custom,), {"__init__": lambda self: None})
+        jtu.register_pytree_node(
+            cls,
+            lambda node: ([getattr(node, x) for x in fields], None),
+            lambda _, children: _with(cls(), fields, children),
+        )
+        return lambda **values: _with(cls(), values, values.values())
+
+    def _with(node, fields, values):
+        vars(node).update(zip(fields, values))
+        return node
+
+    old, new = release("act", "w"), release("norm", "act", "w")
+    saved = {"p": old(act=jax.nn.relu, w=np.ones(2))}
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    like = {"p": new(norm=jax.nn.tanh, act=jax.nn.relu, w=np.zeros(2))}
+    assert ec.tree_deserialise_leaves(tmp_path / "x", like)["p"].w.tolist() == [1, 1]
+    like["p"].act = jax.nn.gelu
+    with pytest.raises(RuntimeError, match="saved jax.nn.relu, `like` has jax.nn.gelu"):
+        ec.tree_deserialise_leaves(tmp_path / "x", like)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(10))
 def test_what_is_altered_is_refused_long(part, capsys):

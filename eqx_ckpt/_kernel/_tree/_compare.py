@@ -34,8 +34,8 @@ class Comparison:
     A value may be on one side only: where the other has no such part, it is no
     difference, as classes gain and lose fields; nor where that has None, as in a tree
     of which `eqx.filter` has taken the functions. Where the other has a node without
-    leaves, it is one; so it is of a node with values, where the other is of another
-    class and has none.
+    leaves, it is one. A node with values also differs from one of another class that
+    has none.
 
     It goes down both records at once, from nodes that stand for each other, and looks
     at each pair of rows once, however many nodes have them. `above` is the name of the
@@ -143,7 +143,8 @@ class Comparison:
         old, new = self._saved.compared_values(a), self._here.compared_values(b)
         moved = _moved_parts(self._saved, a, self._here, b)
         for part, y in new.items():
-            x = old.get(moved.get(part, part))
+            there = moved.get(part, part)
+            x = None if there is None else old.get(there)
             if x is None or self._saved.texts[x] == self._here.texts[y]:
                 continue
             forms = self._saved.form(x), self._here.form(y)
@@ -216,11 +217,17 @@ def pair_children(
     return [saved.place_of(a, part) for part in two.parts]
 
 
-def _moved_parts(saved: TreeRecord, a: int, here: TreeRecord, b: int) -> dict[str, str]:
-    """The saved part of each child here."""
+def _moved_parts(
+    saved: TreeRecord, a: int, here: TreeRecord, b: int
+) -> dict[str, str | None]:
+    """The saved part of each child here. Where children have labels, it is None for one
+    that is not there; else that is left out, as it may have been a static field."""
     there, places = saved.kind(a).parts, pair_children(saved, a, here, b)
+    out: dict[str, str | None] = {}
+    if saved.kind(a).labels and here.kind(b).labels:
+        out = dict.fromkeys(here.kind(b).parts)
     pairs = zip(here.kind(b).parts, places)
-    return {part: there[place] for part, place in pairs if place is not None}
+    return out | {part: there[place] for part, place in pairs if place is not None}
 
 
 def _pair_labels(
@@ -354,7 +361,7 @@ def passing(
 
 def matches(pattern: str, name: str) -> bool:
     """Whether a name is as a pattern says, in which `*` stands for any text. A leading
-    `*.` may stand for nothing: what it is before is at the root then."""
+    `*.` may also stand for nothing: `*.size` is `size` at the root, too."""
     # Nothing but `*` is special, and `fnmatch` takes time that grows with the name.
     pattern = re.sub(r"[?[]", r"[\g<0>]", pattern)
     return fnmatch.fnmatchcase(name, pattern) or (

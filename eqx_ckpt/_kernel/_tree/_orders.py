@@ -16,7 +16,7 @@ from . import _folding
 _BOXES = ".value", ".raw_value"
 # The last parts of names of weights that are `[..., in, out]`.
 _KERNELS = "kernel", "w"
-# The names that are listed.
+# At most so many rows are listed for each adapter.
 _MOST = 8
 
 
@@ -48,8 +48,9 @@ def layer_of(tree: Any, path: Sequence[Any]) -> Any:
 
 
 def rank(layer: Any) -> int:
-    """The axes of the weight of one such layer, of which several may be stacked; 0 for
-    what is no layer of Equinox that libraries store in several orders."""
+    """The number of axes of the weight of one layer, without those along which layers
+    are stacked; 0 for what is no layer of Equinox that libraries store in several
+    orders."""
     if isinstance(layer, eqx.nn.Linear):
         return 2
     is_conv = isinstance(layer, (eqx.nn.Conv, eqx.nn.ConvTranspose))
@@ -82,6 +83,7 @@ def adapter_for(saved: tuple[int, ...], wanted: tuple[int, ...]) -> str | None:
 
 
 def of_kernel(adapter: str) -> str:
+    """The advice for a kernel that needs this adapter."""
     return f"kernels of flax, Keras and Haiku need `ec.adapters.{adapter}`"
 
 
