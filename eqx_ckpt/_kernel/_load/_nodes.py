@@ -178,6 +178,10 @@ class StoredBody(Body):
         return Spec(keys, self.fields, *own, tuple(indices))
 
     @ft.cached_property
+    def _places(self) -> dict[str, int]:
+        return {component: i for i, component in enumerate(self._groups)}
+
+    @ft.cached_property
     def _row(self) -> int | None:
         """The row of the node in the record of the tree, if there is one."""
         record = self.source.index.leaves.labelled
@@ -191,13 +195,13 @@ class StoredBody(Body):
         children = record.rows[body._row].children
         if record.has_unknown_parts(body._row) and len(children) == len(body._groups):
             # The names of leaves tell them, in order.
-            return children[body.components().index(component)]
+            return children[body._places[component]]
         place = record.place_of(body._row, component)
         return None if place is None else children[place]
 
     @property
     def _kind(self) -> Kind:
-        """The kind of the node in the record of the tree, if there is one."""
+        """The kind of the node in the record of the tree; else a plain `node`."""
         record, row = self.source.index.leaves.labelled, self._row
         return Kind("node") if record is None or row is None else record.kind(row)
 
@@ -226,7 +230,8 @@ class StoredBody(Body):
         known = leaves.labels
         if not known or any(letter not in "sf" for (letter, _), _ in self._keyed):
             return ()
-        # An entry may have one leaf, and its label.
+        # Without a record a State is known by its labels alone. The one leaf of an
+        # entry has the label of that, so no node in a State is taken for another.
         is_in_state = above is not None and bool(above[0]._labels)
         is_state = not is_in_state if leaves.tree is None else self._kind.how == "state"
         if not is_state:
@@ -234,8 +239,8 @@ class StoredBody(Body):
         labels = []
         for _, component in self._keyed:
             leaf_indices = _leaf_indices(self._groups[component])
-            of = {known.get(leaf_index, Label()) for leaf_index in leaf_indices}
-            text = _state_labels.label_text(of.pop()) if len(of) == 1 else None
+            found = {known.get(leaf_index, Label()) for leaf_index in leaf_indices}
+            text = _state_labels.label_text(found.pop()) if len(found) == 1 else None
             if text is None:
                 return ()
             labels.append(text)
