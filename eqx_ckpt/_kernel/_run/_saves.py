@@ -224,29 +224,32 @@ class Saves:
         comes to nothing, its follow-up marks a step again that it was to replace."""
         step, path = state.step, self.steps.own_path(state.step)
         writers = _serialise.processes_of(path, state.tree, options)
-        saving, is_outside = None, False
+        saving, is_told = None, False
         try:
             # The other processes may wait in the save by now. An error here is told to
             # them as one of that save.
             with writers.share_errors():
-                # Process 0 has waited in `_prepare`. Here the others do.
-                self.wait()
-                options = options._replace(own=_own.encode(state.own))
-                handle, start = _async.stage_save(path, state.tree, options, writers)
-                over = _threads.Event()
-                new = RunningSave(step, handle, metrics, may_delete, over)
-                handle.add_done_callback(ft.partial(self._after_save, new))
-                saving = new  # From here on its follow-up is sure, and is waited for.
-                self._last.note_begun(saving)
-                self._running.append(saving)
-                if writers.leads:
-                    self._make_way(step, options.overwrite)
-            is_outside = True
+                try:
+                    # Process 0 has waited in `_prepare`. Here the others do.
+                    self.wait()
+                    options = options._replace(own=_own.encode(state.own))
+                    tree = state.tree
+                    handle, start = _async.stage_save(path, tree, options, writers)
+                    over = _threads.Event()
+                    new = RunningSave(step, handle, metrics, may_delete, over)
+                    handle.add_done_callback(ft.partial(self._after_save, new))
+                    saving = new  # Its follow-up is sure now, and is waited for.
+                    self._last.note_begun(saving)
+                    self._running.append(saving)
+                    if writers.leads:
+                        self._make_way(step, options.overwrite)
+                except BaseException:
+                    is_told = True
+                    raise
             start()
         except BaseException as e:
             if saving is not None:
-                # An error inside was told by `share_errors`.
-                if _background.end_unclaimed(saving.handle) and is_outside:
+                if _background.end_unclaimed(saving.handle) and not is_told:
                     writers.tell_failed(e)
                 if _background.error_of(saving.handle) is not None:
                     self._drop_running(saving)
