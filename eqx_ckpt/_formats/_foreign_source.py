@@ -45,10 +45,10 @@ Stored = ForeignArray | PiecedArray | np.ndarray
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForeignSource(Source):
-    """A source of another format. A leaf is one run of bytes in a file of the index,
-    unless `stored` has something else for its index: an array in a directory or in the
-    database of `nodes`, pieces of files, or an array that has been read already. The
-    elements of leaves that `strides` has lie so many elements apart along each axis.
+    """A source of another format. A leaf is one run of bytes in one of `index.files`,
+    unless `stored` has something else at its `leaf_index`: an array in a directory or
+    in the database of `nodes`, pieces of files, or an array that has been read already.
+    The elements of leaves that `strides` has lie so many apart along each axis.
     `headers`: what the files say of their leaves. With the stamps of the files it makes
     the id of the save."""
 
@@ -107,6 +107,7 @@ class ForeignSource(Source):
         wanted: Sequence[tuple[LeafRecord, Sequence[int]]],
         unpinned: Backend | None = None,
     ) -> list[Any]:
+        # All are scattered, or there is one: no run of bytes is opened with others.
         if not self.is_scattered(wanted[0][0]):
             return super().open(wanted, unpinned)
         starts = self.index.extents.starts(r.leaf_index for r, _ in wanted)

@@ -47,7 +47,7 @@ class PiecedArray(NamedTuple):
         """The byte that a piece ends at."""
         count = span(piece.shape, piece.strides or strides_of(piece.shape))
         nbytes = count * self.template.itemsize
-        return piece.offset + (nbytes // 2 if self.is_packed else nbytes)
+        return piece.offset + (-(-nbytes // 2) if self.is_packed else nbytes)
 
 
 class OpenedPieces(NamedTuple):
@@ -64,8 +64,8 @@ class OpenedPieces(NamedTuple):
         return types.SimpleNamespace(done=lambda: True, result=read)
 
     def read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> None:
-        """Reads `self[picks]`: of each piece all from the first of its elements that
-        are picked to the last, and not much more of it at a time."""
+        """Reads `self[picks]` in runs of about `_READ_BYTES`, each with all that lies
+        between its first picked element and its last."""
         axes = [
             range(n)[p] if isinstance(p, slice) else range(p, p + 1)
             for n, p in zip(self.array.template.shape, picks)
@@ -105,8 +105,9 @@ class OpenedPieces(NamedTuple):
     def _read_run(
         self, piece: Piece, first: int, strides: Sequence[int], into: np.ndarray
     ) -> None:
-        """Reads all that lies from the first element to the last, of elements so many
-        apart. Of two that have a byte, the lower half is the first."""
+        """Reads one run into `into`, whose elements lie `strides` apart, from element
+        `first` of the piece on. Of two that share a byte, the first is in its lower
+        half."""
         root, key, start = self.root, piece.key, piece.offset
         count = span(into.shape, strides)
         if self.array.is_packed:
@@ -131,7 +132,7 @@ def _places_in(picks: range, start: int, length: int) -> range:
     ends = start, start + length
     if picks.step < 0:
         ends = start + length - 1, start - 1
-    # At each end begin the picks that lie there or after it: so many are before.
+    # How many picks come before each end.
     before = [-((picks.start - end) // picks.step) for end in ends]
     first, stop = (min(max(n, 0), len(picks)) for n in before)
     return range(first, stop)

@@ -35,8 +35,9 @@ def check_nodes(
     makes one leaf of several, or the other way round; and those that it pairs one by
     one. `code_of` gives the code of a node of the model.
 
-    **Raises:** `ValueError` for nodes of one side in the order of texts, unless those
-    that they are paired with one by one are in that order too.
+    **Raises:** `ValueError` for a list of nodes in the order of texts; and for nodes in
+    that order that are paired one by one with nodes of other numbers. Names that differ
+    in more than one number are not checked.
     """
     for group in groups:
         for side, nodes in zip(_SIDES, group):

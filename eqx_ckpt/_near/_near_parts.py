@@ -143,7 +143,7 @@ class Parts:
         self, leaves: Sequence[PartedLeaf], parts: Sequence[int]
     ) -> Generator[PartedLeaf, None, None]:
         """Reads some leaves, part by part. Gives each leaf once all of it has come."""
-        # Those without elements.
+        # They have no elements, or this process needs no region of them.
         yield from [leaf for leaf in leaves if leaf.is_complete]
         leaf_of = {i: leaf for leaf in leaves for i in leaf.read.leaves}
         verify, max_bytes = self._options.verify, self._options.max_bytes

@@ -43,7 +43,7 @@ class How(NamedTuple):
     - `width`: the number of their children; None for any.
     - `is_compared`: whether their static values are compared.
     - `has_markers`: whether their value says which entry of an eqx.nn.State is which.
-    - `is_dict`: whether their children have keys.
+    - `is_dict`: whether they are dicts, whose keys `Kind.keys` may record.
     - `are_fields`: whether their children and static values are fields of one class.
     """
 
@@ -57,9 +57,10 @@ class How(NamedTuple):
 
 
 # A "leaf" is stored; a "value" is a leaf that is compared instead; a "left" one is
-# neither stored nor compared: for example an array that `filter_spec` leaves out. At an
-# "absent" one is nothing. All others are nodes: the table in FORMAT.md, "The tree",
-# says what each is.
+# neither stored nor compared: for example an array that `filter_spec` leaves out. An
+# "absent" one stands for a field that a Module has not set; it has a value if the class
+# has one for it. All others are nodes: the table in FORMAT.md, "The tree", says what
+# each is.
 HOWS = {
     "leaf": How(width=0),
     "value": How(("",), 0),

@@ -1,4 +1,4 @@
-"""Deletion of old steps once another is saved, without a look at all each time."""
+"""Deletion of old steps once another is saved. Many are not looked at each time."""
 
 from collections.abc import Callable, Iterable, Set
 from typing import Any, NamedTuple
@@ -31,10 +31,12 @@ class SeenStep(NamedTuple):
 class Retention:
     """Deletes the steps of a run that need not stay.
 
-    All steps are looked at after the first save, and now and then. In between only new
-    ones are: in an object store, where it takes requests to list them, only the one
-    that was saved. A step goes only if it still is what was seen, and so is each step
-    because of which it may go; else all are looked at again.
+    On a disk, all steps of a run that deletes some are looked at after each save, as
+    long as there are at most 256. Of more, and in a store, all are looked at after the
+    first save, and now and then. In between only new ones are: in an object store,
+    where it takes requests to list them, only the one that was saved. A step goes only
+    if it still is what was seen, and so is each step because of which it may go; else
+    all are looked at again.
     """
 
     def __init__(self, steps: Steps, policy: Policy):
@@ -101,8 +103,8 @@ class Retention:
         self, before: dict[int, SeenStep], new: int, saved: SavedStep | None = None
     ) -> None:
         """Looks at the steps that there are, but for those seen `before`, and the new
-        one if it is given as `saved`. What killed saves have left of the steps that it
-        looks at is deleted."""
+        one if it is given as `saved`. What killed saves have left of older steps that
+        it looks at is deleted."""
         deletes = self._policy.keep is not None
         listing = None
         if not before:
