@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from support.helpers import enable_x64
 
 import eqx_ckpt as ec
 
@@ -115,7 +115,7 @@ def test_a_whole_leaf_and_its_parts_are_read_once(tmp_path):
 
 
 def test_one_array_as_several_dtypes_is_refused_as_each_is(tmp_path):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         x = jnp.arange(6.0, dtype=np.float64)
     ec.tree_serialise_leaves(tmp_path / "x", {"x": x}, chunks=16)
     x = ec.open(tmp_path / "x")["x"]
