@@ -136,35 +136,39 @@ class TreeRecord:
             out.append(own + sum(map(out.__getitem__, children)))
         return out
 
-    def _any_below(self, is_wanted: Callable[[Kind], bool]) -> list[bool]:
-        """Whether any kind at or below each row is wanted."""
+    def _by_kind(self, is_wanted: Callable[[Kind], bool]) -> list[bool]:
+        """Whether the kind of each row is wanted."""
         wanted = list(map(is_wanted, self.kinds))
+        return [wanted[kind] for kind, *_ in self.rows]
+
+    def _any_below(self, wanted: Sequence[bool]) -> list[bool]:
+        """Whether any row at or below each row is wanted."""
         out: list[bool] = []
-        for kind, children, _ in self.rows:
+        for is_wanted, (_, children, _) in zip(wanted, self.rows):
             # Children that are alike are one row, which is looked at once.
-            out.append(wanted[kind] or any(map(out.__getitem__, {*children})))
+            out.append(is_wanted or any(map(out.__getitem__, {*children})))
         return out
 
     @ft.cached_property
     def has_values(self) -> list[bool]:
         """Whether static values at or below each row are compared."""
-        return self._any_below(lambda k: bool(k.data) and HOWS[k.how].is_compared)
+        is_compared = lambda k: bool(k.data) and HOWS[k.how].is_compared
+        return self._any_below(self._by_kind(is_compared))
 
     @ft.cached_property
     def has_empty(self) -> list[bool]:
         """Whether a row without children that is not stored, such as None or a value,
         is at or below each row."""
-        out: list[bool] = []
-        for kind, children, _ in self.rows:
-            is_empty = not children and self.kinds[kind].how != "leaf"
-            out.append(is_empty or any(map(out.__getitem__, {*children})))
-        return out
+        is_unstored = self._by_kind(lambda k: k.how != "leaf")
+        some = zip(is_unstored, self.rows)
+        return self._any_below([good and not row.children for good, row in some])
 
     @ft.cached_property
     def has_labels(self) -> list[bool]:
         """Whether a State, a StateIndex, or a node whose children are known by their
         attributes is at or below each row."""
-        return self._any_below(lambda k: HOWS[k.how].has_markers or bool(k.labels))
+        gives_labels = lambda k: HOWS[k.how].has_markers or bool(k.labels)
+        return self._any_below(self._by_kind(gives_labels))
 
     @ft.cached_property
     def has_values_or_labels(self) -> list[bool]:
@@ -174,8 +178,7 @@ class TreeRecord:
     def is_value(self) -> list[bool]:
         """Whether each row is a leaf that is not stored, and is compared. An absent one
         has a value if its class has one for it."""
-        values = [k.how in ("value", "absent") and bool(k.data) for k in self.kinds]
-        return [values[kind] for kind, *_ in self.rows]
+        return self._by_kind(lambda k: k.how in ("value", "absent") and bool(k.data))
 
     @ft.cached_property
     def _places(self) -> list[dict[str, int]]:

@@ -119,47 +119,52 @@ class Comparison:
         something is compared."""
         if (a, b) not in self._known:
             saved, here = self._saved, self._here
-            parts = saved.kind(a).parts
-            out = []
-            for part, child, place in self._paired(a, b):
-                other = saved.rows[a].children[place]
-                if here.has_values[child] or saved.has_values[other]:
-                    if not (here.is_value[child] or saved.is_value[other]):
-                        out.append((parts[place], part, other, child))
-            self._known[a, b] = out
+            self._known[a, b] = [
+                (there, part, other, child)
+                for there, part, other, child in self._paired(a, b)
+                if here.has_values[child] or saved.has_values[other]
+                if not (here.is_value[child] or saved.is_value[other])
+            ]
         return self._known[a, b]
 
-    def _paired(self, a: int, b: int) -> Iterator[tuple[str, int, int]]:
-        """The part and the row of each child here that stands for one there, and the
-        place of that."""
+    def _paired(self, a: int, b: int) -> Iterator[tuple[str, str, int, int]]:
+        """The parts and the rows of all children that stand for each other."""
+        parts, rows = self._saved.kind(a).parts, self._saved.rows[a].children
         places = pair_children(self._saved, a, self._here, b)
         for (part, child), place in zip(self._here.children(b), places):
             if place is not None:
-                yield part, child, place
+                yield parts[place], part, rows[place], child
 
     def _changed(self, a: int, b: int) -> Iterator[tuple[str, Any, Any]]:
         """The values of two nodes that differ, by their names, as `compared` gives
         them: of both, and those that one child has where the other has none."""
-        old, new = self._saved.compared_values(a), self._here.compared_values(b)
-        moved = _moved_parts(self._saved, a, self._here, b)
+        saved, here, paired = self._saved, self._here, list(self._paired(a, b))
+        old, new = saved.compared_values(a), here.compared_values(b)
+        moved: dict[str, str | None] = {}
+        if saved.kind(a).labels and here.kind(b).labels:
+            # Without labels, a child that is not there may have been a static field.
+            moved = dict.fromkeys(here.kind(b).parts)
+        moved |= {part: there for there, part, _, _ in paired}
         for part, y in new.items():
             there = moved.get(part, part)
             x = None if there is None else old.get(there)
-            if x is None or self._saved.texts[x] == self._here.texts[y]:
+            if x is None or saved.texts[x] == here.texts[y]:
                 continue
-            forms = self._saved.form(x), self._here.form(y)
+            forms = saved.form(x), here.form(y)
             if not _values.is_alike(*forms):
                 yield part, *forms
-        for part, child, place in self._paired(a, b):
-            yield from self._one_sided(part, self._saved.rows[a].children[place], child)
+        for _, part, other, child in paired:
+            if saved.has_values[other] != here.has_values[child] or (
+                saved.is_value[other] != here.is_value[child]
+            ):
+                yield from self._one_sided(part, other, child)
 
     def _one_sided(self, name: str, a: int, b: int) -> Iterator[tuple[str, Any, Any]]:
         """The values of two children of a name, of which one has values where the other
         has none, and none has stored leaves: an `eqx.nn.Lambda` and an `Identity`."""
         sides = (self._saved, a), (self._here, b)
-        are_values = {record.is_value[row] for record, row in sides}
-        if len(are_values) == 1 and len({_is_bare(*side) for side in sides}) == 1:
-            return
+        if not any(x.is_value[row] or _is_bare(x, row) for x, row in sides):
+            return  # Two nodes: what is in them is compared.
         kinds = [record.kind(row) for record, row in sides]
         # A class may have got its first static field.
         are_alike = kinds[0].how == kinds[1].how and kinds[0].cls == kinds[1].cls
@@ -215,19 +220,6 @@ def pair_children(
     if one.parts == two.parts:
         return list(range(len(one.parts)))
     return [saved.place_of(a, part) for part in two.parts]
-
-
-def _moved_parts(
-    saved: TreeRecord, a: int, here: TreeRecord, b: int
-) -> dict[str, str | None]:
-    """The saved part of each child here. Where children have labels, it is None for one
-    that is not there; else that is left out, as it may have been a static field."""
-    there, places = saved.kind(a).parts, pair_children(saved, a, here, b)
-    out: dict[str, str | None] = {}
-    if saved.kind(a).labels and here.kind(b).labels:
-        out = dict.fromkeys(here.kind(b).parts)
-    pairs = zip(here.kind(b).parts, places)
-    return out | {part: there[place] for part, place in pairs if place is not None}
 
 
 def _pair_labels(
