@@ -252,7 +252,7 @@ class _Candidate(NamedTuple):
             if leaf_index is None:
                 continue
             same_array = self.saved.unchanged.get(self._origin_name(leaf_index), [])
-            names = [name, *_names_in_moved_nodes(name, new_names)]
+            names = dict.fromkeys([name, *_names_in_moved_nodes(name, new_names)])
             leaves = [self.saved.by_name[x] for x in names if x in self.saved.by_name]
             for leaf in leaves or same_array[:1]:
                 is_same = any(leaf is x for x in same_array) or (
@@ -279,11 +279,15 @@ class _Candidate(NamedTuple):
 def _names_in_moved_nodes(name: str, new_names: dict[str, str]) -> Iterator[str]:
     """The names that a leaf has now, if the nodes that it is in have moved as leaves of
     `new_names` did, which are in the same nodes."""
-    for old_leaf, new_leaf in new_names.items():
-        if old_leaf != new_leaf:
-            for before, after in _names.node_pairs(old_leaf, new_leaf):
-                if _names.is_under(name, before):
-                    yield _names.joined(after, _names.below(name, before))
+    nodes = {
+        pair: None
+        for old_leaf, new_leaf in new_names.items()
+        if old_leaf != new_leaf
+        for pair in _names.node_pairs(old_leaf, new_leaf)
+    }
+    for before, after in nodes:
+        if _names.is_under(name, before):
+            yield _names.joined(after, _names.below(name, before))
 
 
 def _fits(leaf: PlannedLeaf, record: LeafRecord) -> bool:
