@@ -116,9 +116,9 @@ def stage_save(
 ) -> tuple[SaveHandle, Callable[[], Any]]:
     """Stages a save that `processes` make together, inside their `share_errors`. From
     then on the tree may be changed; arrays on accelerators may once the handle is
-    `staged`. Returns its handle, and a function that starts the
-    save, outside: `start_staged`, by which a thread does `_background._work_on`,
-    `write_quietly` and at last `_serialise.write`.
+    `staged`. Returns its handle, and a function that starts the save, outside:
+    `start_staged`, by which a thread does `_background._work_on`, `write_quietly` and
+    at last `_serialise.write`.
 
     **Raises:** what is wrong with the tree or the path.
     """

@@ -87,10 +87,9 @@ def tree_serialise_leaves(
         that is possible, and waits for what other programs have written there too.
     - `max_bytes`: how much host memory the call may take beyond the tree: by default
         1 GiB, or a quarter of what this process may have, as in a container, if that is
-        less; but at least a few chunks. On CPU the arrays of JAX are
-        written from where they are; what is copied (NumPy's, which may change; for
-        `dtype`, other orders of memory, `compression`, and from accelerators) is copied
-        chunk by chunk.
+        less; but at least a few chunks. On CPU the arrays of JAX are written from where
+        they are; what is copied (NumPy's, which may change; for `dtype`, other orders
+        of memory, `compression`, and from accelerators) is copied chunk by chunk.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `reuse`: the path of another checkpoint in the same local file system, such as of
         the step before; or the [`SaveHandle`][] of the save that has written it. Its
