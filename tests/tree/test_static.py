@@ -8,6 +8,7 @@ import decimal
 import enum
 import fractions
 import functools as ft
+import itertools
 import json
 import math
 import operator
@@ -636,6 +637,70 @@ def test_a_value_where_the_other_tree_has_a_node_without_any(tmp_path):
     load(tmp_path / "x", eqx.filter(whole, eqx.is_array))
     ec.tree_serialise_leaves(tmp_path / "y", eqx.filter(whole, eqx.is_array))
     assert load(tmp_path / "y", whole)["act"] is jax.nn.relu
+
+
+def _as_leaf(cls):
+    return cls
+
+
+def _as_aux(cls):
+    """Its fields are what it gives JAX beside its children."""
+    flatten = lambda x: ((), (x.a, x.b))
+    jtu.register_pytree_node(cls, flatten, lambda aux, _: cls(*aux))
+    return cls
+
+
+REGISTERED = {
+    "leaf": _as_leaf,
+    "static": jtu.register_static,
+    "fields": lambda cls: jtu.register_dataclass(cls, [], ["a", "b"]),
+    "children": lambda cls: jtu.register_dataclass(cls, ["a"], ["b"]),
+    "aux": _as_aux,
+}
+
+
+@pytest.mark.parametrize("saved, here", [*itertools.permutations(REGISTERED, 2)])
+def test_a_class_that_is_registered_in_another_way(saved, here):
+    """Be it a leaf, a node of one static value, or one of several: its values are the
+    same, and those that are not are told."""
+
+    def make(way, a):
+        @dataclasses.dataclass(frozen=True)
+        class Config:
+            a: object
+            b: object = 3
+
+        return {"f": REGISTERED[way](Config)(a), "w": np.ones(2)}
+
+    path = "memory://registered"
+    ec.tree_serialise_leaves(path, make(saved, "relu"))
+    load(path, make(here, "relu"))
+    with pytest.raises(
+        RuntimeError, match="\n    f.a  saved 'relu', `like` has 'gelu'"
+    ) as e:
+        load(path, make(here, "gelu"))
+    assert "f.b" not in str(e.value)
+    load(path, make(here, "gelu"), static=["*.a"])
+    if {saved, here} & {"leaf", "static"}:
+        load(path, make(here, "gelu"), static=["f"])
+
+
+def test_a_class_without_values_that_has_become_a_node():
+    def make(register):
+        @dataclasses.dataclass(frozen=True)
+        class Nothing:
+            pass
+
+        return {"f": register(Nothing)(), "w": np.ones(2)}
+
+    ways = _as_leaf, lambda cls: jtu.register_dataclass(cls, [], [])
+    for saved, here in itertools.permutations(ways):
+        ec.tree_serialise_leaves("memory://nothing", make(saved))
+        load("memory://nothing", make(here))
+        # The class itself is no object of it.
+        with pytest.raises(RuntimeError, match="\n    f  saved "):
+            like = make(here)
+            load("memory://nothing", like | {"f": type(like["f"])})
 
 
 json_values = st.recursive(

@@ -11,7 +11,7 @@ import json
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,6 +137,13 @@ def name_of(value: object) -> Name | None:
         if all(type(x) is str and x for x in value):
             return Name(*value)
     return None
+
+
+def class_of(x: object) -> Name | None:
+    """The class of an encoded object; None for any other value."""
+    kind, own = split(x)
+    is_object = kind in ("object", "fields", "unknown", "sub", "enum")
+    return name_of(own[:2]) if is_object and type(own) is list else None
 
 
 def compared(x: object) -> Any:
@@ -318,6 +325,23 @@ def parts(x: object) -> dict[str, Any] | None:
 def _parts_at(name: str, x: object) -> dict[str, Any] | None:
     """The parts of a part of a value, which has this name below the value."""
     return parts(x) if len(name) <= _MAX_NAMED else None
+
+
+def spread(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Values by their names, with the parts of each in its place that some of `names`
+    are below."""
+    above: set[str] = set()
+    for name in names:
+        while name and (name := name.rpartition(".")[0]) not in above:
+            above.add(name)
+    out, todo = {}, [*values.items()]
+    for name, form in todo:
+        own = parts(form) if name in above else None
+        if own is None:
+            out[name] = form
+        else:
+            todo += [(_names.joined(name, part), x) for part, x in own.items()]
+    return out
 
 
 def part_names(x: object) -> Iterator[str]:

@@ -28,14 +28,26 @@ class Difference(NamedTuple):
     stored: str
 
 
+class _Change(NamedTuple):
+    """A value of a node that has changed: its name below the node, that of the part of
+    it that has ("": all of it), and its forms as saved and here."""
+
+    name: str
+    part: str
+    saved: Any
+    here: Any
+
+
 class Comparison:
     """Finds in what the static values of two trees differ.
 
     A value may be on one side only: where the other has no such part, it is no
     difference, as classes gain and lose fields; nor where that has None, as in a tree
-    of which `eqx.filter` has taken the functions. Where the other has a node without
-    leaves, it is one. A node with values also differs from one of another class that
-    has none.
+    of which `eqx.filter` has taken the functions. But a value differs from a node
+    without leaves, and a node with values from one of another class that has none.
+
+    A class may have become a node, or been one: then its value is compared by its parts
+    with the values of the node.
 
     It goes down both records at once, from nodes that stand for each other, and looks
     at each pair of rows once, however many nodes have them. `above` is the name of the
@@ -135,11 +147,14 @@ class Comparison:
             if place is not None:
                 yield parts[place], part, rows[place], child
 
-    def _changed(self, a: int, b: int) -> Iterator[tuple[str, Any, Any]]:
-        """The values of two nodes that differ, by their names, as `compared` gives
-        them: of both, and those that one child has where the other has none."""
+    def _changed(self, a: int, b: int) -> Iterator[_Change]:
+        """The changes of two nodes, and those of two children of which only one is a
+        value, or has values."""
         saved, here, paired = self._saved, self._here, list(self._paired(a, b))
         old, new = saved.compared_values(a), here.compared_values(b)
+        if ("" in old) != ("" in new):  # One of them is a value.
+            yield from self._below_value("", a, b, is_one_class=True)
+            return
         moved: dict[str, str | None] = {}
         if saved.kind(a).labels and here.kind(b).labels:
             # Without labels, a child that is not there may have been a static field.
@@ -152,42 +167,65 @@ class Comparison:
                 continue
             forms = saved.form(x), here.form(y)
             if not _values.is_alike(*forms):
-                yield part, *forms
+                yield _Change(part, "", *forms)
         for _, part, other, child in paired:
             if saved.has_values[other] != here.has_values[child] or (
                 saved.is_value[other] != here.is_value[child]
             ):
                 yield from self._one_sided(part, other, child)
 
-    def _one_sided(self, name: str, a: int, b: int) -> Iterator[tuple[str, Any, Any]]:
-        """The values of two children of a name, of which one has values where the other
-        has none, and none has stored leaves: an `eqx.nn.Lambda` and an `Identity`."""
+    def _one_sided(self, name: str, a: int, b: int) -> Iterator[_Change]:
+        """The changes of two children of a name, of which one is a value and the other
+        is none, or only one has values; if neither has stored leaves: an
+        `eqx.nn.Lambda` and an `Identity`."""
         sides = (self._saved, a), (self._here, b)
         if not any(x.is_value[row] or _is_bare(x, row) for x, row in sides):
             return  # Two nodes: what is in them is compared.
-        kinds = [record.kind(row) for record, row in sides]
-        # A class may have got its first static field.
-        are_alike = kinds[0].how == kinds[1].how and kinds[0].cls == kinds[1].cls
-        if are_alike or any(kind.how in _UNCERTAIN for kind in kinds):
+        if any(record.kind(row).how in _UNCERTAIN for record, row in sides):
             return
         if any(record.leaf_counts[row] for record, row in sides):
             return  # These are on one side only, and that is told.
-        old, new = (dict(record.values_below(row)) for record, row in sides)
+        one, two = (_class_of(*side) for side in sides)
+        yield from self._below_value(name, a, b, one == two)
+
+    def _below_value(
+        self, name: str, a: int, b: int, is_one_class: bool
+    ) -> Iterator[_Change]:
+        """The changes of all at and below two rows of a name. One class may have got or
+        lost fields: of it those are compared that both have."""
+        old = dict(self._saved.values_below(a))
+        new = dict(self._here.values_below(b))
+        is_value = "" in old or "" in new
+        old, new = _values.spread(old, new), _values.spread(new, old)
         for rest in dict.fromkeys([*old, *new]):
-            forms = (x.get(rest, _values.NOTHING) for x in (old, new))
-            yield _names.joined(name, rest), *forms
+            forms = [x.get(rest, _values.NOTHING) for x in (old, new)]
+            if is_one_class and not (rest in old and rest in new):
+                continue
+            if not _values.is_alike(*forms):
+                whole = name if is_value else _names.joined(name, rest)
+                yield _Change(whole, rest if is_value else "", *forms)
 
     def _own(
         self, a: int, b: int, stored: str, name: str, passes: Callable[[str], bool]
     ) -> Iterator[Difference]:
-        for part, *forms in self._changed(a, b):
-            ends = [_names.joined(z, part) or _names.ROOT for z in (stored, name)]
+        for value, part, *forms in self._changed(a, b):
+            ends = [_names.joined(z, value) or _names.ROOT for z in (stored, name)]
             may_differ = any(map(passes, ends))
-            for rest, was, now in _values.changes(*forms):
+            for below, was, now in _values.changes(*forms):
+                rest = _names.joined(part, below)
                 there, here = (_names.joined(end, rest) for end in ends)
                 good = may_differ or _passes_any(passes, (there, here), rest)
                 shown = _values.show(was), _values.show(now)
                 yield Difference(here, *shown, good, there)
+
+
+def _class_of(record: TreeRecord, row: int) -> object:
+    """The class of a node or of a value, as far as it is known; of a container of
+    Python's own what it is."""
+    kind = record.kind(row)
+    if record.is_value[row]:
+        return _values.class_of(record.values[record.rows[row].values[0]])
+    return _values.Name(*kind.cls) if kind.cls[1] else kind.how
 
 
 def _is_bare(record: TreeRecord, row: int) -> bool:
