@@ -7,6 +7,7 @@ for leaves, so Modules and what they have go where the leaves below them go.
 
 import collections
 import functools as ft
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -50,14 +51,18 @@ def renamed(leaves: Leaves, given: object) -> RenamedLeaves:
 
 
 def _nodes(leaves: Leaves) -> Iterator[tuple[str, str]]:
-    """The names of nodes that have static values, or children without keys, each with
-    the name of one of the values."""
+    """The names of nodes that have static values, children without leaves, or children
+    without keys, each with the part of the name of one of the first two."""
     tree = leaves.labelled
     if tree is not None:
-        for name, row in tree.nodes(tree.has_values_or_labels):
-            fields = tree.compared_values(row)
-            if fields or tree.kind(row).labels:
-                yield name, next(iter(fields), "")
+        wanted = map(operator.or_, tree.has_values_or_labels, tree.has_empty)
+        for name, row in tree.nodes([*wanted]):
+            parts = [*tree.compared_values(row)]
+            parts += [
+                x for x, child in tree.children(row) if not tree.leaf_counts[child]
+            ]
+            if parts or tree.kind(row).labels:
+                yield name, next(iter(parts), "")
 
 
 def _check_collisions(old: list[str], new: list[str]) -> None:

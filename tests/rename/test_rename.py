@@ -1,6 +1,7 @@
 """`rename=`: what was saved under other names loads as if it had those of `like`."""
 
 import functools as ft
+import itertools
 import random
 import re
 
@@ -396,6 +397,20 @@ def test_leaves_of_a_node_that_all_have_other_names(tmp_path):
         with pytest.raises(RuntimeError, match=r"m.num_heads  saved 4, `like` has 2"):
             like = {"m": Mix(*parts, num_heads=2)}
             load(like, rename=rename)
+
+
+def test_functions_that_have_come_or_gone_are_told(tmp_path):
+    """Also by nodes of which a layer has nothing but a function, or nothing at all."""
+    path, w = tmp_path / "c", eqx.nn.Linear(1, 1, key=jr.key(0))
+    alone, nothing = eqx.nn.Lambda(jax.nn.relu), eqx.nn.Identity()
+    whats = jax.nn.relu, alone, nothing
+    for trees_of in (lambda x: {"w": w, "act": x}, lambda x: {"layers": [w, [x]]}):
+        for saved, here in itertools.permutations(whats, 2):
+            ec.tree_serialise_leaves(path, trees_of(saved))
+            load = ft.partial(ec.tree_deserialise_leaves, path, rename=[("^", "m.")])
+            load({"m": trees_of(saved)})
+            with pytest.raises(RuntimeError, match="m[.]\\S+  saved .*relu"):
+                load({"m": trees_of(here)})
 
 
 # ---- What is named how.
