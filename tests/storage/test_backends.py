@@ -491,3 +491,23 @@ def test_renames(tmp_path):
         old.below("again").rename(target, overwrite=False)
     old.below("again").rename(target)
     assert (tmp_path / "target").read_bytes() == b"2"
+
+
+def test_usage_beside_one_that_deletes(tmp_path, monkeypatch):
+    """A file that goes between the listing and the look takes no other with it."""
+    for number in range(6):
+        (tmp_path / f"x{number}").write_bytes(b"0123456789")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/y").write_bytes(b"0")
+    scandir = os.scandir
+
+    def delete_first(path):
+        entries = list(scandir(path))
+        if path == str(tmp_path):
+            next(pathlib.Path(e.path) for e in entries if e.is_file()).unlink()
+            entries.sort(key=lambda entry: os.path.exists(entry.path))
+        return iter(entries)
+
+    monkeypatch.setattr(os, "scandir", delete_first)
+    usage = LocalDirectory(str(tmp_path), str(tmp_path)).usage()
+    assert (usage.files, usage.nbytes) == (6, 51)

@@ -299,11 +299,14 @@ class LocalDirectory(Backend):
             found.append(os.lstat(self.path))
         while above:
             # Whoever saves there deletes what was there before.
+            entries: list[os.DirEntry[str]] = []
             with contextlib.suppress(FileNotFoundError):
-                for entry in list(os.scandir(above.pop())):
-                    if entry.is_dir(follow_symlinks=False):
-                        above.append(entry.path)
-                    elif entry.is_file(follow_symlinks=False):
+                entries = list(os.scandir(above.pop()))
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    above.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
                         found.append(entry.stat(follow_symlinks=False))
         return Usage(
             len(found),
