@@ -1,7 +1,10 @@
 """Calls where no thread can be started: they need none. And first calls in many."""
 
+import faulthandler
+import functools as ft
 import signal
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from support import scripts
 from support.helpers import run_program
 
 import eqx_ckpt as ec
+from eqx_ckpt._kernel._runtime import _threads
 
 
 _WHEN = ["as the process ends", "after the main thread", "at the limit of threads"]
@@ -40,3 +44,23 @@ def test_nothing_waits_for_ever_at_a_limit_of_memory(tmp_path, call):
     with scripts.start(program, call, path, 20) as script:
         # The C++ in it may end the process. That is no waiting.
         assert script.communicate(timeout=120).returncode != -signal.SIGKILL
+
+
+def test_threads_for_which_there_is_no_memory(monkeypatch):
+    """`Thread.start` raises that too: the threads after it start all the same."""
+
+    def refuse():
+        raise MemoryError
+
+    done = []
+    workers = [_threads.Worker(ft.partial(done.append, i)) for i in range(3)]
+    monkeypatch.setattr(workers[0]._thread, "start", refuse)
+    assert threading.current_thread() is threading.main_thread()
+    faulthandler.dump_traceback_later(60, exit=True)  # Nothing else would end a hang.
+    try:
+        assert _threads.start(workers) == workers[1:]
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    for worker in workers:
+        worker.join()
+    assert sorted(done) == [1, 2] and workers[0].is_over

@@ -210,7 +210,7 @@ class Worker:
         try:
             if self._starts.setdefault("", True):
                 self._thread.start()
-        except RuntimeError:
+        except (RuntimeError, MemoryError):
             self._starts[""] = False
         finally:
             if self._thread.ident is None:
