@@ -110,6 +110,19 @@ def test_a_kind_of_many_fields_that_many_modules_have(tmp_path, capsys):
     assert found.static["b.299.*"] == ("300 static fields", "others")
 
 
+def test_a_node_of_many_children_and_many_values(tmp_path):
+    count = 50_000
+    ec.tree_serialise_leaves(tmp_path / "a", {"a": np.ones(1)}, durable=False)
+    parts, data = ([f"{x}{i}" for i in range(count)] for x in "cd")
+    kinds = [["leaf"], ["none"], ["custom", "m", "M", parts, data]]
+    kinds.append(["dict", "", "", ["a", "b"]])
+    rows = [[0], [1], [2, *[0] * count, 1, 1 - count], [3, 0, 2]]
+    tree = {"kinds": kinds, "values": [7], "rows": rows}
+    forge(tmp_path / "a", lambda value: value.update(tree=tree))
+    found, seconds = timed(5, lambda: ec.open(tmp_path / "a").tree.b.d49999)
+    assert seconds <= 5 and found == 7
+
+
 def test_deep_modules_that_have_moved(tmp_path):
     """The names of their StateIndices are compared with the markers once."""
     depth, count = 1000, 3000

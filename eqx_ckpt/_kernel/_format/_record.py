@@ -239,11 +239,11 @@ class TreeRecord:
         """The values of a node that are compared, by the parts that they add to its
         name: its own, and the leaves in it that are not stored."""
         if row not in self._compared:
-            kind = self.kind(row)
+            kind, places = self.kind(row), self._places[self.rows[row].kind]
             out: dict[str, int] = {}
             if HOWS[kind.how].is_compared:
                 # A key of a dict may be called as what the dict itself has.
-                own = (f"{n}%" if n in kind.parts else n for n in kind.data)
+                own = (f"{n}%" if n in places else n for n in kind.data)
                 values = zip(own, self.rows[row].values)
                 out = {n: x for n, x in values if self.values[x] != _values.ABSENT}
             for part, child in self.children(row):
