@@ -95,6 +95,19 @@ def test_a_frozen_base_is_not_written_at_every_step(tmp_path):
     assert _shared(manager.path(7), manager.path(8)) == 0
 
 
+def test_a_lossy_cast_is_told_beside_leaves_that_are_linked(tmp_path):
+    """Leaves that are linked are not staged: they have no value to look at."""
+    frozen = jnp.full((300, 300), 1.5)
+    with ec.CheckpointManager(tmp_path, dtype="float16") as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"a": frozen, "b": jnp.full((300, 300), step), "c": 1.5})
+            manager.wait()
+        with pytest.raises(ValueError, match="  b: 1000000.0 does not fit") as info:
+            manager.save(4, {"a": frozen, "b": jnp.full((300, 300), 1e6), "c": 1.5})
+            manager.wait()
+    assert "  a:" not in str(info.value) and [*manager.steps()] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("frozen, is_linked", [(63, False), (65, True)])
 def test_little_is_written_again(tmp_path, frozen, is_linked):
     path = [tmp_path / str(step) for step in range(3)]

@@ -30,7 +30,8 @@ COPIES = _host_copy.PREFETCH + 4
 
 
 class PlannedLeaf(NamedTuple):
-    """A leaf to be written. `value` is the caller's, a copy of it, or a `Payload`;
+    """A leaf to be written. `value` is the caller's, a copy of it, `Shards` or a
+    `Payload`; or None once it is staged, if its bytes need not be written.
     `template_number` is that of its template among those of the save, and `alias` the
     index of the leaf whose bytes it shares. `owners` are the processes that write its
     chunks; without them it is process 0. `is_zero_copy`: the memory of the array that
@@ -170,12 +171,13 @@ def small_chunk(t: Template) -> int:
 
 class SmallBatch(NamedTuple):
     """Small chunks that lie one after the other in a file. Of each: the index of its
-    leaf, its number there, and the number of its digest; where it is, from the first
-    on; the padding that follows it. `ended`: how many are the last of their leaf."""
+    leaf, its number there (`chunks`), and the number of its digest; where it is, from
+    the first on (`slices`); the padding that follows it (`gaps`). `ended`: how many are
+    the last of their leaf."""
 
     leaf_indices: Sequence[int]
-    numbers: Sequence[int]
-    rows: list[int]
+    chunks: Sequence[int]
+    digest_numbers: list[int]
     slices: list[slice]
     gaps: list[bytes]
     ended: int
@@ -379,8 +381,9 @@ def _unheld(
     leaf: PlannedLeaf, regions: Iterable[tuple[slice, ...]]
 ) -> Iterator[UnheldError]:
     """The errors of the regions that this process has of a leaf."""
+    # Without one it is a number of Python's, or need not be written.
     dtype: Any = getattr(leaf.value, "dtype", None)
-    is_cast = _template.is_floating(dtype)
+    is_cast = dtype is not None and _template.is_floating(dtype)
     for region in regions if is_cast and leaf.alias is None else ():
         try:
             list(_host_copy.to_host_by_regions(leaf.value, leaf.template, [region]))
