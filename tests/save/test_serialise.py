@@ -282,6 +282,13 @@ def test_max_bytes(tmp_path):
     assert save < 64 + 48 and load < 64 + 48
 
 
+def test_a_load_converts_within_max_bytes(tmp_path):
+    """The numbers of each leaf are converted to memory that JAX takes as it is."""
+    tree = [np.full(2**20, i, np.float32) for i in range(64)]
+    ec.tree_serialise_leaves(tmp_path / "a", tree, durable=False)
+    assert float(run_program("peak_of_conversions", tmp_path / "a")) < 24
+
+
 def test_progress_is_shown_of_saves_and_loads(tmp_path, layout, capsys):
     tree = {"a": jnp.zeros((3000, 1000)), "b": np.ones(3), "c": 1.5}
     path = tmp_path / "a"

@@ -152,8 +152,9 @@ def in_order(
     per_core: int = 1,
 ) -> Iterator[T]:
     """The results of jobs in their order, of which `most` are under way, with no more
-    bytes than the `budget`, or one. By default a few `threads` do them, so many for
-    each core, and not more than the budget has jobs for: each keeps a buffer."""
+    bytes than the `budget`, or one. By default there are `per_core` threads for each
+    core, but at most 8, and not more than the budget has jobs for: each keeps a buffer.
+    """
     jobs = iter(jobs)
     ahead = list(it.islice(jobs, 2))
     if len(ahead) < 2:  # A thread takes longer to start than it saves.
@@ -168,8 +169,9 @@ def in_order(
         threads = max(1, min(8, per_core * _machine.cores(), count))
     with Crew(threads) as crew:
         for job in it.chain(ahead, jobs):
-            # What is done is given first: after an error, such as that of a store that
-            # does not answer, nothing more is asked for.
+            # One result that is there is given first, and then as many as make room:
+            # after an error, such as that of a store that does not answer, nothing more
+            # is asked for.
             is_done = len(waiting) > 0 and waiting[0][1].done()
             while waiting and (
                 is_done or used + job.nbytes > budget or len(waiting) >= most
@@ -211,12 +213,11 @@ def converted(
     conversion: Conversion, arrays: list[np.ndarray]
 ) -> tuple[list[np.ndarray], bool, str]:
     """The converted arrays, whether their memory is new, and why that failed."""
-    out, errors = [], []
-    for array in arrays:
-        try:
-            out.append(conversion.convert(array))
-        except ValueError as e:
-            errors.append(e)
+    # JAX takes these as they are, where it would copy those of NumPy.
+    out = [_arrays.aligned(array.shape, conversion.dtype) for array in arrays]
+    errors: list[ValueError] = []
+    for array, into in zip(arrays, out):
+        put(array, into, ..., conversion, errors)
     lost = _leaf.told(errors, sum(array.size for array in arrays))
     return (arrays, False, lost) if errors else (out, True, "")
 
