@@ -61,7 +61,9 @@ def _copies(stored: StoredSide, old: set[int]) -> set[int]:
     """Leaves with the name of one that is in use, after a beginning of their own. It
     says that they are the state of an optimiser, or an average."""
     names = stored.saved.names
-    shape = lambda x: stored.saved.record(x, known=True).template.logical_shape
+    shape = lambda x: (
+        stored.saved.record(x, is_name_checked=True).template.logical_shape
+    )
     used = {(name, shape(x)) for x, name in enumerate(names) if x not in old}
     tops = {name.partition(".")[0] for name, _ in used}
     # All of it may be in one node, whose copy is called otherwise.
@@ -145,7 +147,7 @@ def _lines(model: Model, stored: StoredSide, rows: Iterable[LookalikeRow]) -> li
         near = sorted(saved, key=lambda x: -_nearest.ratio(name, x))[:_MAX_NAMES]
         more = ", ..." if len(saved) > _MAX_NAMES else ""
         shown = ", ".join(f"`{x}`" for x in near) + more
-        template = stored.saved.record(leaf_indices[0], known=True).template
+        template = stored.saved.record(leaf_indices[0], is_name_checked=True).template
         target = model.target(number)
         by = f" by `{', '.join(adapters)}`" if adapters else ""
         if len(target.shape) == 2 and len({*target.shape}) == 1:

@@ -177,7 +177,7 @@ class StoredSide:
             name,
             {
                 _names.below(self.saved.names[leaf_index], name): _lazy.lazy_of(
-                    self.source, self.saved.record(leaf_index, known=True)
+                    self.source, self.saved.record(leaf_index, is_name_checked=True)
                 )
                 for leaf_index in self.below.get(name, [])
             },

@@ -37,7 +37,7 @@ def report(
         assert isinstance(shards, LocalShards)
         # The devices of a process have its shards in any order.
         shards = shards._replace(starts=tuple(sorted(shards.starts)))
-        record = leaves.record(leaf_index, known=True)
+        record = leaves.record(leaf_index, is_name_checked=True)
         sharded.append(record._replace(part=shards))
     whole = [name for i, name in enumerate(leaves.names) if i not in leaves.parts]
     readers = sorted(_readers(leaves, wanted, count))

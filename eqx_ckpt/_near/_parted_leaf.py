@@ -115,7 +115,7 @@ def _record(leaves: Leaves, wanted: LeafRecord) -> LeafRecord | None:
     leaf_index = leaves.leaf_indices.get(wanted.name)
     if leaf_index is None:
         return None
-    found = leaves.record(leaf_index, known=True)
+    found = leaves.record(leaf_index, is_name_checked=True)
     array_of = lambda record: record.whole._replace(chunk=(), codec=None)
     return found if array_of(found) == array_of(wanted) else None
 

@@ -102,7 +102,7 @@ def _plan(source: Source, records: list[LeafRecord]) -> Iterator[_Chunk]:
         file, before = source.files[place], 0
         for _, start, record, numbers in members:
             for number in numbers:
-                stop = start + source.index.extents.extent(record, number, number + 1)
+                stop = start + source.index.extents.nbytes(record, number, number + 1)
                 # In a zip there are other files between those of the data.
                 at = min(before, start) if source.is_ours else start
                 yield _Chunk(record, number, file, at, start, stop)

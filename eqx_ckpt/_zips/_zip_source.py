@@ -115,5 +115,5 @@ def _check_members(index: Index, files: list[tuple[int, int]]) -> None:
     for record in index.leaves.records():
         for first, stop, file, offset in extents.segments(record):
             end = files[file][1]
-            if stop and offset + extents.extent(record, first, stop) > end:
+            if stop and offset + extents.nbytes(record, first, stop) > end:
                 raise ValueError(f"the bytes of `{record.name}` are not in it")

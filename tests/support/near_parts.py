@@ -68,7 +68,9 @@ def readers(stored):
     numbers = [*range(len(stored))]
     leaves = Leaves(names, templates, numbers, parts=dict.fromkeys(numbers, shard))
     target = _match.target_of("0", jax.ShapeDtypeStruct((8, 8), np.int32))
-    wanted = [LeafRead(leaves.record(i, known=True), None, target) for i in numbers]
+    wanted = [
+        LeafRead(leaves.record(i, is_name_checked=True), None, target) for i in numbers
+    ]
     halves = [((slice(at, at + 4), slice(0, 8)), (i,)) for i, at in enumerate((0, 4))]
     with mock.patch.object(_part_choice, "_needed_regions", lambda *args: halves):
         return _part_choice.report(leaves, 1, wanted, 2).readers

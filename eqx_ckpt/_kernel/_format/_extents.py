@@ -110,7 +110,7 @@ class Extents:
         file, offset = self.file.item(row), self.offset.item(row)
         return Segment(self.first.item(row), stop, file, offset)
 
-    def extent(self, record: LeafRecord, first: int, stop: int) -> int:
+    def nbytes(self, record: LeafRecord, first: int, stop: int) -> int:
         """The bytes of chunks `[first, stop)` of a leaf, which are in one run."""
         if record.template.codec is None:
             return (stop - first) * record.template.full
@@ -119,8 +119,8 @@ class Extents:
 
     def locate(self, record: LeafRecord, chunk: int) -> ChunkExtent:
         first, _, file, offset = self.segment(record, chunk)
-        start = offset + self.extent(record, first, chunk)
-        return ChunkExtent(file, start, self.extent(record, chunk, chunk + 1))
+        start = offset + self.nbytes(record, first, chunk)
+        return ChunkExtent(file, start, self.nbytes(record, chunk, chunk + 1))
 
     # ---- The file of digests.
 

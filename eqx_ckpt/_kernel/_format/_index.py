@@ -89,7 +89,8 @@ class IndexSections(NamedTuple):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index:
     """A parsed index: what the tree is, and where it lies. `digests` has that of each
-    page of the file of digests; `others` those of the files that other readers use;
+    page of the file of digests; `others` those of the files that other readers use, at
+    the root (`_files.OTHERS`) and in `d/<save id>`;
     `own` the own states of the processes, in their order. What is in a data file is
     `shift` further on, if these are members of a zip. `seal` is the digest of all but
     `others`, and `columns` their JSON, if these are known."""

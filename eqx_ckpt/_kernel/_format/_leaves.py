@@ -255,9 +255,9 @@ class Leaves:
             if not size:
                 _template.check_template(template)
 
-    def record(self, leaf_index: int, known: bool = False) -> LeafRecord:
-        """The leaf of this index in the columns, checked. `known`: its name is
-        not checked, as it is equal to one that we have made of a key path.
+    def record(self, leaf_index: int, is_name_checked: bool = False) -> LeafRecord:
+        """The leaf of this index in the columns, checked. `is_name_checked`: its name
+        is known to be good, as it is equal to one that we have made of a key path.
 
         **Raises:** `DamagedError` when what the index says of it cannot be.
         """
@@ -267,7 +267,7 @@ class Leaves:
         try:
             if not self.template_sizes.chunk_bytes[number]:
                 _template.check_template(template)
-            if not known:
+            if not is_name_checked:
                 _names.keys_of(name, template.keys)
         except ValueError as e:
             raise DamagedError(

@@ -67,8 +67,8 @@ class DigestFile:
             self._load(number)
 
     def prepare(self) -> None:
-        """Reads them, if that is one read; or asks a store for them, which answers
-        other requests meanwhile. **Raises:** as `rows`."""
+        """Reads them, if that is one read. In a store it only begins to, so that other
+        requests go on meanwhile. **Raises:** as `rows`."""
         if not self._is_one_read:
             return
         source = self._source

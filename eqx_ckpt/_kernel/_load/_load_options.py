@@ -85,7 +85,8 @@ _MISSING = {
 
 
 def check(options: LoadOptions, missing: str = "keep") -> LoadOptions:
-    """The options, if they make sense together. `missing`: its word besides "error".
+    """The options, if they make sense together. `missing`: the word that the call takes
+    for it besides "error".
 
     **Raises:** `ValueError` for what no load can have.
     """

@@ -151,7 +151,7 @@ class Matcher:
         return _states.state_entries(self.flat, self.above)
 
     @ft.cached_property
-    def stored(self) -> list[str | None]:
+    def stored_names(self) -> list[str | None]:
         """The name that each leaf is stored under, which is another one below nodes
         whose children go by their attributes, and for entries of a State; None if the
         saved node has no such child."""
@@ -160,8 +160,8 @@ class Matcher:
             return out
         moved = _compare.moved_names(self.names, self._moved_nodes)
         if entries:
-            same = lambda state: state
-            moved |= _states.stored_names(self.saved, entries, self.names, same)
+            same_state = lambda state: state  # A load renames none.
+            moved |= _states.stored_names(self.saved, entries, self.names, same_state)
         for number, name in moved.items():
             out[number] = name
         return out
@@ -186,7 +186,7 @@ class Matcher:
         misfits: dict[Any, tuple[Target, Misfit | None]] = {}
         taken: dict[int, int] = {}
         reads: dict[int, LeafRead] = {}
-        leaves, names, stored = self.flat.leaves, self.names, self.stored
+        leaves, names, stored_names = self.flat.leaves, self.names, self.stored_names
         selected = it.compress(range(len(leaves)), self.chosen)
         if picked is not None:
             selected = filter(picked.__contains__, selected)
@@ -194,8 +194,8 @@ class Matcher:
             target = target_of(names[number], leaves[number])
             if options.cast:
                 target = target._replace(cast=True)
-            there = stored[number]
-            leaf_index = None if there is None else saved.leaf_indices.get(there)
+            stored = stored_names[number]
+            leaf_index = None if stored is None else saved.leaf_indices.get(stored)
             if leaf_index is None:
                 self._add_missing(number, target)
                 continue
@@ -203,7 +203,7 @@ class Matcher:
             if first != number:
                 paths = self.flat.paths
                 raise _names.twins_error(names[number], paths[first], paths[number])
-            record = saved.record(leaf_index, known=True)
+            record = saved.record(leaf_index, is_name_checked=True)
             key = id(record.template), record.part, id(target)
             found = misfits.get(key)
             if found is None:
@@ -256,7 +256,7 @@ class Matcher:
         if missing == "init" or missing == "keep" and not is_abstract:
             return
         name, text = self.names[number], _target.show_target(target)
-        if self.stored[number] is None:
+        if self.stored_names[number] is None:
             if number in self.entries:
                 label = _states.show_label(self.entries[number].label)
                 text += f"  (no entry of the saved State is that of `{label}`)"
@@ -272,12 +272,17 @@ class Matcher:
 
     def _find_unexpected(self, nodes: list[str]) -> None:
         saved, filter_spec = self.saved, self.options.filter_spec
-        like = list(zip(self.stored, self.flat.leaves, self.chosen))
-        # What a leaf of `like` stands for that is loaded, or would be if it was chosen.
+        like = list(zip(self.stored_names, self.flat.leaves, self.chosen))
+        # The stored names of leaves of `like` that are loaded, or would be if they were
+        # chosen.
         known = {name for name, x, good in like if good or _filters.by_default(x)}
         there = map(self._stored_node, nodes)
-        whole = _names.within([node for node in there if node is not None])
-        extra = [n for n in saved.names if n not in known and whole(n) is not None]
+        picked_above = _names.within([node for node in there if node is not None])
+        extra = [
+            name
+            for name in saved.names
+            if name not in known and picked_above(name) is not None
+        ]
         if not extra:
             return
         others = {name: leaf for name, leaf, _ in like}
@@ -311,7 +316,7 @@ class Matcher:
         """The stored name of a node of `like`: another one for an entry of a State, and
         None if the saved State has none for it."""
         for number in self._moved_below.get(node, ()):
-            stored = self.stored[number]
+            stored = self.stored_names[number]
             below = _names.below(self.names[number], node)
             end = "." + below if below else ""
             if stored is not None and stored.endswith(end):
@@ -325,7 +330,7 @@ class Matcher:
     @ft.cached_property
     def _moved_below(self) -> dict[str, list[int]]:
         """The leaves with other stored names below each node, by their numbers."""
-        pairs = zip(self.names, self.stored)
+        pairs = zip(self.names, self.stored_names)
         moved = [number for number, (name, there) in enumerate(pairs) if name != there]
         found = _names.by_prefix([self.names[number] for number in moved])
         return {node: [moved[i] for i in some] for node, some in found.items()}
@@ -339,17 +344,17 @@ class Matcher:
             names = list(dict.fromkeys(nodes))
             found = both.differences(self._stored_pairs(names), passes)
         else:
-            whole = _names.within(nodes)
+            picked_above = _names.within(nodes)
             # A leaf that is picked alone is compared without its neighbours.
             near = {name.rpartition(".")[0] for name in nodes}
             own = self._tree_record.node_names(self.above)
             found = (
                 x
                 for there, name in self._stored_pairs(own)
-                if name in near or whole(name) is not None
+                if name in near or picked_above(name) is not None
                 for stored in saved.stored_nodes(there)
                 for x in both.of_nodes(stored, name, passes)
-                if whole(x.name) is not None
+                if picked_above(x.name) is not None
             )
         for x in found:
             if not x.may_differ:
@@ -419,7 +424,9 @@ class Matcher:
         return f"  (stored as {names})" if names else ""
 
     def _hint_of_missing(self, name: str) -> str:
-        if (name, None) in zip(self.names, self.stored):  # A State lacks its entry.
+        if (name, None) in zip(
+            self.names, self.stored_names
+        ):  # A State lacks its entry.
             return ""
         names = [*_folding.unfold(name)]
         there = self._names_there

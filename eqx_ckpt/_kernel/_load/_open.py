@@ -57,9 +57,9 @@ def open_path(
     except (FileNotFoundError, ValueError) as e:
         error = e
     if source is None:
-        is_empty = not isinstance(error, ValueError)
+        found_nothing = not isinstance(error, ValueError)
         find_other = find_other or _rooms.stands_for(path)
-        source = _open_other(path, find_other, is_empty, like, follow_symlinks)
+        source = _open_other(path, find_other, found_nothing, like, follow_symlinks)
     if source is None:
         raise error or _missing_error(root)
     # The list of a run goes on as long as this is there, and the traceback of an error
@@ -87,13 +87,14 @@ def _open_file(path: Any, like: PyTree) -> Source:
 def _open_other(
     path: object,
     find_other: Callable[[bool], Any],
-    is_empty: bool,
+    found_nothing: bool,
     like: PyTree,
     follow_symlinks: bool,
 ) -> Source | None:
-    """The source of what a path without one stands for, as `find_other` says."""
+    """The source of what a path without one stands for, as `find_other` says, which is
+    told whether nothing that is known was found at the path."""
     before = None
-    while (other := find_other(is_empty)) not in (None, before):
+    while (other := find_other(found_nothing)) not in (None, before):
         try:
             return open_at(other, like, follow_symlinks)
         except FileNotFoundError:
@@ -118,6 +119,7 @@ def open_source(root: Backend, like: PyTree = None) -> Source:
 
 def _find(root: Backend, like: PyTree) -> Source | None:
     """The source at a root, if there is one."""
+    # None: in a store it would take a request to know.
     if root.entry() not in (None, "directory"):
         return _in_file(root, like)
     if _is_unfinished(root):
@@ -126,7 +128,8 @@ def _find(root: Backend, like: PyTree) -> Source | None:
 
 
 def _in_file(root: Backend, like: PyTree) -> Source | None:
-    """The source that is a file. **Raises:** `FileNotFoundError` for another file."""
+    """The source that is a file; None if nothing is there. **Raises:**
+    `FileNotFoundError` for another file."""
     above, key = root.split()
     stamp = above.stamp(key)
     for _ in range(_LOOKS):

@@ -45,9 +45,9 @@ class ReadPlan(NamedTuple):
 def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> ReadPlan:
     """The plan for some leaves of a checkpoint. Each process reads what it needs,
     unless `reshard` says otherwise."""
-    is_shared = options.processes != "own" and options.reshard != "read"
-    # One process alone reads nothing twice.
-    if is_shared and (options.reshard == "devices" or _processes.count() > 1):
+    may_move = options.processes != "own" and options.reshard != "read"
+    # "auto" has nothing to gain in one process; "devices" was asked for.
+    if may_move and (options.reshard == "devices" or _processes.count() > 1):
         return _rooms.plan_reshard(source, wanted, options)
 
     def run(processes: Processes) -> list[Any]:

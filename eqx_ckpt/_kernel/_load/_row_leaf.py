@@ -36,8 +36,8 @@ _NUMBERED = 2**20
 
 
 class _FoundRows(NamedTuple):
-    """Rows that are picked of a leaf, and what of each (`inner`): they go to the part
-    `index` of the array of this `view`, by number."""
+    """Rows that are picked of a leaf, and what of each (`inner`). `view`: the number of
+    the view that picks them; `index`: the part of its array that they go to."""
 
     view: int
     index: tuple[int, ...]
@@ -56,10 +56,10 @@ class _Wanted(NamedTuple):
 
 
 class _RowPart(NamedTuple):
-    """Runs that are read together, and the bytes of each (`spans`). `copies`: the
-    wanted arrays that get elements of them, each with the places there, and the rows
-    that go there, counted from the first one here. `into` is the memory that they are
-    read into, if that is of an array."""
+    """Runs that are read together, and the bytes of each (`spans`). `copies` are of
+    `(wanted, to, fro)`: the rows `fro`, counted from the first that is read, go to the
+    rows `to` of `wanted.array`, as in the example of `RowLeaf`. `into` is the memory
+    that they are read into, if that is of an array."""
 
     runs: list[tuple[int, int]]
     spans: list[tuple[int, int]]
@@ -87,8 +87,8 @@ class RowLeaf(LargeLeaf[_RowPart]):
     def __init__(self, state: ReadState, read: StoredRead, axis: int):
         """A row is all that is along the axes after this one.
 
-        **Raises:** as `Source.check`, of what is verified or large, or where each chunk
-        is a file. Else only the read says so.
+        **Raises:** as `Source.check`, if the leaf is verified or large, or if each
+        chunk is a file. Else the read finds what is missing.
         """
         super().__init__(state, read)
         self.template = t = read.record.template

@@ -141,17 +141,17 @@ def _finish_job(
     """The leaves of some runs that are as they were saved. For each run there is the
     answer of a store that is on its way, or the memory to read it into."""
     out: list[tuple[StoredRead, ReadResult]] = []
-    root = state.source.directory
+    directory = state.source.directory
     for run, answer_or_memory in zip(job, answers_or_memory):
         key, start, _, members = run
         try:
             if state.source.root.is_remote:
-                data = _store.read_answer(root, key, answer_or_memory).value
+                data = _store.read_answer(directory, key, answer_or_memory).value
                 whole = np.frombuffer(data, np.uint8)
                 pieces, size = _pieces(whole, start, members), whole.size
             else:
                 pieces, into = answer_or_memory
-                size = root.read_into(key, start, *into)
+                size = directory.read_into(key, start, *into)
         except Exception as e:
             why = state.explain(e)
             state.problems.update((x.read.record.name, why) for x in members)
@@ -210,8 +210,8 @@ def _add_leaves(
     stop: int,
     out: list[tuple[StoredRead, ReadResult]],
 ) -> None:
-    """Adds the leaves of a run that are there, where the file ends at `stop`, and as
-    they were saved."""
+    """Adds the leaves of a run that are there and as they were saved, of which the
+    bytes up to `stop` have come."""
     digest, digests = _digests.block_digest, state.digests
     saved: list[bytes] = [b""] * len(pieces)
     if digests is not None:

@@ -253,7 +253,7 @@ class Source:
         while at < len(numbers) and not self.root.is_remote:
             first, stop, file, offset = extents.segment(record, numbers[at])
             at = bisect.bisect_left(numbers, stop, at)
-            end = offset + extents.extent(record, first, numbers[at - 1] + 1)
+            end = offset + extents.nbytes(record, first, numbers[at - 1] + 1)
             self.directory.check_range(self.files[file], end)
         if record.template.codec is not None:
             _check_memory(record)

@@ -78,11 +78,10 @@ class AttemptStart:
             after, earlier = origin, self._leave_steps(listing, lineage, origin)
             self._passed = [s for s, _ in earlier if s > step]
         elif is_near or last_number != self.number:
-            # Near steps need an attempt. Or the last one is void: it is not the one
-            # that counts, as it has saved nothing. The same steps count in the new one
-            # as before.
-            before = counting or Attempt("")
-            after, earlier = before.after, before.earlier
+            # Near steps need an attempt. Or the newest one has saved nothing: another
+            # one counts (the first attempt if none), and its steps do in the new one.
+            inherited = counting or Attempt("")
+            after, earlier = inherited.after, inherited.earlier
         else:
             return
         root = self._steps.root

@@ -34,8 +34,8 @@ class RunningSave(NamedTuple):
 
 class FollowUp:
     """The work of process 0 after each save of a run: in the thread of the save; or in
-    that of the caller, if the save is over by then. Nobody was warned of the `failures`
-    yet."""
+    that of the caller, if the save is over by then. `failures` are those of which
+    nobody was warned yet."""
 
     def __init__(self, steps: Steps, policy: Policy, attempt_start: AttemptStart):
         self._steps, self._attempt_start = steps, attempt_start

@@ -253,7 +253,8 @@ class CheckpointManager:
         step = _steps.check_step(step)
         given = metrics or {}
         state = PendingState(step, tree, given, metadata, force, functions, own)
-        # A handler of a signal may begin another from now on.
+        # If the handler of a signal saves during this call, `begun` is another save
+        # afterwards, and a state that it has saved is not kept again.
         begun = self._saves.begun
         try:
             self._near.save_if_due(state)
@@ -326,7 +327,8 @@ class CheckpointManager:
         **options: Unpack[FilteredKeywords],
     ) -> tuple[Any, ...]:
         """Loads a step: by default the newest that is complete and undamaged, of the
-        newest attempt; near steps are among them. What waits to be saved still is.
+        newest attempt; near steps are among them. A state that `save` keeps for the end
+        of the run stays kept.
 
         **Arguments:**
 

@@ -31,9 +31,9 @@ class PendingState(NamedTuple):
     own: PyTree = None
     is_last: bool = False
 
-    def check_metadata(self) -> bytes:
-        """What this process says before a save: nothing. **Raises:** `TypeError` or
-        `ValueError` for metadata that a manager does not save."""
+    def check_metadata(self) -> None:
+        """**Raises:** `TypeError` or `ValueError` for metadata that a manager does not
+        save."""
         if not isinstance(self.metadata, Mapping | None):
             raise TypeError(f"`metadata` must be a dict, not {self.metadata!r:.60}.")
         given = self.metadata or {}
@@ -41,7 +41,6 @@ class PendingState(NamedTuple):
             raise ValueError(
                 f"`metadata` has the key `{taken[0]}`, which the manager sets itself."
             )
-        return b""
 
     def metrics_as_json(self) -> tuple[dict[str, Any], Exception | None]:
         """The metrics as JSON. For the last state of a run, an error with them is

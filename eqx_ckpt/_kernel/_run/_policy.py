@@ -124,7 +124,8 @@ class Policy(NamedTuple):
         is saved. `times` has the seconds at which steps were saved, if the policy
         `needs_times`; a step without a time stays. An earlier attempt has left a step
         that is not in `counting`. It stays until this attempt has `keep` steps; it has
-        `own_count` now. A rule that compares steps does so in each of the two alone."""
+        `own_count` now. A rule that compares steps does so among those that count, and
+        among those that were left, alone."""
         assert self.keep is not None
         if not self.has_metric(counting):
             return {*known}
@@ -149,8 +150,8 @@ def nearest(name: str, names: Mapping[str, Any]) -> str:
 
 
 def _nearest_to_multiples(steps: Iterable[int], every: int) -> set[int]:
-    """The step that is nearest to each multiple but 0, of two the first: among those
-    with no other multiple between."""
+    """The step that is nearest to each multiple but 0; of two that are equally near,
+    the first. A step counts only for the multiples next to it."""
     out: dict[int, int] = {}
     for step in sorted(steps):
         below = step // every * every

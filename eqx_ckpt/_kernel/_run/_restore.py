@@ -98,7 +98,8 @@ def _check_agreed(saves: Saves, step: int, who: Who) -> None:
 def _load_processes(steps: Steps, step: int, request: LoadRequest) -> Processes:
     """The processes of the load that follows. Others may be in that load by now, and
     wait: so an error before it is shared with them as one of that call."""
-    with contextlib.suppress(Exception):  # The call itself says what is wrong.
+    # This look is the one that `last_known_path` tells of. The load says what is wrong.
+    with contextlib.suppress(Exception):
         steps.path(step)
     path, options = steps.last_known_path(step), LoadOptions(**request.options)
     return _deserialise.processes_of("load", [path], request.like, options)
@@ -322,7 +323,8 @@ def _load(steps: Steps, step: int, request: LoadRequest) -> Restored:
         raise DamagedError(str(e)) from e
     load = _deserialise.tree_deserialise_leaves
     tree = load(ckpt, request.like, **request.options)
-    # Last: before it one process alone would leave the others waiting.
+    # After the load: if this failed before it in one process alone, the others would
+    # wait in the load.
     own = None if request.own is None else _own.load(ckpt, request.own)
     return Restored(tree, own, step)
 

@@ -66,7 +66,7 @@ class Retention:
     ) -> list[str]:
         """Deletes steps that need not stay once a step is `saved`, which is known as it
         was written, and files that killed saves have left. Steps that are `damaged` are
-        neither counted nor deleted. Nothing is deleted before `await_mark` returns.
+        neither counted nor deleted. No step is deleted before `await_mark` returns.
 
         **Returns:** what was not deleted, and why.
         """
@@ -102,9 +102,9 @@ class Retention:
     def _look_and_clean(
         self, before: dict[int, SeenStep], new: int, saved: SavedStep | None = None
     ) -> None:
-        """Looks at the steps that there are, but for those seen `before`, and the new
-        one if it is given as `saved`. What killed saves have left of older steps that
-        it looks at is deleted."""
+        """Looks at all steps but those seen `before`, and but the new one if `saved`
+        tells what it is. What killed saves have left of older steps that it looks at is
+        deleted."""
         deletes = self._policy.keep is not None
         listing = None
         if not before:

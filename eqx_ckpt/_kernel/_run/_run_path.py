@@ -47,11 +47,11 @@ def stands_for(path: str | os.PathLike[str]) -> Callable[[bool], Any]:
     if steps and isinstance(steps.root, ObjectStore) and steps.root.can_list():
         asked = _unless_it_fails(steps.root.ask_all)
 
-    def meant(is_empty: bool) -> Any:
+    def meant(found_nothing: bool) -> Any:
         run, listing = _listed(steps, asked)
         step = run and _unless_it_fails(lambda: run.latest(first=listing))
         if run is None or step is None:
-            return _step_at(path, run) if is_empty else None
+            return _step_at(path, run) if found_nothing else None
         return _path_of(run, step)
 
     return meant

@@ -16,8 +16,8 @@ class RunProcesses:
         self._root, self.together = root, together
 
     def of_call(self, kind: str, what: str, tag: object = None) -> Processes:
-        """The processes, for one call that all of them make. `kind`, `what` and `tag`
-        are those of `_processes.of_run`."""
+        """The processes, for one call that all of them make. It meets calls of the same
+        `kind` and `tag` at this root; `what` tells people of it."""
         together = dataclasses.replace(self.together, tag=tag)
         what = f"{what}, in `{self._root}`"
         return _processes.of_run(kind, self._root, together, what)

@@ -38,6 +38,7 @@ _DONATED = "its arrays were donated or deleted before the run ended"
 _DECISION_SOURCE = "what process 0 says of the save of a step"
 # JSON has no NaN or infinity: they are texts.
 _METRIC = lambda x: type(x) in (int, float, str)
+# As `_schema.read` takes it: a list of three, the second an object with any names.
 _DECISION = bool, {...: _METRIC}, str
 
 
@@ -74,8 +75,8 @@ class Saves:
         # When the last save began, or else this was made: in seconds of
         # `time.monotonic`.
         self._last_begin_time = time.monotonic()
-        # The save that goes on, if one does. There are more only where the handler of a
-        # signal saves in the middle of a call.
+        # The saves that were begun, until `wait` has asked how they went: one, or more
+        # where the handler of a signal saves in the middle of a call.
         self._running: list[RunningSave] = []
         # The last step that was saved here, or restored as the newest: it is known to
         # be whole.
@@ -89,7 +90,8 @@ class Saves:
 
     @property
     def begun(self) -> RunningSave | None:
-        """The last save that was begun since a state was kept; None if none was."""
+        """The last save that was begun since a state was kept; None if none was. To
+        keep a state sets it to None (`LastState`)."""
         return self._last.begun
 
     def save_if_due(
@@ -152,6 +154,7 @@ class Saves:
         given = state.metadata or {}
         may_reuse = self._policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
+            # Its tag is its own: it never meets what an interrupted save has left.
             processes=call.for_part(self.run_processes.together, f"step {step}, save"),
             overwrite=decision.may_replace,
             reuse=self._last_whole if may_reuse else None,
@@ -162,7 +165,7 @@ class Saves:
         try:
             saving.handle.staged()
         except Exception:
-            self._drop_running(saving)  # Its error: the save is over.
+            self._drop_running(saving)  # It is the error of the save, which is over.
             raise
         self.attempt_start.warn_of_passed_steps(step)
         if decision.metrics_error and call.leads:
@@ -173,8 +176,9 @@ class Saves:
     def _decide(self, state: PendingState, call: Processes) -> Decision | None:
         """The decision of process 0 on a state; None if it is not due. Each process
         checks the metadata that it was given."""
+        check = lambda: state.check_metadata() or b""
         try:
-            word = call.decide(lambda _: self._prepare(state), state.check_metadata)
+            word = call.decide(lambda _: self._prepare(state), check)
         except Exception as e:
             # If the save before has failed here, this call tells it, and no later one.
             self._wait_beside(e)
@@ -219,9 +223,10 @@ class Saves:
         metrics: dict[str, Any],
         may_delete: bool,
     ) -> RunningSave:
-        """Stages a step, and starts the thread that writes it. Before that the save is
-        in `_running`: so `wait` knows it if it goes on, whatever interrupts this. If it
-        comes to nothing, its follow-up marks a step again that it was to replace."""
+        """Stages a step, and starts the thread that writes it. The save is put into
+        `_running` before its thread starts, so that `wait` finds it even if Ctrl-C
+        comes between. If it comes to nothing, its follow-up marks a step again that it
+        was to replace."""
         step, path = state.step, self.steps.own_path(state.step)
         writers = _serialise.processes_of(path, state.tree, options)
         saving, is_told = None, False
@@ -244,7 +249,7 @@ class Saves:
                     if writers.leads:
                         self._make_way(step, options.overwrite)
                 except BaseException:
-                    is_told = True
+                    is_told = True  # By `share_errors`, and not once more below.
                     raise
             start()
         except BaseException as e:
@@ -396,6 +401,6 @@ class Saves:
         """Notes a load of the newest step: its path, if all of it was read and checked;
         whether that was a near step; and the steps that were found damaged."""
         self.damaged |= damaged
-        # The save after the load of a near step reuses nothing: that is elsewhere.
+        # The save after the load of a near step reuses nothing: that is on other disks.
         if is_near or path is not None:
             self._last_whole = None if is_near else path

@@ -42,7 +42,7 @@ def look(steps: Steps, step: int) -> Signature | Skip | None:
 
 
 def why_skipped(steps: Steps, step: int) -> Skip | None:
-    """State of a step that is not complete; None if that is nothing."""
+    """State of a step that is not complete; None if there is nothing of it."""
     if steps.is_linked(step):
         return Skip("it is a symbolic link, and a manager follows none", True)
     root = steps.own_directory(step)

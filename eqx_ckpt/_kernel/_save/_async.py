@@ -114,11 +114,12 @@ def stage_save(
     options: SaveOptions,
     processes: Processes,
 ) -> tuple[SaveHandle, Callable[[], Any]]:
-    """Stages a save that `processes` make together, inside their `share_errors`. From
-    then on the tree may be changed; arrays on accelerators may once the handle is
-    `staged`. Returns its handle, and a function that starts the save, outside:
-    `start_staged`, by which a thread does `_background._work_on`, `write_quietly` and
-    at last `_serialise.write`.
+    """Stages a save that `processes` make together. From then on the tree may be
+    changed; arrays on accelerators may once the handle is `staged`. Returns its handle,
+    and a function that starts the save, `start_staged`: a thread then does
+    `_background._work_on`, `write_quietly` and at last `_serialise.write`.
+
+    Call this in a block of `processes.share_errors()`, and the function after it.
 
     **Raises:** what is wrong with the tree or the path.
     """
@@ -226,9 +227,9 @@ _PROMPTLY = 97e-6
 # for each of some hundred calls to the system. To get it back, it would each time wait
 # for a whole interval of a busy main thread.
 _interval = Setting(
-    sys.getswitchinterval,
+    get=sys.getswitchinterval,
     # Python cuts it to whole microseconds.
-    lambda found: sys.setswitchinterval(found + 0.5e-6),
-    lambda found: min(found, _PROMPTLY),
-    lambda now: round(now * 1e6) == round(_PROMPTLY * 1e6),
+    put=lambda found: sys.setswitchinterval(found + 0.5e-6),
+    change=lambda found: min(found, _PROMPTLY),
+    is_changed=lambda now: round(now * 1e6) == round(_PROMPTLY * 1e6),
 )

@@ -37,8 +37,8 @@ from ._tree_spec import TreeSpec
 
 class DescribedLeaves(NamedTuple):
     """The leaves of a save, and their spec. `shardings` counts those that are spread
-    over devices, by the text of their sharding; `parts` says which shards there are of
-    those that are not all there."""
+    over devices, by the text of their sharding; `parts` has for each leaf of which only
+    some shards are stored which ones these are."""
 
     leaves: list[PlannedLeaf]
     spec: TreeSpec
@@ -63,8 +63,8 @@ class StoredValue(NamedTuple):
 
 
 class _DescribedLeaf(NamedTuple):
-    """The value that a leaf is written from, and its template without the kinds of its
-    keys. `part` says which shards of the leaf it is, if not all."""
+    """The value that a leaf is written from, and its template without the letters of
+    its keys. `part` says which shards of the leaf it is, if not all."""
 
     value: Any
     template: Template
@@ -73,7 +73,7 @@ class _DescribedLeaf(NamedTuple):
 
 class _Specified(NamedTuple):
     """The spec of a save's leaves, the values that they are written from, and the
-    shards that there are of those that are not all there."""
+    `parts` of `DescribedLeaves`."""
 
     values: list[Any]
     spec: TreeSpec
@@ -106,8 +106,8 @@ def plan_leaves(
     parts: dict[int, LocalShards] = {}
 
     def make() -> _KeptSpec:
-        # `values` and `parts` change only where `key` is None: then this is called each
-        # time. Leaves with a key are written as they are in the tree.
+        # With a key this may not be called at all: then `values` and `parts` stay as
+        # they are, which is right, as such leaves are written as they are in the tree.
         nonlocal values, parts
         values, spec, parts = _make_spec(flat, numbers, values, leaf_kinds, options)
         zero_copy = _are_zero_copy(spec, values, leaf_kinds)
@@ -131,7 +131,7 @@ def _are_zero_copy(
     # Leaves of one template may lie elsewhere.
     both = list(zip(spec.template_of, leaf_kinds.kind_of))
     known = {
-        (number, kind): kind >= 0
+        (number, kind): kind != _leaf.UNKNOWN
         and _host_copy.is_zero_copy(value, spec.templates[number])
         for (number, kind), value in dict(zip(both, values)).items()
     }
@@ -148,7 +148,9 @@ def _key(
     """A key under which the spec of these leaves is kept. Leaves with equal keys have
     equal specs. It holds no arrays, nodes or functions of the caller. None if such a
     key cannot be made."""
-    if type(options.chunks) not in (type(None), int) or -1 in leaf_kinds.kind_of:
+    if type(options.chunks) not in (type(None), int):
+        return None
+    if _leaf.UNKNOWN in leaf_kinds.kind_of:
         return None
     if options.processes == "own" and any(map(_local_shards.is_spread, values)):
         return None
@@ -198,6 +200,7 @@ def _make_spec(
         kind: _describe_leaf(names[leaf_index], given[leaf_index], options)
         for kind, leaf_index in sorted(firsts.items(), key=operator.itemgetter(1))
     }
+    # Aliases go by identity: a part is a new object, and is looked up as it was given.
     values, whole, parts = [*given], [*given], dict[int, LocalShards]()
     for leaf_index in loose:
         value, _, part = stored[kinds[leaf_index]]

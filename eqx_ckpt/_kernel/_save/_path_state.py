@@ -56,12 +56,13 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
     read = ft.partial(_published.read_index, root, _index.leaf_entries)
     # An object store may have a file at the path, and files below it.
     is_file = ft.partial(_store.is_file, root)
-    # In a store they begin together, but for the read of an index that must not be
-    # replaced: that is made if it is listed.
+    # In a store all begin together. An index that must not be replaced is read only if
+    # it is listed.
     looks = [list_it, is_file, read] if overwrite else [list_it, is_file]
     listed, is_file, *reads = _store.ahead(root, looks)
     there = listed() or {}
     keys = () if isinstance(there, dict) else tuple(there)
+    # By each name at the top of the path, whether that is a directory.
     tops = there if isinstance(there, dict) else _store.tops_of(keys)
     if not tops:
         root.check_bucket()

@@ -104,8 +104,8 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     values = map(operator.attrgetter("value"), described.leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
     functions: dict[str, PlannedFunction] = {}
-    # None come along without lazy leaves. Of processes that save together, process 0
-    # stores them.
+    # Functions that were not given come along with lazy leaves only. Of processes that
+    # save together, process 0 stores them.
     given, is_wanted = options.functions, options.functions is not None or has_lazies
     leads = options.processes == "own" or _processes.leads()
     if is_wanted and given != "drop" and leads:
@@ -175,7 +175,8 @@ def _facts(
 def _check_state(flat: Flat, record: TreeRecord) -> None:
     """Warns of layers whose values are in a State, in a tree that has none."""
     if flat.walk.types.isdisjoint((eqx.nn.State, Node)):
-        rows = [row for row in record.rows if record.kinds[row.kind].how == "index"]
+        is_index = [kind.how == "index" for kind in record.kinds]  # Of a State.
+        rows = [row for row in record.rows if is_index[row.kind]]
         # The child of each is its first value, until `make_with_state` takes that out.
         if any(record.leaf_counts[row.children[0]] == 0 for row in rows):
             _log.warn(
@@ -260,7 +261,7 @@ def index_of(
 ) -> Index:
     """The index of a save, which has these files for other readers at its root."""
     options, spec, facts = plan.options, plan.spec, plan.facts
-    others = dict(zip(side, map(_index.digest, side.values())))
+    side_digests = dict(zip(side, map(_index.digest, side.values())))
     make_table = _kept_table if written.is_fixed else _make_table
     table = make_table(spec, facts, tuple(plan.parts.items()), written.placed)
     return Index(
@@ -271,7 +272,7 @@ def index_of(
         files=written.placed.files,
         placement=written.placed.placement,
         digests=written.digests,
-        others=written.others | others,
+        others=written.others | side_digests,
         writer=_index.versions(),
         saved=SaveFacts(int(time.time()), options.count, plan.shardings),
         functions=_function_entries(plan),

@@ -5,7 +5,8 @@ that the index is still of the save it found: this is the commit. Then it delete
 data of other saves. Where files have fixed names (if the layout is not packed, that of
 the save before was not, or for Orbax), the save is written beside the path, and the two
 directories change places. Each strategy is a class of transactions: `_inplace`, or
-`_instore` in an object store, and `_swapped`. A checkpoint of one file is of `_zips`.
+`_instore` in an object store, and `_swapped`. `_zips` publishes a checkpoint of one
+file.
 """
 
 import contextlib

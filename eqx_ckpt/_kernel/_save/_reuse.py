@@ -126,10 +126,11 @@ def hold_unchanged(
         return frozenset()
     try:
         source = reused.source()
-        near = [
-            leaf if i in reused.likely else _near(leaf) for i, leaf in enumerate(leaves)
+        comparable = [
+            leaf if i in reused.likely else _cheap_to_compare(leaf)
+            for i, leaf in enumerate(leaves)
         ]
-        compared = _compare(source, near, reused.known)
+        compared = _compare(source, comparable, reused.known)
         runs_of, same = compared.files(), compared.same
         sizes = _sizes(leaves, runs_of)
         for number in _largest(sizes):
@@ -151,8 +152,9 @@ def hold_unchanged(
     return out
 
 
-def _near(leaf: PlannedLeaf) -> PlannedLeaf:
-    """A leaf as `_compare` looks at it without reading much of it."""
+def _cheap_to_compare(leaf: PlannedLeaf) -> PlannedLeaf:
+    """A leaf with its bytes, or without a value if these are not at hand: it then
+    counts as changed."""
     if not isinstance(leaf.value, jax.Array):
         leaf = _payload.prepare(leaf)
     is_small = isinstance(leaf.value, _payload.StagedBytes)
@@ -263,13 +265,13 @@ class _Comparison:
     def drop(self, saved_index: int) -> None:
         """The save has no leaf like this one."""
         index = self.source.index
-        record = index.leaves.record(saved_index, known=True)
+        record = index.leaves.record(saved_index, is_name_checked=True)
         self.changed.update(file for _, _, file, _ in index.extents.segments(record))
 
     def compare_runs(self, saved_index: int, leaf_index: int) -> None:
         """Compares a leaf with a saved one, run by run."""
         extents = self.source.index.extents
-        record = self.source.index.leaves.record(saved_index, known=True)
+        record = self.source.index.leaves.record(saved_index, is_name_checked=True)
         leaf, is_known = self.leaves[leaf_index], leaf_index in self.known
         is_same = True
         for start, stop, file, offset in extents.segments(record):
@@ -281,7 +283,7 @@ class _Comparison:
                 continue
             ends = None
             if record.template.codec is not None:
-                ends = [extents.extent(record, start, n + 1) for n in run]
+                ends = [extents.nbytes(record, start, n + 1) for n in run]
             kept = ChunkRun(leaf_index, run, offset, ends)
             self.kept.append((file, saved_digests, kept))
         if is_same:

@@ -40,9 +40,9 @@ def check(root: Backend, found: PathState) -> None:
         if not _store.is_still(root, _files.INDEX, found.index):
             raise replaced_error(root, found)
         raise FileExistsError(
-            f"`{root}` has `{_text.escape(others[0])}` in it, which is not part of "
-            'the checkpoint, and `layout="zarr"` or `orbax=True` replaces the whole '
-            "directory. Move it elsewhere."
+            f"`{root}` has `{_text.escape(others[0])}` in it, which is not part of the "
+            'checkpoint. A save with `layout="zarr"` or `orbax=True`, or over one that '
+            "had these, replaces the whole directory. Move it elsewhere."
         )
 
 

@@ -104,7 +104,7 @@ class ChunkRun(NamedTuple):
         return self.offset + (self.ends[-1] if self.ends else 0)
 
 
-# The runs of each of some files.
+# For each file its runs.
 RunsOfFiles = list[Collection[ChunkRun]]
 # For each run of chunks that a process has written, the ends of compressed ones.
 Ends = list[list[int] | None]
@@ -130,7 +130,7 @@ def largest_sent(max_bytes: int) -> int:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Deal:
     """The files to which the chunks of a save are dealt out: of each, its process and
-    its runs."""
+    its runs. It has an identity, which a list has not: `remembered` goes by that."""
 
     files: list[tuple[int, _assign.Runs]]
 
@@ -145,8 +145,8 @@ class WriteTask:
 
     Writing takes at most `max_bytes` of memory. A file has at most `max_file_bytes`,
     unless one chunk has more. So many `requests` read parts of lazy leaves at a time.
-    `is_fixed_by_spec`: whether what follows from the spec and the deal, such as where
-    each chunk lies, is kept for the next save.
+    `is_fixed_by_spec`: whether where each chunk lies follows from the spec and the deal
+    alone, and is kept for the next save.
     """
 
     def __init__(
@@ -226,7 +226,8 @@ class WriteTask:
         return _digests_of_deal(self.spec, self.deal, which)[process - which.start]
 
 
-# For each leaf the number of its owners among some, or -1; and these.
+# For each leaf the number of its list of owners, or -1 if process 0 writes it; and the
+# lists, each once.
 _OwnersOfLeaves = tuple[tuple[int, ...], tuple[tuple[tuple[range, int], ...], ...]]
 
 

@@ -25,7 +25,7 @@ from ._descriptor import Descriptor, DIRECTORY, NEW_FILE
 _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
 # What the system calls the files that a process has open.
 _OPEN_FILES = next((p for p in ("/proc/self/fd", "/dev/fd") if os.path.isdir(p)), None)
-# Of a directory that is only led through nothing need be readable.
+# A directory that is only passed through need not be readable.
 _WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 # Directories that this process has made and locked: by their paths, the descriptors of
 # their locks.
@@ -156,7 +156,7 @@ class LocalDirectory(Backend):
         return super().kv() if self.pin is None else self.open_kv()
 
     def _look(self, key: str) -> os.stat_result | None:
-        """A regular file; None where there is none.
+        """The facts of a regular file; None where there is none.
 
         **Raises:** `ValueError` for anything else that is there, and, unless `follow`,
         for a link on the way to it.
@@ -332,7 +332,8 @@ class LocalDirectory(Backend):
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
         above, _, name = f"{self.path}/{key}".rpartition("/")
-        # That of its lock. Else the way to the directory is walked for each file.
+        # The descriptor of its lock, if this process holds it: without one the way to
+        # the directory is walked for each file.
         borrowed = _own_directories.get(above)
         directory = borrowed or self.below(key).parent()._open_directory()
         with _named(f"{self.url}/{key}"), Descriptor(name, NEW_FILE, directory) as fd:
@@ -406,8 +407,9 @@ class LocalDirectory(Backend):
             with contextlib.suppress(FileExistsError):
                 os.makedirs(top)
         way = Descriptor(top or "/", _WAY if inside else flags)
-        for left, part in enumerate(inside, 1 - len(inside)):
-            own = os.O_NOFOLLOW | (_WAY if left else flags)
+        for number, part in enumerate(inside, 1):
+            is_last = number == len(inside)
+            own = os.O_NOFOLLOW | (flags if is_last else _WAY)
             try:
                 try:
                     below = Descriptor(part, own, way)
@@ -419,9 +421,9 @@ class LocalDirectory(Backend):
                     below = Descriptor(part, own, way)
             except OSError as e:
                 is_link = e.errno in (errno.ENOTDIR, errno.ELOOP)
-                number = errno.ENOTDIR if is_link else e.errno
+                code = errno.ENOTDIR if is_link else e.errno
                 why = "Not a directory, or a symbolic link" if is_link else e.strerror
-                raise OSError(number, why, self.path) from None
+                raise OSError(code, why, self.path) from None
             way.close()
             way = below
         return way

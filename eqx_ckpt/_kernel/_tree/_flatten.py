@@ -59,7 +59,8 @@ class Flat:
     def by_name(self, numbers: Sequence[int]) -> dict[str, int]:
         """The leaves of these numbers by their names.
 
-        **Raises:** `ValueError` for a leaf that cannot have one, and for two of one.
+        **Raises:** `ValueError` for a leaf that cannot have one, and for two leaves of
+        one name.
         """
         self.walk.check_names(numbers)
         names = self.walk.names

@@ -148,9 +148,13 @@ def check_plain(array: object) -> None:
         )
 
 
+UNKNOWN = -1
+
+
 class LeafKinds(NamedTuple):
-    """The kinds of leaves that there are, and the number of that of each leaf, -1 where
-    nothing is known. Leaves of a kind have one template and one sharding."""
+    """The kinds of leaves that there are, and the number of that of each leaf,
+    `UNKNOWN` where nothing is known. Leaves of a kind have one template and one
+    sharding."""
 
     kinds: tuple[Any, ...]
     kind_of: tuple[int, ...]

@@ -126,7 +126,7 @@ class _Recorder:
     def _rows_of_group(self, group: Group, below: list[int]) -> list[int]:
         """The row of each node of a group, by the rows `below` of the next layer."""
         kind, children = group.kind, map(tuple, group.rows(below))
-        values = zip(*group.numbers) if group.numbers else it.repeat(())
+        values = zip(*group.value_numbers) if group.value_numbers else it.repeat(())
         nodes = list(zip(children, values))
         make = self._row if _are_parts_good(kind) else self._row_of_named_children
         rows = {node: make(kind, *node) for node in dict.fromkeys(nodes)}

@@ -73,7 +73,8 @@ _iterables = (
 class Selection(NamedTuple):
     """The leaves and nodes that a `where` picks. `leaves` has the numbers of leaves
     (None: all of them). `whole_paths` has the key paths of all that it gives: nodes
-    that are picked as a whole, and leaves, which may stand at other places too.
+    that are picked as a whole, and leaves; of a leaf that is not among the chosen ones,
+    those of each place at which its object stands.
     `nested` has the key paths of nodes in the containers that `where` gives them in."""
 
     leaves: set[int] | None
@@ -109,7 +110,8 @@ class Tagged:
         self.called = "where"
         self.refusal: TypeError | None = None  # What a tag has raised.
         self._is_leaf = is_leaf
-        # What is not chosen has no tag: its places are known by what it is.
+        # The key paths of leaves that are not chosen, by the `id` of the leaf: they
+        # have no tag.
         self._others: dict[int, list[tuple]] = {}
         self._tag_paths: list[tuple] = []
         tagged = []

@@ -65,7 +65,7 @@ def states_of(flat: Flat, above: str = "") -> Mapping[str, Labels]:
         for layer, names in zip(walk.layers, walk.nodes.names)
         for group in layer.groups
         if HOWS[group.kind.how].has_markers
-        for place, number in zip(group.places, group.numbers[0])
+        for place, number in zip(group.places, group.value_numbers[0])
     )
     return _state_labels.labels_of_states(found)
 

@@ -38,8 +38,8 @@ class Group(NamedTuple):
     - `places`: of the nodes in the layer.
     - `start`, `by_node`: their children are in the next layer from `start` on: node
         after node; or, if not `by_node`, all first children, all second ones and so on.
-    - `numbers`: for each name of `kind.data` a column with the number that each node's
-        value has in `Walk.values`.
+    - `value_numbers`: for each name of `kind.data` a column with the number that each
+        node's value has in `Walk.values`.
     - `kept`: the same columns of the values themselves. `_statics._UNKEPT` stands for
         one that has to be encoded again to be compared.
     """
@@ -50,7 +50,7 @@ class Group(NamedTuple):
     places: Sequence[int]
     start: int
     by_node: bool
-    numbers: list[list[int]]
+    value_numbers: list[list[int]]
     kept: list[list[Any]]
 
     def rows(self, of: Sequence[T]) -> Iterable[Sequence[T]]:
@@ -88,14 +88,14 @@ class Layer(NamedTuple):
 
 class TypeCheck(NamedTuple):
     """All that is compared of the nodes of one type in a layer, which `pick_nodes`
-    takes out of it, and `opener` opens. `numbers`: for each of the groups, those of its
-    nodes among the nodes of the type."""
+    takes out of it, and `opener` opens. `node_numbers`: for each of the groups, those
+    of its nodes among the nodes of the type."""
 
     cls: type
     opener: Opener
     pick_nodes: Callable[[Any], Sequence[Any]]
     groups: list[Group]
-    numbers: list[list[int]]
+    node_numbers: list[list[int]]
 
 
 class LayerCheck(NamedTuple):
@@ -186,26 +186,27 @@ class Walk:
             if opener is None:
                 leaves += places
                 continue
-            for one in opener(cls, _pick(places, nodes)):
-                columns = [statics.column(x, one.kind.how, cls) for x in one.data]
+            for opened in opener(cls, _pick(places, nodes)):
+                how = opened.kind.how
+                columns = [statics.column(x, how, cls) for x in opened.data]
                 group = Group(
                     cls=cls,
-                    kind=one.kind,
-                    letters=one.letters,
-                    places=_pick(one.numbers, places),
+                    kind=opened.kind,
+                    letters=opened.letters,
+                    places=_pick(opened.numbers, places),
                     start=len(below),
-                    by_node=one.by_node,
-                    numbers=[numbers for numbers, _ in columns],
+                    by_node=opened.by_node,
+                    value_numbers=[numbers for numbers, _ in columns],
                     kept=[kept for _, kept in columns],
                 )
                 groups.append(group)
-                below += one.children
+                below += opened.children
         return Layer(len(types), groups, sorted(leaves)), below
 
     def _find_order(self) -> list[int]:
         """The numbers of the leaves, in the order of the layers, in JAX's order."""
         count = sum(len(layer.leaves) for layer in self.layers)
-        # The number of a leaf, or of a node a sequence of what its children are.
+        # An int for a leaf, and for a node the sequence of those of its children.
         nested: Any = self.fold(range(count), Group.rows)
         rest, out = [nested], []
         while rest:
@@ -279,7 +280,7 @@ class Walk:
                     return None
                 below += children
             nodes = below
-        # Of each type one tells whether JAX takes all of them for leaves.
+        # One leaf of each type tells whether JAX takes that type for a leaf.
         examples = dict(zip(map(type, leaves), leaves))
         if not jtu.all_leaves(examples.values()):
             return None
@@ -444,11 +445,11 @@ def _children_of_like(
     if len(found) != len(check.groups):
         return None
     below: list[Any] = []
-    for one, group, numbers in zip(found, check.groups, check.numbers):
+    for one, group, numbers in zip(found, check.groups, check.node_numbers):
         ours = group.kind, group.letters, group.by_node, numbers
         if (one.kind, one.letters, one.by_node, one.numbers) != ours:
             return None
-        columns, how = zip(one.data, group.kept, group.numbers), one.kind.how
+        columns, how = zip(one.data, group.kept, group.value_numbers), one.kind.how
         if not all(likeness.is_same(*x, how, check.cls) for x in columns):
             return None
         below += one.children
