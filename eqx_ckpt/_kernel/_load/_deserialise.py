@@ -82,8 +82,9 @@ def tree_deserialise_leaves(
     - `verify`: whether to check the digests of all that is read.
     - `max_bytes`: how much host memory the call may take beyond the tree, 256 MiB by
         default, but at least a chunk, and as much as it takes to decode and convert
-        that. Leaves larger than it are read in parts. What goes onto devices with memory of their own is in host memory until it is there:
-        so much of all that is being sent, but at least one leaf. See docs/devices.md.
+        that. Leaves larger than it are read in parts. What goes onto devices with
+        memory of their own is in host memory until it is there: so much of all that is
+        being sent, but at least one leaf. See docs/devices.md.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `reshard`: what becomes of arrays of which several processes need the same chunks.
         `"read"`: each process reads what it needs. `"devices"`: each reads an even
