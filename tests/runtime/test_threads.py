@@ -1,7 +1,6 @@
 """Calls where no thread can be started: they need none. And first calls in many."""
 
 import faulthandler
-import functools as ft
 import signal
 import sys
 import threading
@@ -12,7 +11,6 @@ from support import scripts
 from support.helpers import run_program
 
 import eqx_ckpt as ec
-from eqx_ckpt._kernel._runtime import _threads
 
 
 _WHEN = ["as the process ends", "after the main thread", "at the limit of threads"]
@@ -46,21 +44,21 @@ def test_nothing_waits_for_ever_at_a_limit_of_memory(tmp_path, call):
         assert script.communicate(timeout=120).returncode != -signal.SIGKILL
 
 
-def test_threads_for_which_there_is_no_memory(monkeypatch):
+def test_threads_for_which_there_is_no_memory(tmp_path, monkeypatch):
     """`Thread.start` raises that too: the threads after it start all the same."""
+    tree = {str(i): np.full(2**20, i) for i in range(16)}
+    start, started = threading.Thread.start, []
 
-    def refuse():
-        raise MemoryError
+    def refuse_the_first(thread):
+        started.append(thread)
+        if len(started) == 1:
+            raise MemoryError
+        start(thread)
 
-    done = []
-    workers = [_threads.Worker(ft.partial(done.append, i)) for i in range(3)]
-    monkeypatch.setattr(workers[0]._thread, "start", refuse)
-    assert threading.current_thread() is threading.main_thread()
+    monkeypatch.setattr(threading.Thread, "start", refuse_the_first)
     faulthandler.dump_traceback_later(60, exit=True)  # Nothing else would end a hang.
     try:
-        assert _threads.start(workers) == workers[1:]
+        ec.tree_serialise_leaves(tmp_path, tree, layout="zarr", durable=False)
     finally:
         faulthandler.cancel_dump_traceback_later()
-    for worker in workers:
-        worker.join()
-    assert sorted(done) == [1, 2] and workers[0].is_over
+    assert len(started) > 1 and ec.verify(tmp_path) == []
