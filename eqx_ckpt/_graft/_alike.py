@@ -93,13 +93,14 @@ def _plain_names(names: Iterable[str]) -> dict[str, str]:
         tops.setdefault(top, set()).add(_layers.without_numbers(rest))
     kinds = collections.Counter(x for rests in tops.values() for x in rests)
     is_mixed = len(tops) > 1 and max(kinds.values(), default=0) == 1
+    marks = {top: "_" * i for i, top in enumerate(tops, 1)}  # They have no words.
     out = {}
     for name in names:
         short = _orders.unboxed(name)
         short = name if len(below.get(short, ())) > 1 else short
         top, dot, rest = short.partition(".")
         if is_mixed and top.isdecimal():
-            short = "_" * (int(top) + 1) + dot + rest  # It has no words either.
+            short = marks[top] + dot + rest
         out[short] = name
     return out
 
@@ -144,8 +145,9 @@ class _LayerMatching:
         left = _MAX_PAIRS
         buckets = []
         for old, new in groups:
-            left -= len(old) * len(new)
-            if left >= 0:
+            count = len(old) * len(new)
+            if count <= left:
+                left -= count
                 buckets.append(Bucket(old, new, *self._sides))
         return buckets
 

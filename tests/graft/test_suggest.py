@@ -518,3 +518,12 @@ def test_names_that_tell_are_never_wrong(saved, data):
 @hypothesis.given(_trees(), _trees())
 def test_rules_of_any_two_trees_are_right(saved, wanted):
     _suggested(saved, wanted)
+
+
+def test_numbers_at_the_top_may_be_large(tmp_path):
+    """As of a dict of runs, by the times at which they began."""
+    tree = {"0": {"w": np.ones((3, 4))}, "20240101000000": {"b": np.ones(7)}}
+    ec.tree_serialise_leaves(tmp_path / "a", {**tree, "z": np.ones(5)})
+    like = {"x": {"w": np.zeros((3, 4))}, "y": np.zeros(5)}
+    with pytest.raises(RuntimeError, match=r"0\.w"):
+        ec.graft(like, tmp_path / "a", [(lambda m: m["y"], lambda c: c["z"])])
