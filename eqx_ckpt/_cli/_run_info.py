@@ -1,4 +1,4 @@
-"""Report of `info` and `steps` on a run."""
+"""Reports of `info` and `steps` on a run, and of `runs` on several."""
 
 import collections
 from typing import Any

@@ -107,7 +107,7 @@ def check_functions(functions: object) -> Mapping[str, Unexported | Function]:
 def _likeness(tree: SavedTree) -> Any:
     """Equal for trees that a function is the same of, besides what is baked in.
 
-    **Raises:** `Unknown`.
+    **Raises:** `RecursionError` for a tree that is too deep.
     """
     flat = tree.flat
     arrays = tuple(
@@ -185,11 +185,12 @@ def _exported(wanted: Unexported, tree: SavedTree) -> PlannedFunction:
     # What would not be read is not written.
     for nest in (args, result):
         _index_functions.check_nest(nest)
+    is_used = {*used}.__contains__
     stored = StoredFunction(
         file=0,
         digest=_index.digest(data),
         nbytes=len(data),
-        leaves=[leaf_index for leaf_index, i in enumerate(tree.stored) if i in {*used}],
+        leaves=[leaf_index for leaf_index, i in enumerate(tree.stored) if is_used(i)],
         names=names,
         args=args,
         result=result,

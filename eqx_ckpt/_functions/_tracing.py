@@ -89,8 +89,8 @@ class FunctionTrace(NamedTuple):
         uses are taken to be. Others, such as the step of a run, are not if the function
         is the same when they are hidden from it. Nothing hides a bool from `is`.
         """
-        tree = self.tree
-        baked = {i: leaf for i, leaf in tree.stored.items() if i not in {*tree.arrays}}
+        tree, arrays = self.tree, {*self.tree.arrays}
+        baked = {i: leaf for i, leaf in tree.stored.items() if i not in arrays}
         near = set(map(tree.top, self.used))
         far: dict[str, list[int]] = {}
         for i, leaf in baked.items():
@@ -101,7 +101,8 @@ class FunctionTrace(NamedTuple):
             alone = (g for g in far.values() if len(g) < len(hidden))
             good = [g for g in alone if self._is_same_without(g)]
             hidden = [i for group in good for i in group]
-        return {leaf.name: digest(leaf) for i, leaf in baked.items() if i not in hidden}
+        seen = baked.keys() - {*hidden}
+        return {leaf.name: digest(leaf) for i, leaf in baked.items() if i in seen}
 
     def _is_same_without(self, hidden: Sequence[int]) -> bool:
         """Whether the function is the same without the values of some leaves."""
