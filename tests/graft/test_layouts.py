@@ -641,3 +641,12 @@ def test_batch_norms(tmp_path, peer, mode):
     var = 0.9 * saved["var"] + 0.1 * np.var(x, 0)
     after = (x - mean) / np.sqrt(var + eps) * saved["weight"] + saved["bias"]
     assert _close(run(eqx.nn.inference_mode(norm), state)[0], after)
+
+
+@pytest.mark.parametrize("channels", [(4, 8), (8, 8)])
+def test_the_hint_for_a_kernel_of_one_element(tmp_path, channels):
+    """The shapes of a square one fit `unit_axes` too, which would swap in and out."""
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones((1, 1, *channels))})
+    like = {"w": np.ones((*channels[::-1], 1, 1))}
+    with pytest.raises(RuntimeError, match=r"channels_first\(\)"):
+        ec.tree_deserialise_leaves(tmp_path / "a", like)

@@ -73,13 +73,14 @@ def turn(layer: Any, shape: Sequence[int]) -> str | None:
 
 def adapter_for(saved: tuple[int, ...], wanted: tuple[int, ...]) -> str | None:
     """The adapter that makes a leaf of the one shape one of the other, as libraries
-    store these. None if none does, or if it is not known which."""
+    store these: it moves the channels, or only axes of one element differ. None if
+    neither is so."""
     some, others = ([n for n in shape if n != 1] for shape in (saved, wanted))
-    if some == others:
-        return "unit_axes()"
-    if len(saved) > 1 and wanted == (*saved[:-3:-1], *saved[:-2]):
+    is_moved = len(saved) > 1 and wanted == (*saved[:-3:-1], *saved[:-2])
+    # Of a kernel of 1 x 1 with as many channels in as out both would fit.
+    if is_moved and (some != others or len(some) > 1):
         return "transpose()" if len(saved) == 2 else "channels_first()"
-    return None
+    return "unit_axes()" if some == others else None
 
 
 def of_kernel(adapter: str) -> str:
