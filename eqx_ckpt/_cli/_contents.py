@@ -1,7 +1,8 @@
 """`info` and `ls`: what is in the index of a checkpoint.
 
-JAX takes longer to import than all of this takes. It is imported only for what is no
-checkpoint of ours in a directory on a local disk.
+JAX takes longer to import than all of this takes. It is imported only where it has to
+be: for what is no checkpoint of ours in a local directory, for `info` of stored
+functions, and for `ls` of a name that no leaf has.
 """
 
 import collections
@@ -50,7 +51,7 @@ def ls(
     if name and name not in leaves.leaf_indices:
         _commands.with_jax("_inspect", "check_node")(source, name)
     wanted = [x for x in (name, pattern) if x]
-    is_wanted = lambda x: all(_compare.selects(pattern, x) for pattern in wanted)
+    is_wanted = lambda x: all(_compare.selects(one, x) for one in wanted)
     records = [r for r in leaves.records() if is_wanted(r.name)]
     if sort == "size":
         records.sort(key=lambda r: -r.template.nbytes)

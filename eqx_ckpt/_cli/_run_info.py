@@ -43,7 +43,7 @@ def of_run(run: Steps, best: tuple[str, str] | None = None) -> CommandResult:
     return CommandResult(data, [head, *_terminal.table(table)])
 
 
-# As many fit beside the rest.
+# Metrics that have a column in a table: as many fit beside the rest.
 _METRICS = 6
 
 

@@ -183,7 +183,7 @@ def _chosen(flat: Flat, where: Callable[[PyTree], Any] | None) -> list[str]:
     stored = list(map(_filters.by_default, flat.leaves))
     picked = _select.select(where, flat, stored, None)
     names = flat.names()
-    nodes = [_flatten.module_name(path, "") for path in picked.whole_paths]
+    nodes = [_flatten.node_name(path, "") for path in picked.whole_paths]
     return [*nodes, *(names[number] for number in picked.leaves or ())]
 
 

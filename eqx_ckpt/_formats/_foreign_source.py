@@ -19,8 +19,8 @@ from ._database import Database
 from ._pieces import OpenedPieces, Piece, PiecedArray
 
 
-# Leaves that are one run of bytes are read in parts of about `_PART_BYTES`, where a
-# view wants some. One whose elements lie apart has at most about `_MAX_PARTS` parts.
+# A leaf counts as cut into parts of about `_PART_BYTES`, for those who share its reads.
+# One whose elements lie apart has at most about `_MAX_PARTS` parts.
 _PART_BYTES, _MAX_PARTS = 4 * 2**20, 2**12
 
 

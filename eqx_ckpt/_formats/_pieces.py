@@ -57,9 +57,8 @@ class OpenedPieces(NamedTuple):
     root: Backend
 
     def start_read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> Any:
-        """The read of `self[picks]` into an array of its shape: it is done when its
-        result is asked for."""
-        # Read by whoever waits for it.
+        """The read of `self[picks]` into an array of its shape, as a future: `result`
+        makes it, so that nothing has to be waited for before."""
         read = ft.partial(self.read, into, picks)
         return types.SimpleNamespace(done=lambda: True, result=read)
 

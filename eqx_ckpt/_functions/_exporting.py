@@ -44,7 +44,8 @@ def plan(
     """Exports functions of a tree, or keeps those of the checkpoints that its lazy
     leaves are of.
 
-    **Raises:** an error that names the function which cannot be.
+    **Raises:** the error of a function that cannot be exported, with a note that names
+    it.
     """
     leaves = list(stored.values())
     if functions is None:

@@ -81,11 +81,11 @@ def alike(saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]) -> Alik
 
 
 def _plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Names by what is compared of them, without what only says how things are held.
+    """The full names by their short forms, which are compared.
 
-    No leaf is in a variable of flax, all of which is its `value`: what is called so
-    beside others is something else. The items of a tuple of a model and its state are
-    not counted as layers, as nothing of one is like something of another."""
+    A leaf of a variable of flax loses the `.value` of that, unless other leaves are in
+    the same node. The numbers of a tuple at the top, as of a model and its state,
+    become underscores if no two of its items have leaves of the same name."""
     below = _names.by_prefix([*names])
     tops: dict[str, set[str]] = {}
     for name in names:
@@ -128,7 +128,7 @@ class _LayerMatching:
 
     def take_all(self, groups: Sequence[_Groups]) -> None:
         """Takes the best pair of groups of each bucket, in turns, until none is clear.
-        None of their layers is asked for again."""
+        Their layers are in no later group."""
         buckets = self._buckets(groups)
         again = True
         while again:

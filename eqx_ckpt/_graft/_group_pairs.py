@@ -137,7 +137,8 @@ def _parts_of_block(nodes: list[str]) -> list[str]:
 
 class Bucket:
     """Groups of both sides that may stand for each other: their weights have the same
-    types, and axes of the same lengths in any order."""
+    types, and, but for axes of one element, axes of the same lengths in any order; and
+    both or neither are copies."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""A warning of leaves whose shapes fit although libraries store such layers in several
-ways, of which nobody has said one."""
+"""A warning of leaves whose shapes fit two orders in which libraries store such layers,
+where nothing says which it is."""
 
 import re
 from collections.abc import Sequence

@@ -74,7 +74,7 @@ class Model:
             paths = self.tagged.pick(where, called).nested
         except (AttributeError, LookupError) as e:
             raise ValueError(f"`{called}` fails on the model: {said(e)}") from e
-        return _nested.mapped(lambda x: self.node(_flatten.module_name(x, "")), paths)
+        return _nested.mapped(lambda x: self.node(_flatten.node_name(x, "")), paths)
 
     def node(self, name: str) -> SideNode:
         numbers = [n for n in self.below.get(name, []) if self.storable[n]]

@@ -31,9 +31,9 @@ def check_nodes(
     groups: Sequence[tuple[Nested, Nested]],
     code_of: Callable[[str], str | None],
 ) -> None:
-    """Checks the nodes of both sides that a pair puts together, as an adapter does that
-    makes one leaf of several, or the other way round; and those that it pairs one by
-    one. `code_of` gives the code of a node of the model.
+    """Checks the order of nodes, on both sides of a pair: of those in one list, of
+    which an adapter makes one leaf, or the other way round; and of those that the pair
+    pairs one by one. `code_of` gives the code of a node of the model.
 
     **Raises:** `ValueError` for a list of nodes in the order of texts; and for nodes in
     that order that are paired one by one with nodes of other numbers. Names that differ
@@ -55,7 +55,8 @@ def check_nodes(
 
 
 def _lists(nodes: Nested) -> Iterator[list[str]]:
-    """The names of what each list has, by those of their first nodes."""
+    """For each list the names of its items; a list among these has that of its first
+    node."""
     if isinstance(nodes, list):
         yield [_first(x) for x in nodes]
         for x in nodes:

@@ -49,6 +49,7 @@ class Parts:
     """
 
     def __init__(self, request: LoadRequest, file: Callable[[int], pathlib.Path]):
+        # Each process loads alone, and "devices" is refused with that.
         options: Any = {**request.options, "processes": "own", "reshard": "auto"}
         self._like, self._file = request.like, file
         self._options = _load_options.check(LoadOptions(**options))
@@ -113,8 +114,8 @@ class Parts:
             return _own.bytes_of(Checkpoint(source), 0)
 
     def load(self, parts: Sequence[int]) -> PyTree:
-        """The tree, read of some parts, of which one may have what another lacks. The
-        first says what leaves there are.
+        """The tree, read from these parts: what one lacks, another may have. The first
+        says what leaves there are.
 
         **Raises:** also `Apart` if they lack what this process needs.
         """

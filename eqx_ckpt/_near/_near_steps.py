@@ -328,6 +328,10 @@ def near_steps(
     near_every: int | None,
     copies: int | None,
 ) -> NearSteps:
+    """The near steps of a run, as its manager was given them.
+
+    **Raises:** `ValueError` for arguments that make no sense together.
+    """
     for name, value in (("near_every", near_every), ("copies", copies)):
         if near is None and value is not None:
             raise ValueError(f"`{name}` is for near disks: say where, with `near`.")

@@ -1,6 +1,6 @@
 """Checkpoints, nodes, lazy leaves, saves and runs as text, as HTML and in Treescope.
 
-All that is shown is in the index: no array is read.
+No array is read.
 """
 
 import functools as ft

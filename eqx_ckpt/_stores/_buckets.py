@@ -76,7 +76,7 @@ class BucketBackend(ObjectStore):
             raise OSError(f"The store of `{self}` refuses to list what it has.") from e
 
     def conditions(self) -> WriteConditions:
-        """The conditions that the server puts on writes."""
+        """The conditions that writes to this server have."""
         options = self.spec()
         del options["path"]
         heeded = {"s3": "`If-Match`, `If-None-Match`", "gcs": "`ifGenerationMatch`"}

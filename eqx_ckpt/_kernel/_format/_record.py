@@ -151,7 +151,8 @@ class TreeRecord:
 
     @ft.cached_property
     def has_values(self) -> list[bool]:
-        """Whether static values at or below each row are compared."""
+        """Whether there may be static values to compare at or below each row: one that
+        is `absent` is none."""
         is_compared = lambda k: bool(k.data) and HOWS[k.how].is_compared
         return self._any_below(self._by_kind(is_compared))
 
@@ -269,7 +270,7 @@ class TreeRecord:
     def nodes_with_values(self, root_name: str = "") -> Iterator[tuple[str, int]]:
         """Names and rows of nodes that have `compared_values`."""
         for name, row in self.nodes(self.has_values, root_name):
-            # A value is one of the node that it is in. A tree of one value is no save.
+            # A value belongs to the node that it is in. No tree is one value alone.
             if not self.is_value[row] and self.compared_values(row):
                 yield name, row
 

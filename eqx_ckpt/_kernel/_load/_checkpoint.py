@@ -24,8 +24,8 @@ from ._match import Match, Matcher
 from ._source import Source
 
 
-# Who checks types as the code runs looks at an item of a mapping of known types, which
-# here may be damaged.
+# A checker of types at run time looks up an item of a mapping whose types it knows, and
+# an item here may be damaged.
 _Base = Mapping[str, LazyArray] if TYPE_CHECKING else Mapping
 
 
@@ -161,7 +161,7 @@ class Checkpoint(_Base):
     ) -> PyTree:
         """`like` with lazy leaves: everything is checked, and nothing is read.
 
-        As one `eqx.tree_at` would. The arguments are those of
+        It is as if one `eqx.tree_at` had put these in. The arguments are those of
         [`tree_deserialise_leaves`][], and [`materialise`][] then reads what is left in
         the tree.
 
@@ -235,8 +235,8 @@ class Checkpoint(_Base):
 
         Files of other formats have no digests. Three things of theirs are compared: the
         metadata; the names, dtypes and shapes of all leaves; and the first 1024 bytes
-        of each leaf, or of 1024 leaves of more. A change that is only in later bytes is
-        not noticed.
+        of each leaf, or of 512 to 1024 leaves, evenly spread, if there are more. A
+        change that is only in other bytes is not noticed.
 
         **Arguments:**
 
@@ -417,7 +417,9 @@ def resolve_source(
     """The dotted name of the node that `like` stands for ("": all of the checkpoint),
     as it is in the `leaves` after a rename. `moved` gives the names of a node there.
 
-    **Raises:** `KeyError` if there is none, `TypeError` if it is not a node.
+    **Raises:** `KeyError` if there is none, `TypeError` if it is not a node,
+    `ValueError` if a rename takes it to no one node, and any error of the function
+    `source`.
     """
     if source is None or source == "":
         return ""

@@ -31,9 +31,8 @@ class LazyArray(_target.Unread):
     `eqx.tree_at` and `eqx.tree_pprint` take it as the abstract leaf that it is. It is
     read by `.read()`, `np.asarray`, `jnp.asarray` and `materialise`, and by nothing
     else: arithmetic on it, a jitted call, or another function of `jax.numpy` that needs
-    its numbers, is a `TypeError`.
-    A number that does not fit into a dtype is a `RuntimeError`, as where `jnp.asarray`
-    narrows to 32 bits.
+    its numbers, is a `TypeError`. A number that does not fit into a dtype is a
+    `RuntimeError`, as where `jnp.asarray` narrows to 32 bits.
 
     Indexing as in NumPy (integers, slices, `...`, `None`, and an index array or a mask
     along one axis), `.T`, `.transpose` and `.astype` give lazy views. They read the

@@ -97,7 +97,7 @@ class Matcher:
         if not any(self.chosen):
             raise self._nothing_error()
         reads = self._pair_up(picked.leaves)
-        nodes = [_flatten.module_name(path, above) for path in picked.whole_paths]
+        nodes = [_flatten.node_name(path, above) for path in picked.whole_paths]
         if options.unexpected == "error" and len(reads) < len(self.saved.names):
             self._find_unexpected(nodes)
         if options.static != "ignore" and not self._is_same_tree:
@@ -288,7 +288,7 @@ class Matcher:
         others = {name: leaf for name, leaf, _ in like}
         # The parts of `filter_spec`, by the names of the nodes that they are for.
         parts, _ = jtu.tree_flatten_with_path(filter_spec)
-        name_of = ft.partial(_flatten.module_name, above=self.above)
+        name_of = ft.partial(_flatten.node_name, above=self.above)
         specs: dict[Any, Any] = {name_of(path): spec for path, spec in parts}
         nearest = _names.within(specs)
         chosen = [specs.get(nearest(name), True) for name in extra]

@@ -95,7 +95,7 @@ class StoredBody(Body):
         return self._made[component]
 
     def _make(self, component: str, members: list[int | str]) -> Any:
-        self._key(component)
+        self._key(component)  # It refuses a component that is never saved.
         leaves = self.source.index.leaves
         name = _names.joined(self.name, component)
         leaf_indices = _leaf_indices(members)
@@ -114,8 +114,8 @@ class StoredBody(Body):
         return _lazy.lazy_of(self.source, leaves.record(leaf_indices[0], known))
 
     def _letters(self, members: list[int | str]) -> set[str]:
-        """The letters of the keys, as in `Template.keys`, at which leaves of these
-        members lie below the node."""
+        """The letters of the keys (see `Template.keys`) by which the node leads to the
+        leaves among these members."""
         leaves, depth, out = self.source.index.leaves, self._depth, set[str]()
         for number in {leaves.template_of[x] for x in _leaf_indices(members)}:
             keys = leaves.templates[number].keys

@@ -32,8 +32,9 @@ def read_arrays(
     """Reads stored arrays, or views of them. Gives each read with its arrays as they
     arrive.
 
-    **Raises:** at the end, `DamagedError` that names every leaf whose bytes are missing
-    or are not those that were saved.
+    **Raises:** at the end, `DamagedError` that names the leaves, 20 at most, whose
+    bytes are missing or are not those that were saved, or `ReplacedError`; at once,
+    `ValueError` for a leaf that cannot be read.
     """
     _context.watch_forks()
     _context.check_fork()

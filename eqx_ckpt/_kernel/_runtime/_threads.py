@@ -255,7 +255,8 @@ def _join(workers: Iterable[Worker]) -> None:
 
 @contextlib.contextmanager
 def quietly(is_quiet: bool = True) -> Iterator[None]:
-    """Lets `gather` use one thread only, of low priority where the system has that."""
+    """Lets `gather` use one thread only, of low priority where the system has that. One
+    job alone is done by the caller, whose priority stays."""
     token = _is_quiet.set(is_quiet)
     try:
         yield

@@ -77,7 +77,7 @@ class RunKeywords(PlaceKeywords, total=False):
 class SaveOptions(NamedTuple):
     """All arguments of `tree_serialise_leaves` but its path and tree; and `own`, states
     of processes alone, each as a checkpoint of one file. A process has one or none,
-    unless the save is made anew of another one: then it has those of all."""
+    unless this save copies another one: then it has those of all processes."""
 
     filter_spec: FilterSpec = _leaf.is_storable
     is_leaf: IsLeaf = None

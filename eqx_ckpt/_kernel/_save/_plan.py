@@ -164,7 +164,7 @@ def _facts(
                 f"Nothing was saved: {e}. Save it as several checkpoints with `where`."
             ) from None
         _check_state(flat, record)
-        names = (_flatten.module_name(path, "") for path in whole_paths)
+        names = (_flatten.node_name(path, "") for path in whole_paths)
         return TreeFacts(record, tuple(names))
 
     return flat.walk.kept_result(

@@ -81,7 +81,7 @@ def finish(task: WriteTask, files: RunsOfFiles, into: Destination[Backend]) -> W
     return Written(_NOWHERE, _index.digest(digests), {}, side=side, is_fixed=True)
 
 
-# Of the stored arrays that zarr-python can decode.
+# The dtypes of stored arrays that zarr-python can decode.
 _zarr_dtypes = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
     "complex64 complex128".split()

@@ -122,6 +122,6 @@ def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
     return jtu.tree_unflatten(flat.structure, flat.names())
 
 
-def module_name(path: tuple, above: str) -> str:
+def node_name(path: tuple, above: str) -> str:
     """The dotted name of the node that a key path leads to."""
     return _names.name_of(path, above).name if path else above

@@ -1,5 +1,5 @@
-"""Weights whose shapes fit although libraries store such layers in several orders, of
-which nothing says one: a warning of them."""
+"""The orders in which libraries store the axes of a weight: the adapter from one to
+ours, and a warning where a shape fits two of them and nothing says which it is."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
