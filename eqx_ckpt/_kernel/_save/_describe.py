@@ -131,7 +131,7 @@ def _are_zero_copy(
     # Leaves of one template may lie elsewhere.
     both = list(zip(spec.template_of, leaf_kinds.kind_of))
     known = {
-        (number, kind): kind != _leaf.UNKNOWN
+        (number, kind): kind != _leaf.NO_KIND
         and _host_copy.is_zero_copy(value, spec.templates[number])
         for (number, kind), value in dict(zip(both, values)).items()
     }
@@ -150,7 +150,7 @@ def _key(
     key cannot be made."""
     if type(options.chunks) not in (type(None), int):
         return None
-    if _leaf.UNKNOWN in leaf_kinds.kind_of:
+    if _leaf.NO_KIND in leaf_kinds.kind_of:
         return None
     if options.processes == "own" and any(map(_local_shards.is_spread, values)):
         return None
@@ -233,9 +233,10 @@ def _stored_kinds(
     # Of some leaves only some shards may be stored.
     has_parts = options.processes == "own" and any(map(_local_shards.is_spread, given))
     is_each_alone = callable(options.chunks) or has_parts
-    # -1: no kind yet. Where leaves may have chunks or parts of their own, none has one.
-    kinds: list[Any] = [-1] * len(given) if is_each_alone else list(leaf_kinds.kind_of)
-    loose = list(it.compress(it.count(), map(operator.eq, kinds, it.repeat(-1))))
+    # Where leaves may have chunks or parts of their own, none has one.
+    none = [_leaf.NO_KIND] * len(given)
+    kinds: list[Any] = none if is_each_alone else list(leaf_kinds.kind_of)
+    loose = [i for i, kind in enumerate(kinds) if kind == _leaf.NO_KIND]
     are_loose_alone = is_each_alone or options.dtype is not None
     for leaf_index in loose:
         likeness = None if are_loose_alone else _lazies.likeness(given[leaf_index])
@@ -340,7 +341,7 @@ def _shardings(values: Sequence[Any], leaf_kinds: LeafKinds) -> dict[str, int]:
     """Numbers of leaves that are spread over devices, by the text of their sharding."""
     kinds, kind_of = leaf_kinds
     texts = dict(enumerate(_sharding_text(kind[-1]) for kind in kinds))
-    if -1 not in kind_of and not any(texts.values()):
+    if _leaf.NO_KIND not in kind_of and not any(texts.values()):
         return {}
     own = [
         texts[kind] if kind >= 0 else _sharding_text(getattr(x, "sharding", None))

@@ -148,12 +148,13 @@ def check_plain(array: object) -> None:
         )
 
 
-UNKNOWN = -1
+# Stands for the number of a kind, where nothing is known of a leaf.
+NO_KIND = -1
 
 
 class LeafKinds(NamedTuple):
     """The kinds of leaves that there are, and the number of that of each leaf,
-    `UNKNOWN` where nothing is known. Leaves of a kind have one template and one
+    `NO_KIND` where nothing is known. Leaves of a kind have one template and one
     sharding."""
 
     kinds: tuple[Any, ...]
@@ -177,7 +178,7 @@ def find_kinds(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
             own = list(it.compress(leaves, map(operator.is_, types, it.repeat(cls))))
         both = _traits(cls, own[0])
         if both is _OF_JAX and any(map(operator.methodcaller("is_deleted"), own)):
-            return LeafKinds((), (-1,) * len(leaves))
+            return LeafKinds((), (NO_KIND,) * len(leaves))
         traits[cls] = list(map(both[0], own)), list(map(both[1], own))
     for last_types, last_traits, kinds in kept:
         if types == last_types and traits == last_traits:
@@ -202,7 +203,7 @@ def _kinds_of(
         for both, at in dict(zip(ids, range(len(ids)))).items():
             kind = cls, first_traits[at], second_traits[at]
             is_known = first_traits[at] is not _UNKNOWN
-            known[both] = kinds.setdefault(kind, len(kinds)) if is_known else -1
+            known[both] = kinds.setdefault(kind, len(kinds)) if is_known else NO_KIND
         numbers[cls] = map(known.__getitem__, ids)
     in_order = map(next, map(numbers.__getitem__, types))
     return LeafKinds(tuple(kinds), tuple(in_order))
