@@ -79,7 +79,7 @@ FREE = {
 }
 # Of these each argument is what they are about.
 OTHERS = {
-    *("counting", "delete", "exists", "inverse", "is_storable", "nest"),
+    *("counting", "inverse", "is_storable", "nest"),
     *("partition_rules", "register_leaf", "rename", "unloaded"),
 }
 GOOD = {"data": b"", "fn": dict, "init_fn": dict, "method": ec.merging.average()}
@@ -131,8 +131,7 @@ def test_what_an_argument_cannot_be(name, tmp_path, monkeypatch):
             else:
                 CALLS[name](**given, **{parameter: wrong})
     if "kwargs" not in signature.parameters:
-        said = "no argument `broadcast`|unexpected keyword"
-        with pytest.raises(TypeError, match=said):
+        with pytest.raises(TypeError, match="no argument `broadcast`"):
             CALLS[name](broadcast=True)
     assert not [*tmp_path.iterdir()]
 

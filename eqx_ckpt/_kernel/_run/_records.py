@@ -14,7 +14,7 @@ from .._format._history import PLACE
 from .._format._journal import JournalRow
 from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
-from .._runtime import _arguments, _handlers
+from .._runtime import _arguments
 from .._runtime._arguments import Rule
 from .._storage import _root, _store
 from .._storage._local import LocalDirectory
@@ -35,7 +35,7 @@ BEST = _arguments.optional(
 )
 
 
-@_handlers.pass_through
+@_arguments.checked()
 def history(run: str | os.PathLike[str]) -> list[Step]:
     """Every step that a run has ever saved, with its metrics: those that are deleted
     too.
@@ -71,7 +71,6 @@ def history(run: str | os.PathLike[str]) -> list[Step]:
     return steps_of(steps_at(run))
 
 
-@_handlers.pass_through
 @_arguments.checked(metrics=Rule("a dict", lambda x: isinstance(x, Mapping)))
 def add_metrics(
     run: str | os.PathLike[str],
@@ -178,7 +177,7 @@ def _look(run: Steps) -> _Records:
     look = ft.partial(_row, run, listing)
     there = _store.each(run.root, look, sorted(listing.steps))
     rows = [row for row in there if row is not None]
-    # Last: a step that is deleted meanwhile is in it before.
+    # After the steps: one that is deleted in between is in the history by then.
     run.history.refresh()
     lineage = run.lineage(listing)
     paths = {(row.step, row.save): run.path(row.step) for row in rows}
@@ -197,8 +196,8 @@ def _look(run: Steps) -> _Records:
 
 def _dense(found: Iterable[Step]) -> list[Step]:
     """Steps in order, of each the last save of an attempt; attempts are counted."""
-    is_there = lambda step: (step.path is not None, step.time or -math.inf)
-    last = {(x.attempt, x.number): x for x in sorted(found, key=is_there)}
+    presence_and_time = lambda step: (step.path is not None, step.time or -math.inf)
+    last = {(x.attempt, x.number): x for x in sorted(found, key=presence_and_time)}
     places = {number: i for i, number in enumerate(sorted({a for a, _ in last}))}
     return [last[key]._replace(attempt=places[key[0]]) for key in sorted(last)]
 
@@ -225,7 +224,6 @@ def _orbax(run: Steps, step: int, found: Signature) -> JournalRow:
 # ---- Many runs.
 
 
-@_handlers.pass_through
 @_arguments.checked(best=BEST)
 def runs(
     directory: str | os.PathLike[str], *, best: tuple[str, str] | None = None
@@ -263,10 +261,12 @@ def runs(
     policy = Policy(best=best)
     found = [_run_of(run, policy) for run in runs_below(directory)]
     policy.check_metric({i: run.metrics for i, run in enumerate(found)})
+    # Of equal ones the highest number is the best, as the newest step is: here, that of
+    # the first path.
     metrics = {-i: run.best.metrics for i, run in enumerate(found) if run.best}
-    order = [-i for i in policy.ranked(metrics)]
-    rest = sorted(set(range(len(found))) - {*order})
-    return [found[i] for i in [*order, *rest]]
+    ranked = [-number for number in policy.ranked(metrics)]
+    rest = sorted(set(range(len(found))) - {*ranked})
+    return [found[i] for i in [*ranked, *rest]]
 
 
 def _run_of(run: Steps, policy: Policy) -> Run:
@@ -286,7 +286,7 @@ def _run_of(run: Steps, policy: Policy) -> Run:
     )
 
 
-# Keys of what is only in the directory of a run, which is the first group.
+# The key of a file that is only in runs. The first group is the directory of the run.
 _in_run = re.compile(
     r"(?:(.+)/)?"
     r"(?:(?:0|[1-9][0-9]{0,17})/(?:default/eqx_ckpt\.json|[^/]+/_METADATA)"
@@ -303,7 +303,10 @@ def runs_below(directory: str | os.PathLike[str]) -> Iterator[Steps]:
         yield from _walk(root.real())
         return
     if not root.can_list():
-        raise ValueError(f"Which runs are in `{root}` cannot be told: it has no lists.")
+        raise ValueError(
+            f"`{root}` has no list of its files, so no runs can be found in it. Give "
+            "the path of one run, to `ec.history`."
+        )
     keys = root.list_all() or []
     found = {match[1] or "" for key in keys if (match := _in_run.fullmatch(key))}
     for key in sorted(found):

@@ -12,7 +12,7 @@ from .._errors import DamagedError
 from .._format import _files, _index, _text
 from .._load import _published
 from .._load._published import Published
-from .._runtime import _handlers, _log
+from .._runtime import _arguments, _log
 from .._storage import _open_files, _root, _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
@@ -22,7 +22,7 @@ from ._path_state import foreign, foreign_among
 from ._transaction import drop_unlisted, stamps_of
 
 
-@_handlers.pass_through
+@_arguments.checked()
 def exists(path: str | os.PathLike[str]) -> bool:
     """Whether there is a checkpoint of eqx_ckpt at a path: one that is complete.
 
@@ -62,7 +62,7 @@ def _is_file(root: Backend) -> bool:
     return _rooms.is_archive(root)
 
 
-@_handlers.pass_through
+@_arguments.checked()
 def delete(path: str | os.PathLike[str]) -> None:
     """Deletes a checkpoint, damaged or not, or a run, and nothing else.
 
