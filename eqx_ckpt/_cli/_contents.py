@@ -24,7 +24,7 @@ from . import _commands, _info
 from ._output import CommandResult
 
 
-def _ours(path: str) -> Source | None:
+def _ours_at(path: str) -> Source | None:
     """The checkpoint of ours that is in a local directory itself."""
     if not os.path.isdir(path) or _files.is_beside(os.path.basename(path)):
         return None
@@ -32,7 +32,7 @@ def _ours(path: str) -> Source | None:
 
 
 def info(path: str) -> CommandResult:
-    source = _ours(path)
+    source = _ours_at(path)
     if source is None or source.index.functions:
         return _commands.with_jax("_inspect", "info")(path)
     return _info.of_checkpoint(source, {})
@@ -46,7 +46,7 @@ def ls(
     sort: str,
     static: bool,
 ) -> CommandResult:
-    source = _ours(path) or _commands.with_jax("_inspect", "source_at")(path)
+    source = _ours_at(path) or _commands.with_jax("_inspect", "source_at")(path)
     leaves = source.index.leaves
     if name and name not in leaves.leaf_indices:
         _commands.with_jax("_inspect", "check_node")(source, name)
@@ -70,11 +70,14 @@ def ls(
         "base": base,
         "leaves": list(map(_as_json, records)),
     }
-    nbytes = sum(_distinct(records, leaves.aliases))
-    what = f"{_facts.leaf_count(len(records))}, {_text.size(nbytes)}"
-    head = [Span(source.root.url, "title"), Span(f"  {name}" * bool(name), "name")]
-    on = [Span(f"  on {_facts.base(source)}", "quiet")] * (base is not None)
-    return CommandResult(data, [[*head, Span(f"  {what}"), *on], *lines])
+    nbytes = sum(_added_bytes(records, leaves.aliases))
+    head = [Span(source.root.url, "title")]
+    if name:
+        head.append(Span(f"  {name}", "name"))
+    head.append(Span(f"  {_facts.leaf_count(len(records))}, {_text.size(nbytes)}"))
+    if base is not None:
+        head.append(Span(f"  on {_facts.base(source)}", "quiet"))
+    return CommandResult(data, [head, *lines])
 
 
 def _as_json(record: LeafRecord) -> dict[str, Any]:
@@ -96,8 +99,10 @@ def _flat(records: list[LeafRecord]) -> Iterator[Line]:
     return _terminal.table(_tables.table(columns, rows))
 
 
-def _distinct(records: list[LeafRecord], aliases: Mapping[int, int]) -> Iterator[int]:
-    """The bytes of each leaf; 0 for an array that was there before."""
+def _added_bytes(
+    records: list[LeafRecord], aliases: Mapping[int, int]
+) -> Iterator[int]:
+    """The bytes that each leaf adds: 0 for one whose array an earlier leaf has."""
     seen: set[int] = set()
     for record in records:
         origin = aliases.get(record.leaf_index, record.leaf_index)
@@ -108,12 +113,12 @@ def _distinct(records: list[LeafRecord], aliases: Mapping[int, int]) -> Iterator
 def _rows(
     leaves: Leaves, records: list[LeafRecord], depth: int | None
 ) -> list[TreeLine]:
-    """The lines of leaves. What lies deeper is added up."""
+    """The lines of leaves. Those deeper than `depth` are added up, node by node."""
     rows: dict[str, TreeLine] = {}
     labels = _lines.labels(leaves)
     counts: collections.Counter[str] = collections.Counter()
     sizes: collections.Counter[str] = collections.Counter()
-    for record, nbytes in zip(records, _distinct(records, leaves.aliases)):
+    for record, nbytes in zip(records, _added_bytes(records, leaves.aliases)):
         name = ".".join(record.name.split(".")[:depth])
         rows[name] = _lines.of_record(record, labels.get(record.leaf_index))
         if name != record.name:

@@ -161,7 +161,7 @@ def suggest(a: str, b: str) -> CommandResult:
     sides = [source_at(x).index.leaves for x in (a, b)]
     shown = [{r.name: _wording.show(r) for r in x.records()} for x in sides]
     kinds = [{r.name: _leaf_kinds.kind(r.whole) for r in x.records()} for x in sides]
-    alike = _alike.alike(*kinds)
+    alike = _alike.pair_leaves(*kinds)
     rules = _find_rules.find_rules(alike.names, *kinds)
     names = {x: y for x, y in alike.names.items() if x == y or rules}
     # A name may be unclear on one side, and be that of another leaf on the other.
@@ -207,7 +207,7 @@ def suggest(a: str, b: str) -> CommandResult:
     if squares:
         more.append("  squares, which nobody knows to be transposed or not:")
         more += [f"    {x}" for x in _folding.fold(squares)]
-    tied = _alike.tied(kinds[0], {x: kinds[1][x] for x in missing})
+    tied = _alike.tied_heads(kinds[0], {x: kinds[1][x] for x in missing})
     if tied:
         more.append("  perhaps tied, with no array of its own there:")
         more += [f"    {x}  as `{y}`" for x, y in tied.items()]

@@ -246,7 +246,7 @@ def _template_of(made: object) -> Template:
 def _hint(saved: tuple[int, ...], wanted: tuple[int, ...], what: str) -> str:
     if what != "shape":
         return ""
-    adapter = _orders.adapter_for(saved, wanted)
+    adapter = _orders.adapter_between(saved, wanted)
     if adapter is not None:
         return f"`ec.adapters.{adapter}` loads it"
     if len(saved) == len(wanted) and saved[1:] == wanted[1:]:

@@ -35,11 +35,13 @@ class Unclear(NamedTuple):
     wanted: list[str]
 
 
-class Alike(NamedTuple):
+class LeafPairs(NamedTuple):
     """Pairs of saved and wanted leaves, by name.
 
-    `names` maps saved to wanted leaves, and `adapters` wanted ones to the code of an
-    adapter, where they need one. Of `squares` nobody knows whether they are transposed.
+    - `names`: the wanted leaf of each saved one.
+    - `adapters`: of wanted leaves that need an adapter, its code.
+    - `squares`: wanted leaves whose shapes do not say whether they are transposed.
+    - `unclear`: leaves among which a choice is left.
     """
 
     names: dict[str, str]
@@ -61,7 +63,9 @@ class _AlikePair(NamedTuple):
 _Groups = tuple[list[LayerGroup], list[LayerGroup]]
 
 
-def alike(saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]) -> Alike:
+def pair_leaves(
+    saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]
+) -> LeafPairs:
     """Pairs leaves by name: those that fit, as they are or by an adapter."""
     old, new = map(_plain_names, (saved, wanted))
     sides = zip((saved, wanted), (old, new))
@@ -72,7 +76,7 @@ def alike(saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]) -> Alik
         left = matching.groups(level)
         matching.take_all(left)
     found = matching.found(left)
-    return Alike(
+    return LeafPairs(
         {old[x]: new[y] for x, y in found.names.items()},
         {new[x]: how for x, how in found.adapters.items()},
         [new[x] for x in found.squares],
@@ -117,31 +121,32 @@ class _LayerMatching:
     def groups(self, level: int) -> list[_Groups]:
         """The layers that are in no pair, in groups of this level: see
         `LayerSide.groups`. Groups that may stand for each other are together."""
-        alike: dict[Any, _Groups] = {}
+        by_kinds: dict[Any, _Groups] = {}
         for i, (side, done) in enumerate(zip(self._sides, self._done)):
             layers = (x for x in side.layers if x.name not in done)
             for group in side.groups(layers, level):
                 kinds = frozenset(layer.main for _, layer in group.members)
                 key = group.is_copy, kinds
-                alike.setdefault(key, ([], []))[i].append(group)
-        return [both for both in alike.values() if all(both)]
+                by_kinds.setdefault(key, ([], []))[i].append(group)
+        return [both for both in by_kinds.values() if all(both)]
 
     def take_all(self, groups: Sequence[_Groups]) -> None:
         """Takes the best pair of groups of each bucket, in turns, until none is clear.
         Their layers are in no later group."""
         buckets = self._buckets(groups)
-        again = True
-        while again:
-            again = False
+        has_found = True
+        while has_found:
+            has_found = False
             for bucket in buckets:
                 pair = bucket.take_best(self._pairs)
                 if pair is not None:
-                    again = True
+                    has_found = True
                     self._pairs.add(pair)
                     for done, layers in zip(self._done, zip(*pair.layers)):
                         done.update(layer.name for layer in layers)
 
     def _buckets(self, groups: Sequence[_Groups]) -> list[Bucket]:
+        """The buckets of groups, as long as they have no more than `_MAX_PAIRS`."""
         left = _MAX_PAIRS
         buckets = []
         for old, new in groups:
@@ -151,10 +156,10 @@ class _LayerMatching:
                 buckets.append(Bucket(old, new, *self._sides))
         return buckets
 
-    def found(self, left: Sequence[_Groups]) -> Alike:
+    def found(self, left: Sequence[_Groups]) -> LeafPairs:
         """The leaves of all pairs, and those among which a choice is left: of pairs
         that later ones speak against, and of the groups that are `left`."""
-        out = Alike({}, {}, [], [])
+        out = LeafPairs({}, {}, [], [])
         for pair in self._pairs.pairs:
             if self._pairs.is_elsewhere(*pair.first, own=1):
                 out.unclear.append(Unclear(*map(_names_of, zip(*pair.layers))))
@@ -166,17 +171,18 @@ class _LayerMatching:
                 out.unclear.append(Unclear(*map(_names_of, layers)))
         return out
 
-    def _add_leaves(self, pair: GroupPair, out: Alike) -> None:
+    def _add_leaves(self, pair: GroupPair, out: LeafPairs) -> None:
+        """Adds the leaves of a pair of groups."""
         for layers in pair.layers:
             weights = _layers.weight_names(layers)
             usual = self._pairs.usual_ways[weights]
             # Squares are as they are where all others of that name are.
-            is_as_it_is = weights[0] == weights[1] and not usual - {""}
+            stays_as_it_is = weights[0] == weights[1] and not usual - {""}
             for old, new, ways in self._leaf_pairs(layers, pair.ways):
                 out.names[old] = new
                 if ways[0]:
                     out.adapters[new] = ways[0]
-                if len(ways) > 1 and not is_as_it_is:
+                if len(ways) > 1 and not stays_as_it_is:
                     out.squares.append(new)
 
     def _leaf_pairs(
@@ -208,11 +214,11 @@ def _names_of(layers: Iterable[NamedLayer]) -> list[str]:
     return [name for x in layers for name in _layers.weight_first(x)]
 
 
-# ---- What names say alone.
+# ---- By names alone.
 
 
-def may_be(a: str, b: str) -> bool:
-    """Whether words of two names say that they are of one thing, or say nothing."""
+def may_be_same(a: str, b: str) -> bool:
+    """Whether two names may be of one thing: by their words, or if they have none."""
     some, others = ({*_words.words(x)} for x in (a, b))
     are_strangers = some and others and some.isdisjoint(others)
     are_opposites = _words.are_opposites(some - others, others - some)
@@ -220,14 +226,15 @@ def may_be(a: str, b: str) -> bool:
 
 
 def is_copy(name: str) -> bool:
+    """Whether a name says that it is of a copy, such as an average of weights."""
     return not _words.COPIES.isdisjoint(_words.words(name))
 
 
-def tied(
+def tied_heads(
     saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]
 ) -> dict[str, str]:
-    """Weights that are wanted and are perhaps those of an embedding: of a head that is
-    tied to it, which libraries do not save."""
+    """Wanted weights of heads, and the saved embedding that each may be tied to:
+    libraries do not save a head that is."""
     tables = {
         kind: name
         for name, kind in saved.items()

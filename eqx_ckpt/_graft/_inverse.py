@@ -93,7 +93,7 @@ def _nodes_of(source: Any) -> Nested:
     first = source
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
-    origin = _nodes.origin(first)
+    origin = _nodes.stored_place(first)
     if origin is not None:
         return StoredSide(Checkpoint(origin[0])).collect(source, "source")
     if source is None or isinstance(source, (list, tuple)):

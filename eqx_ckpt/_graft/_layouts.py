@@ -25,7 +25,7 @@ def warn(matching: Matching, placed: Sequence[Placed]) -> None:
         _form(name) for x in placed if _is_turned(matching, x) for name in x.job.sources
     }
     for x in placed:
-        how = _other(matching, x, turned)
+        how = _needed_adapter(matching, x, turned)
         if how is not None:
             name = matching.model.names[x.number]
             rows.setdefault(how, []).append((name, f"of `{x.job.sources[0]}`"))
@@ -54,13 +54,14 @@ def _name(adapter: object) -> str:
     return repr(adapter).partition("(")[0]
 
 
-def _other(matching: Matching, x: Placed, turned: set[str]) -> str | None:
-    """What a leaf may need whose axes nobody has ordered. `turned` has the forms of
-    names whose weights are transposed."""
+def _needed_adapter(matching: Matching, x: Placed, turned: set[str]) -> str | None:
+    """The adapter that a leaf may need, as a sentence says it; None if its adapters say
+    the order of its axes, or its shape does. `turned` has the forms of names whose
+    weights are transposed."""
     job, source = x.job, x.job.sources[0]
     layer = _layer(matching, x.number)
-    own = _orders.rank(layer)
-    if not own or _is_ordered(job, own):
+    own_axes = _orders.rank(layer)
+    if not own_axes or _is_ordered(job, own_axes):
         return None
     is_kernel = _orders.is_kernel(source)
     node = source.rpartition(".")[0]
@@ -68,25 +69,25 @@ def _other(matching: Matching, x: Placed, turned: set[str]) -> str | None:
         return None  # Of a Module that was saved as one.
     shape = x.target.shape
     if isinstance(layer, eqx.nn.ConvTranspose):
-        is_square = len(shape) >= own and shape[-own] == shape[1 - own]
+        is_square = len(shape) >= own_axes and shape[-own_axes] == shape[1 - own_axes]
         return "PyTorch's need `ec.adapters.conv_transpose()`" if is_square else None
     others = [a for a in map(_name, job.adapters) if a not in _TURNS]
     place = f" after `{others[-1]}()`" if others else ""
-    how = _orders.turn(layer, shape)
+    how = _orders.square_adapter(layer, shape)
     if how is None and others:  # Such as squares that are put together.
-        how = _orders.turn(layer, job.all_saved[0].shape)
+        how = _orders.square_adapter(layer, job.all_saved[0].shape)
         place = f" before `{others[0]}()`"
     if how is None:
         return None
     if is_kernel:
-        return _orders.of_kernel(how) + place
+        return _orders.kernel_advice(how) + place
     if isinstance(layer, eqx.nn.Linear) and _form(source) in turned:
         how = "transpose()" if how == "channels_first()" else how
         return f"others beside it were turned, by `ec.adapters.{how}`{place}"
     return None
 
 
-def _is_ordered(job: Job, own: int) -> bool:
+def _is_ordered(job: Job, own_axes: int) -> bool:
     """Whether an adapter or a view says the order of the axes of a layer, whose weight
     has so many of its own."""
     if any(map(_is_turned_view, job.all_saved)):
@@ -94,11 +95,11 @@ def _is_ordered(job: Job, own: int) -> bool:
     rank = len(job.all_saved[0].shape)
     for adapter in job.adapters:
         name = _name(adapter)
-        if name.startswith("channels") and rank != own:
+        if name.startswith("channels") and rank != own_axes:
             continue  # Of layers that are stacked, it takes others for the channels.
         if adapter.own or name in _TURNS:
             return True
-        rank = own if name == "take" else rank
+        rank = own_axes if name == "take" else rank
         rank += {"stack": 1, "unstack": -1}.get(name, 0)
     return False
 

@@ -102,7 +102,7 @@ def _tied_rows(
     numbers = {model.names[n]: n for n in sorted(new)}
     kinds = {name: model.kind(n) for name, n in numbers.items()}
     saved = {name: stored.kind(i) for i, name in enumerate(stored.saved.names)}
-    for name, origin in _alike.tied(saved, kinds).items():
+    for name, origin in _alike.tied_heads(saved, kinds).items():
         leaf_index = stored.saved.leaf_indices[origin]
         if leaf_index not in old:
             is_same = saved[origin].shape == kinds[name].shape

@@ -144,7 +144,7 @@ class StoredSide:
 
     def collect(self, picked: object, called: str) -> Nested:
         if isinstance(picked, (SavedNode, LazyArray)):
-            found = _nodes.origin(picked)
+            found = _nodes.stored_place(picked)
             if found is None:
                 raise ValueError(
                     f"`{called}` returned a node that was edited: save it, and open "

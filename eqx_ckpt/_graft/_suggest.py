@@ -205,7 +205,7 @@ class _Twins:
         records = list(map(stored.saved.record, sorted(old)))
         saved = {record.name: _leaf_kinds.kind(record.whole) for record in records}
         wanted = {x: model.kind(n) for x, n in self._numbers.items()}
-        self._alike = _alike.alike(saved, wanted)
+        self._alike = _alike.pair_leaves(saved, wanted)
         self._origins = {y: x for x, y in self._alike.names.items()}
         self._stacks = _stacks(records)
         self._keys_of_shape: dict[tuple[int, ...], list[StackKey]] = {}
@@ -302,7 +302,7 @@ class _Twins:
                 break
             is_end = f".{inner}".endswith(f".{below}") if below else True
             both = _names.joined(prefix, below), _names.joined(sequence, "*", inner)
-            if not is_end or not _alike.may_be(*both):
+            if not is_end or not _alike.may_be_same(*both):
                 continue
             node = inner.removesuffix(below).rstrip(".")
             keys = [StackKey(sequence, _names.joined(node, x)) for x in wanted]

@@ -45,9 +45,9 @@ def _of_checkpoint(x: Checkpoint) -> str:
     leaves = source.index.leaves
     fields = _lines.of_fields((n, leaves.fields_text(n)) for n in leaves.node_names)
     facts = _facts.facts(source)
-    about = [(title, text.replace("\n", ", ")) for title, text in facts.items()]
+    rows = [(title, fact.replace("\n", ", ")) for title, fact in facts.items()]
     metadata = _html.text("metadata", _facts.metadata(source))
-    about = _html.section("about", about, folds=True)
+    about = _html.section("about", rows, folds=True)
     tree = _html.tree(it.chain(_facts.leaf_lines(source), fields))
     return _html.card(x.path, _facts.headline(source), metadata, about, tree)
 
@@ -85,10 +85,10 @@ def _of_run(x: _manager.CheckpointManager) -> str:
         return _html.card(title, "see .steps()")
     found = _summary.summaries(steps, _MOST)
     count = len(steps.listing().steps)
-    quiet = _facts.counted(count, "step")
+    subtitle = _facts.counted(count, "step")
     if count > _MOST:
-        quiet += f", of which the newest {_MOST} are shown"
-    return _html.card(title, quiet, _html.table(_tables.steps(found[::-1])))
+        subtitle += f": here are the newest {_MOST}"
+    return _html.card(title, subtitle, _html.table(_tables.steps(found[::-1])))
 
 
 def treescope(x: Checkpoint | Node, path: object, render: object) -> Any:

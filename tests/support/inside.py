@@ -519,7 +519,7 @@ def alike(saved: dict[str, Any], wanted: dict[str, Any]) -> Any:
     """What stands for what of two sides, which are kinds of leaves by name."""
     kind = _found("_graft._leaf_kinds.LeafKind")
     sides = [{name: kind(*x) for name, x in side.items()} for side in (saved, wanted)]
-    return _found("_graft._alike.alike")(*sides)
+    return _found("_graft._alike.pair_leaves")(*sides)
 
 
 def matched(

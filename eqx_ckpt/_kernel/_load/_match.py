@@ -238,7 +238,7 @@ class Matcher:
             saved_shape = record.whole.logical_shape
             is_below = saved_shape[1:] == target.shape
             self.axes.add(saved_shape[:1] if is_below else ())
-            adapter = _orders.adapter_for(saved_shape, target.shape)
+            adapter = _orders.adapter_between(saved_shape, target.shape)
             text += _ADAPTER.format(adapter) if adapter else ""
         self._add(what, name, text, record.name, first)
 
@@ -384,10 +384,10 @@ class Matcher:
             if not _orders.is_kernel(read.record.name):
                 continue
             layer = _orders.layer_of(self.like, self.flat.paths[number])
-            turn = _orders.turn(layer, read.record.whole.logical_shape)
+            turn = _orders.square_adapter(layer, read.record.whole.logical_shape)
             if turn is not None:
                 row = self.names[number], f"of `{read.record.name}`"
-                rows.setdefault(_orders.of_kernel(turn), []).append(row)
+                rows.setdefault(_orders.kernel_advice(turn), []).append(row)
         _orders.warn(rows, _KERNELS)
 
     # ---- The report.

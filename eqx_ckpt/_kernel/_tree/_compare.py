@@ -38,6 +38,16 @@ class _Change(NamedTuple):
     here: Any
 
 
+class _RowPair(NamedTuple):
+    """Two children that stand for each other, as saved and here: the parts that they
+    add to names, and their rows."""
+
+    saved_part: str
+    part: str
+    saved_row: int
+    row: int
+
+
 class Comparison:
     """Finds in what the static values of two trees differ.
 
@@ -49,15 +59,16 @@ class Comparison:
     A class may have become a node, or been one: then its value is compared by its parts
     with the values of the node.
 
-    It goes down both records at once, from nodes that stand for each other, and looks
-    at each pair of rows once, however many nodes have them. `above` is the name of the
-    tree that is `here`.
+    It goes down both records at once, from nodes that stand for each other. It finds
+    once for each pair of rows whether they differ, however many nodes have these rows.
+    `above` is the name of the tree that is `here`.
     """
 
     def __init__(self, saved: TreeRecord, here: TreeRecord, above: str = ""):
         self._saved, self._here, self._above = saved, here, above
-        self._are_clean: dict[tuple[int, int], bool] = {}
-        self._known: dict[tuple[int, int], list[tuple[str, str, int, int]]] = {}
+        # What `_is_clean` and `_children` have found so far, by the two rows.
+        self._clean_found: dict[tuple[int, int], bool] = {}
+        self._children_found: dict[tuple[int, int], list[_RowPair]] = {}
 
     def differences(
         self, pairs: Iterable[tuple[str, str]], passes: Callable[[str], bool]
@@ -83,14 +94,12 @@ class Comparison:
         """The differences of two nodes themselves, without those of nodes in them."""
         a, b = self._saved.row_at(stored), self._row_here(name)
         if a is not None and b is not None:
-            yield from self._own(a, b, stored, name, passes)
+            yield from self._own_differences(a, b, stored, name, passes)
 
     def _row_here(self, name: str) -> int | None:
         if not _names.is_under(name, self._above):
             return None
-        return self._here.row_at(
-            _names.below(name, self._above) if self._above else name
-        )
+        return self._here.row_at(_names.below(name, self._above))
 
     def _below(
         self, a: int, b: int, stored: str, name: str, passes: Callable[[str], bool]
@@ -100,57 +109,56 @@ class Comparison:
             a, b, stored, name = stack.pop()
             if self._is_clean(a, b):
                 continue
-            yield from self._own(a, b, stored, name, passes)
+            yield from self._own_differences(a, b, stored, name, passes)
             some = [
-                (x, y, _names.child(stored, one), _names.child(name, two))
-                for one, two, x, y in self._children(a, b)
+                (x, y, _names.child(stored, saved_part), _names.child(name, part))
+                for saved_part, part, x, y in self._children(a, b)
             ]
             stack += reversed(some)
 
     def _is_clean(self, a: int, b: int) -> bool:
         """Whether nothing differs at and below two rows."""
-        known, todo = self._are_clean, [(a, b)]
-        while todo:
-            pair = a, b = todo[-1]
-            if pair in known:
-                todo.pop()
-                continue
-            if not (self._saved.has_values[a] or self._here.has_values[b]):
-                known[pair] = True
-                continue
-            below = {(x, y) for _, _, x, y in self._children(a, b)}
-            if new := [x for x in below if x not in known]:
-                todo += new
-                continue
-            are_clean = all(map(known.__getitem__, below))
-            known[pair] = are_clean and not any(self._changed(a, b))
-        return known[a, b]
+        found, stack = self._clean_found, [(a, b)]
+        while stack:
+            x, y = rows = stack[-1]
+            if rows in found:
+                stack.pop()
+            elif not (self._saved.has_values[x] or self._here.has_values[y]):
+                found[rows] = True
+            else:
+                below = {(pair.saved_row, pair.row) for pair in self._children(x, y)}
+                if new := below - found.keys():
+                    stack += new
+                else:
+                    is_clean_below = all(map(found.__getitem__, below))
+                    found[rows] = is_clean_below and not any(self._changed(x, y))
+        return found[a, b]
 
-    def _children(self, a: int, b: int) -> list[tuple[str, str, int, int]]:
-        """The parts and the rows of children that stand for each other, and in which
-        something is compared."""
-        if (a, b) not in self._known:
+    def _children(self, a: int, b: int) -> list[_RowPair]:
+        """The children of two rows that stand for each other, and in which something is
+        compared."""
+        if (a, b) not in self._children_found:
             saved, here = self._saved, self._here
-            self._known[a, b] = [
-                (there, part, other, child)
-                for there, part, other, child in self._paired(a, b)
-                if here.has_values[child] or saved.has_values[other]
-                if not (here.is_value[child] or saved.is_value[other])
+            self._children_found[a, b] = [
+                pair
+                for pair in self._pairs(a, b)
+                if here.has_values[pair.row] or saved.has_values[pair.saved_row]
+                if not (here.is_value[pair.row] or saved.is_value[pair.saved_row])
             ]
-        return self._known[a, b]
+        return self._children_found[a, b]
 
-    def _paired(self, a: int, b: int) -> Iterator[tuple[str, str, int, int]]:
-        """The parts and the rows of all children that stand for each other."""
+    def _pairs(self, a: int, b: int) -> Iterator[_RowPair]:
+        """All children of two rows that stand for each other."""
         parts, rows = self._saved.kind(a).parts, self._saved.rows[a].children
         places = pair_children(self._saved, a, self._here, b)
-        for (part, child), place in zip(self._here.children(b), places):
+        for (part, row), place in zip(self._here.children(b), places):
             if place is not None:
-                yield parts[place], part, rows[place], child
+                yield _RowPair(parts[place], part, rows[place], row)
 
     def _changed(self, a: int, b: int) -> Iterator[_Change]:
         """The changes of two nodes, and those of two children of which only one is a
         value, or has values."""
-        saved, here, paired = self._saved, self._here, list(self._paired(a, b))
+        saved, here, pairs = self._saved, self._here, list(self._pairs(a, b))
         old, new = saved.compared_values(a), here.compared_values(b)
         if ("" in old) != ("" in new):  # One of them is a value.
             yield from self._below_value("", a, b, is_one_class=True)
@@ -159,20 +167,20 @@ class Comparison:
         if saved.kind(a).labels and here.kind(b).labels:
             # Without labels, a child that is not there may have been a static field.
             moved = dict.fromkeys(here.kind(b).parts)
-        moved |= {part: there for there, part, _, _ in paired}
+        moved |= {pair.part: pair.saved_part for pair in pairs}
         for part, y in new.items():
-            there = moved.get(part, part)
-            x = None if there is None else old.get(there)
+            saved_part = moved.get(part, part)
+            x = None if saved_part is None else old.get(saved_part)
             if x is None or saved.texts[x] == here.texts[y]:
                 continue
             forms = saved.form(x), here.form(y)
             if not _values.is_alike(*forms):
                 yield _Change(part, "", *forms)
-        for _, part, other, child in paired:
-            if saved.has_values[other] != here.has_values[child] or (
-                saved.is_value[other] != here.is_value[child]
+        for _, part, x, y in pairs:
+            if saved.has_values[x] != here.has_values[y] or (
+                saved.is_value[x] != here.is_value[y]
             ):
-                yield from self._one_sided(part, other, child)
+                yield from self._one_sided(part, x, y)
 
     def _one_sided(self, name: str, a: int, b: int) -> Iterator[_Change]:
         """The changes of two children of a name, of which one is a value and the other
@@ -205,9 +213,10 @@ class Comparison:
                 whole = name if is_value else _names.joined(name, rest)
                 yield _Change(whole, rest if is_value else "", *forms)
 
-    def _own(
+    def _own_differences(
         self, a: int, b: int, stored: str, name: str, passes: Callable[[str], bool]
     ) -> Iterator[Difference]:
+        """The differences of two rows themselves, by the names of these."""
         for value, part, *forms in self._changed(a, b):
             ends = [_names.joined(z, value) or _names.ROOT for z in (stored, name)]
             may_differ = any(map(passes, ends))
@@ -290,7 +299,7 @@ def moved_nodes(
     """The moved nodes at and below two that stand for each other: `there`, and called
     `name` here. `above` is the name of the tree that is here. `stored_nodes` gives the
     nodes of the record that stand for the node of a name there."""
-    row = here.row_at(_names.below(name, above) if above else name)
+    row = here.row_at(_names.below(name, above))
     stack = [] if row is None else [(row, there, name)]
     while stack:
         row, there, name = stack.pop()
@@ -392,7 +401,8 @@ def passing(
 def matches(pattern: str, name: str) -> bool:
     """Whether a name is as a pattern says, in which `*` stands for any text. A leading
     `*.` may also stand for nothing: `*.size` is `size` at the root, too."""
-    # Nothing but `*` is special, and `fnmatch` takes time that grows with the name.
+    # Only `*` is special here. `fnmatch` takes the first place at which a piece of the
+    # pattern fits, and so never tries all ways to divide a name.
     pattern = re.sub(r"[?[]", r"[\g<0>]", pattern)
     return fnmatch.fnmatchcase(name, pattern) or (
         pattern.startswith("*.") and fnmatch.fnmatchcase(name, pattern[2:])

@@ -57,21 +57,23 @@ def rank(layer: Any) -> int:
     return layer.num_spatial_dims + 2 if is_conv else 0
 
 
-def turn(layer: Any, shape: Sequence[int]) -> str | None:
+def square_adapter(layer: Any, shape: Sequence[int]) -> str | None:
     """The adapter that moves the channels of a weight from the end to the front, if
-    that leaves its shape as it is."""
-    first = len(shape) - rank(layer)
-    outer, own = (*shape[:first],), (*shape[first:],)
-    if not rank(layer) or first < 0 or own != (*own[:-3:-1], *own[:-2]):
+    that leaves its shape as it is: then the shape does not tell whether it is needed.
+    None if not."""
+    own_axes = rank(layer)
+    first = len(shape) - own_axes  # The axes before are those of stacked layers.
+    own = (*shape[max(first, 0) :],)
+    if not own_axes or first < 0 or own != (*own[:-3:-1], *own[:-2]):
         return None
-    if not outer:
+    if not first:
         return "channels_first()"
     axes = (*range(len(shape)),)
     order = *axes[:first], *axes[:-3:-1], *axes[first:-2]
     return f"transpose({', '.join(map(str, order))})"
 
 
-def adapter_for(saved: tuple[int, ...], wanted: tuple[int, ...]) -> str | None:
+def adapter_between(saved: tuple[int, ...], wanted: tuple[int, ...]) -> str | None:
     """The adapter that makes a leaf of the one shape one of the other, as libraries
     store these: it moves the channels, or only axes of one element differ. None if
     neither is so."""
@@ -83,14 +85,14 @@ def adapter_for(saved: tuple[int, ...], wanted: tuple[int, ...]) -> str | None:
     return "unit_axes()" if some == others else None
 
 
-def of_kernel(adapter: str) -> str:
+def kernel_advice(adapter: str) -> str:
     """The advice for a kernel that needs this adapter."""
     return f"kernels of flax, Keras and Haiku need `ec.adapters.{adapter}`"
 
 
 def warn(rows: Mapping[str, Sequence[tuple[str, str]]], advice: str) -> None:
-    """Warns of leaves that nothing says the order of, if there are any. `rows` has
-    their names and where they are from, by what they may need."""
+    """Warns of leaves whose order nothing says, if there are any. `rows`: by what
+    leaves may need, the name of each and where it is from."""
     if not rows or not _processes.leads():
         return
     lines = ["The shapes of these leaves fit, and do not say how they are stored:"]
