@@ -74,7 +74,8 @@ class OpenedPieces(NamedTuple):
             there = list(map(_places_in, axes, piece.start, piece.shape))
             if not all(there):
                 continue
-            to = into[tuple(slice(x[0], x[-1] + 1) for x in there)]
+            # An index of an array without axes is a copy, but for one with `...`.
+            to = into[(*(slice(x[0], x[-1] + 1) for x in there), ...)]
             first = [axis[x[0]] - a for axis, x, a in zip(axes, there, piece.start)]
             self._read_piece(piece, first, [axis.step for axis in axes], to)
 
@@ -99,7 +100,7 @@ class OpenedPieces(NamedTuple):
                 (low + s.start * abs(step)) * stride
                 for low, s, step, stride in zip(lowest, part, steps, strides)
             )
-            self._read_run(piece, begin, apart, into[part])
+            self._read_run(piece, begin, apart, into[(*part, ...)])
 
     def _read_run(
         self, piece: Piece, first: int, strides: Sequence[int], into: np.ndarray

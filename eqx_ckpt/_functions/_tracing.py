@@ -83,11 +83,13 @@ class FunctionTrace(NamedTuple):
         return list(it.compress(self.tree.arrays, self.is_used))
 
     def baked(self) -> dict[str, str]:
-        """The digests of the stored leaves whose values are a part of the function.
+        """The names and digests of the stored leaves whose values may be a part of the
+        function: of those that are no arrays, such as Python's numbers.
 
-        Nothing tells which numbers a function looks at. Those beside arrays that it
-        uses are taken to be. Others, such as the step of a run, are not if the function
-        is the same when they are hidden from it. Nothing hides a bool from `is`.
+        A jaxpr does not say which of them the function has looked at. Those whose names
+        begin like the name of an array that it uses are taken for a part of it, and so
+        is each bool, as `is` cannot be hooked. Any other, such as the step of a run, is
+        none if the function comes out the same without it: see `_Hidden`.
         """
         tree, arrays = self.tree, {*self.tree.arrays}
         baked = {i: leaf for i, leaf in tree.stored.items() if i not in arrays}

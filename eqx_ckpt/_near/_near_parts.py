@@ -39,8 +39,8 @@ from ._parted_leaf import PartedLeaf
 
 
 class Parts:
-    """The parts of a near step, each at its `file` on this disk, and what this process
-    loads of them. A part is opened when it is first needed.
+    """The parts of a near step, and what this process loads of them. `file_of` gives
+    the file of a part on this disk. A part is opened when it is first needed.
 
     If a part cannot be opened or read, a method raises `DamagedError`, but `report`
     gives an empty report. Either way the part's number is in `unreadable`, until
@@ -48,10 +48,10 @@ class Parts:
     out of memory or files is raised as it is, and blames no part.
     """
 
-    def __init__(self, request: LoadRequest, file: Callable[[int], pathlib.Path]):
+    def __init__(self, request: LoadRequest, file_of: Callable[[int], pathlib.Path]):
         # Each process loads alone, and "devices" is refused with that.
         options: Any = {**request.options, "processes": "own", "reshard": "auto"}
-        self._like, self._file = request.like, file
+        self._like, self._file_of = request.like, file_of
         self._options = _load_options.check(LoadOptions(**options))
         self._sources: dict[int, Source] = {}
         self._matches: dict[int, Match] = {}
@@ -72,7 +72,7 @@ class Parts:
     def _source(self, part: int) -> Source:
         if part not in self._sources:
             with self._reading(part):
-                self._sources[part] = _opened(self._file(part))
+                self._sources[part] = _opened(self._file_of(part))
         return self._sources[part]
 
     def _match(self, part: int) -> Match:
@@ -96,7 +96,7 @@ class Parts:
         try:
             leaves = self._source(part).index.leaves
             with self._reading(part):
-                nbytes = self._file(part).stat().st_size
+                nbytes = self._file_of(part).stat().st_size
         except DamagedError:
             return PartReport()
         try:

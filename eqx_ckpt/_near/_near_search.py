@@ -211,7 +211,7 @@ class Search(NearSearch):
         """Whether there is a near step, though none can be restored."""
         return bool(self._bad)
 
-    def reasons(self, above: int) -> list[str]:
+    def skip_reasons(self, above: int) -> list[str]:
         """Why near steps above one are not restored."""
         passed = dict.fromkeys([*self._chosen.passed, *self._bad.values()])
         return [str(x) for x in passed if x.step > above]

@@ -44,10 +44,7 @@ def _root_manifest(save: str, manifest: bytes) -> dict[str, bytes]:
     """The manifest of the same database, seen from the root of the checkpoint."""
     if not manifest:
         return {}
-    return {_MANIFEST: _ocdbt.moved(manifest, "tree", f"d/{save}/")}
-
-
-_MANIFEST = "manifest.ocdbt"
+    return {"manifest.ocdbt": _ocdbt.moved(manifest, "tree", f"d/{save}/")}
 
 
 @_arguments.checked()

@@ -30,8 +30,10 @@ def later(
 def flattened(x: object) -> Any:
     """Turns an array that is computed into a formula of stored arrays, which are read
     with all others. Anything else stays as it is."""
-    body = _lazy.body_of(x) if isinstance(x, LazyArray) else None
-    if not isinstance(x, LazyArray) or not isinstance(body, ComputedLeaf):
+    if not isinstance(x, LazyArray):
+        return x
+    body = _lazy.body_of(x)
+    if not isinstance(body, ComputedLeaf):
         return x
     formula, parts = body.formula, list(map(flattened, body.formula.parts))
 

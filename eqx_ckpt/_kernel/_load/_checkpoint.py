@@ -442,7 +442,7 @@ def resolve_source(
     except (AttributeError, LookupError) as e:
         e.add_note("`source` fails on the checkpoint.")
         raise
-    found = _nodes.origin(node)
+    found = _nodes.stored_place(node)
     is_view = isinstance(node, LazyArray) and not _lazy.is_as_stored(node)
     if found is None or found[0] is not ckpt._source or is_view:
         is_edited = found is None and isinstance(node, _node.Node)

@@ -174,8 +174,14 @@ class StoredBody(Body):
     def spec(self) -> Spec:
         keys = tuple(key for key, _ in self._keyed)
         indices = self.source.index.leaves.state_indices.get(self.name, [])
-        own = self._labels, self._attributes, self._length
-        return Spec(keys, self.fields, *own, tuple(indices))
+        return Spec(
+            keys,
+            self.fields,
+            labels=self._labels,
+            attributes=self._attributes,
+            length=self._length,
+            indices=tuple(indices),
+        )
 
     @ft.cached_property
     def _places(self) -> dict[str, int]:
@@ -295,7 +301,7 @@ def tree_of(source: Source) -> Any:
     return Node(StoredBody(source, "", members, [_MAX_GAPS]))
 
 
-def origin(x: object) -> tuple[Source, str] | None:
+def stored_place(x: object) -> tuple[Source, str] | None:
     """Where a node or a lazy leaf of a checkpoint's own tree is: its name there, ""
     for all of it. None for any other value, and for nodes that have been edited."""
     if isinstance(x, Node):

@@ -28,7 +28,7 @@ class LastState:
         self._steps, self._options = steps, options
         self.kept: KeptState | None = None
         # The last save that was begun since a state was kept: of that or a newer one.
-        self.begun: RunningSave | None = None
+        self.last_begun: RunningSave | None = None
         # The copies of the kept state's arrays: the next ones are made in their memory.
         self._copies: list[Any] = []
         # What the last state that was checked looks like, but for its values: see
@@ -47,7 +47,7 @@ class LastState:
 
     def note_begun(self, saving: RunningSave) -> None:
         """Notes a save that is about to begin, of the kept state or of a newer one."""
-        self.begun = saving
+        self.last_begun = saving
 
     def drop(self) -> None:
         """Drops the kept state: a newer one is being saved."""
@@ -56,13 +56,13 @@ class LastState:
     def unsaved(self) -> KeptState | None:
         """The kept state, unless a save that was begun since goes on or has gone
         well."""
-        begun = self.begun
+        begun = self.last_begun
         is_saved = begun is not None and _background.error_of(begun.handle) is None
         return None if is_saved else self.kept
 
     def keep(self, state: PendingState, begun_before: RunningSave | None) -> None:
-        """Keeps a copy of a state. `begun_before`: what was `begun` when the call of
-        `save` came. **Raises:** what is wrong with the state. The one before it then
+        """Keeps a copy of a state. `begun_before`: what was `last_begun` when the call
+        of `save` came. **Raises:** what is wrong with the state. The one before it then
         stays the kept one."""
         kept = KeptState.of(state, self._options.is_leaf)
         self._check_savable(state, kept)
@@ -70,7 +70,8 @@ class LastState:
 
     def keep_tried(self, state: PendingState) -> None:
         """Keeps a copy of a state whose save was tried: it is not checked."""
-        begun_before = self.begun  # A handler of a signal may begin one from here on.
+        # A handler of a signal may begin one from here on.
+        begun_before = self.last_begun
         kept = KeptState.of(state, self._options.is_leaf)
         self._copy_for_end(kept, begun_before)
 
@@ -101,7 +102,7 @@ class LastState:
 
     def _copy_for_end(self, kept: KeptState, begun_before: RunningSave | None) -> None:
         """Keeps a copy, unless a signal handler has meanwhile begun to save the same
-        step: `begun` is then no longer `begun_before`."""
+        step: `last_begun` is then no longer `begun_before`."""
         copies, self._copies = self._copies, []
         try:
             # The copy of the state before is spoiled as soon as this begins.
@@ -116,9 +117,9 @@ class LastState:
 
     def _set(self, copy: KeptState, begun_before: RunningSave | None) -> None:
         # None: no handler has begun a save during the call.
-        newer = None if self.begun is begun_before else self.begun
+        newer = None if self.last_begun is begun_before else self.last_begun
         if newer is None or newer.step != copy.state.step:
-            self.kept, self.begun = copy, None
+            self.kept, self.last_begun = copy, None
         # Those of devices are no copies, and would stay in their memory.
         is_copy = lambda x: isinstance(x, np.ndarray)
         self._copies = [x if is_copy(x) else None for x in copy.leaves]

@@ -253,9 +253,9 @@ class CheckpointManager:
         step = _steps.check_step(step)
         given = metrics or {}
         state = PendingState(step, tree, given, metadata, force, functions, own)
-        # If the handler of a signal saves during this call, `begun` is another save
-        # afterwards, and a state that it has saved is not kept again.
-        begun = self._saves.begun
+        # If the handler of a signal saves during this call, `last_begun` is another
+        # save afterwards, and a state that it has saved is not kept again.
+        begun = self._saves.last_begun
         try:
             self._near.save_if_due(state)
         except Exception:

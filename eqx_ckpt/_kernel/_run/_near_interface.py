@@ -92,7 +92,7 @@ class NearSearch:
         """Whether there is a near step, though none can be restored."""
         return False
 
-    def reasons(self, above: int) -> list[str]:
+    def skip_reasons(self, above: int) -> list[str]:
         """Why near steps above one are not restored."""
         return []
 

@@ -104,7 +104,7 @@ class Policy(NamedTuple):
         ]
         return [step for _, step in sorted(ranked, reverse=True)]
 
-    def reasons(self, counting: Mapping[int, dict[str, Any]], new: int) -> set[int]:
+    def superseding(self, counting: Mapping[int, dict[str, Any]], new: int) -> set[int]:
         """The steps because of which others may go: the newest, and the best of those
         that count."""
         assert self.keep is not None
@@ -120,8 +120,8 @@ class Policy(NamedTuple):
         times: Mapping[int, int | None],
         own_count: int,
     ) -> set[int]:
-        """The steps of those `known` that stay beside the `reasons` once a new one
-        is saved. `times` has the seconds at which steps were saved, if the policy
+        """The steps of those `known` that stay beside the `superseding` ones once a new
+        one is saved. `times` has the seconds at which steps were saved, if the policy
         `needs_times`; a step without a time stays. An earlier attempt has left a step
         that is not in `counting`. It stays until this attempt has `keep` steps; it has
         `own_count` now. A rule that compares steps does so among those that count, and

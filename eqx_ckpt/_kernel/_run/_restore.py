@@ -186,7 +186,7 @@ def _tell(search: _Search, step: int) -> None:
     search.near.warn(step)
     # Reasons for this very step are left out: it was loaded, from another copy or from
     # the root.
-    reasons = _reasons(search, above=step)
+    reasons = _skip_reasons(search, above=step)
     if reasons and _processes.leads():
         _log.warn(
             f"Restored step {step} of `{steps.root}`. Newer ones are skipped:{reasons}",
@@ -290,7 +290,7 @@ def _take(search: _Search, choice: bytes) -> int | None:
 def _nothing(search: _Search) -> Exception:
     near, steps = search.near, search.saves.steps
     root = steps.root
-    text = _reasons(search, near.notes)
+    text = _skip_reasons(search, near.notes)
     is_lost = any(skip.is_lost for skip in search.skipped.values())
     if not search.skipped:
         steps.orbax.check_readable()
@@ -373,11 +373,11 @@ def _passed(search: _Search) -> str:
     return f"{_attempt_start.shown(search.passed)} of an earlier attempt at this run"
 
 
-def _reasons(search: _Search, notes: Iterable[str] = (), above: int = -1) -> str:
+def _skip_reasons(search: _Search, notes: Iterable[str] = (), above: int = -1) -> str:
     """Why steps above one are not restored, a line for each; "" if there are none."""
     skipped = sorted(search.skipped.items())
     lines = [f"step {s}: {x.why}" for s, x in skipped if s > above]
     lines += [_passed(search)] if search.passed else []
-    lines += search.near.reasons(above)
+    lines += search.near.skip_reasons(above)
     lines += notes
     return "".join("\n  " + line.replace("\n", "\n    ") for line in lines)

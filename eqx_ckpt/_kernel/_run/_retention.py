@@ -82,8 +82,8 @@ class Retention:
         self._is_sure = False  # If anything goes wrong.
         self._look_and_clean({} if is_due else self._seen, new, saved)
         for _ in range(_TRIES if deletes else 0):
-            outdated, reasons = self._outdated(new, damaged)
-            if self._delete_steps(outdated, reasons, await_mark):
+            outdated, superseding = self._outdated(new, damaged)
+            if self._delete_steps(outdated, superseding, await_mark):
                 break
             self._look_and_clean({}, new)
         self._is_sure = not self._failures
@@ -152,14 +152,14 @@ class Retention:
         ours = {step for step in known if seen[step].signature.is_ours}
         times = self._times_of() if self._policy.needs_times else {}
         own_count = sum(map(self._lineage.is_own, known))
-        reasons = self._policy.reasons(counting, new)
+        superseding = self._policy.superseding(counting, new)
         stay = self._policy.stay(known, counting, new, times, own_count)
-        outdated = {*filter(self._may_go, ours - reasons - stay)}
+        outdated = {*filter(self._may_go, ours - superseding - stay)}
         if self._policy.best is not None and not self._policy.has_metric(counting):
             metric, root = self._policy.best[0], self._steps.root
             text = f"Nothing is deleted in `{root}`: no step has the metric `{metric}`"
             _log.say(_log.WARNING, text)
-        return outdated, reasons
+        return outdated, superseding
 
     def _is_behind(self) -> bool:
         """Whether steps have got metrics by which another step would go."""
@@ -192,26 +192,26 @@ class Retention:
         return {step: time for (step, _), time in self._times.items()}
 
     def _delete_steps(
-        self, outdated: Set[int], reasons: Set[int], await_mark: Callable[[], Any]
+        self, outdated: Set[int], superseding: Set[int], await_mark: Callable[[], Any]
     ) -> bool:
-        """Deletes steps. Returns whether each, and its `reasons`, was still what was
-        seen. It ends at the first that was not."""
+        """Deletes steps. Returns whether each of them and the `superseding` ones were
+        still what was seen. It ends at the first that was not."""
         for step in sorted(outdated):
             # A save that goes on may read it: then it goes after a later save.
             is_read = _removal.is_read(self._steps, step)
-            if not (is_read or self._delete_step(step, reasons, await_mark)):
+            if not (is_read or self._delete_step(step, superseding, await_mark)):
                 return False
         return True
 
     def _delete_step(
-        self, step: int, reasons: Set[int], await_mark: Callable[[], Any]
+        self, step: int, superseding: Set[int], await_mark: Callable[[], Any]
     ) -> bool:
-        """Deletes a step, if it and its `reasons` are still what was seen. Returns
-        whether they were, each time."""
+        """Deletes a step, if it and the `superseding` ones are still what was seen.
+        Returns whether they were, each time."""
         looks: list[bool] = []
 
         def may_still_go() -> bool:
-            looks.append(self._is_still({step, *reasons}))
+            looks.append(self._is_still({step, *superseding}))
             await_mark()
             return looks[-1]
 
@@ -227,7 +227,7 @@ class Retention:
                 del self._seen[step]
             elif self._is_behind() or not self._is_still({step}):
                 return False
-            # Else it has a pin, and stays; or one of the `reasons` has changed.
+            # Else it has a pin, and stays; or a `superseding` one has changed.
         except (OSError, ValueError) as e:
             # Another may have deleted it, or saved something else there.
             if may_still_go():

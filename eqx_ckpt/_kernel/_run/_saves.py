@@ -89,16 +89,16 @@ class Saves:
     # ---- A call of `save`.
 
     @property
-    def begun(self) -> RunningSave | None:
+    def last_begun(self) -> RunningSave | None:
         """The last save that was begun since a state was kept; None if none was. To
         keep a state sets it to None (`LastState`)."""
-        return self._last.begun
+        return self._last.last_begun
 
     def save_if_due(
         self, state: PendingState, begun_before: RunningSave | None
     ) -> bool:
         """Saves a state if it is due, and keeps it for the end of the run if not.
-        `begun_before`: what was `begun` when the caller was given the state."""
+        `begun_before`: what was `last_begun` when the caller was given the state."""
         return self._run_in_turn(lambda: self._save_if_due(state, begun_before))
 
     def _run_in_turn(self, act: Callable[[], T]) -> T:

@@ -109,8 +109,8 @@ class Together:
 
     - `tag`: a short string or a number, such as the step, the same in all of them: only
         calls of one path and one tag meet. See docs/processes.md.
-    - `timeout`: how many seconds they wait for one that gives no sign of life. Who
-        writes or reads gives some.
+    - `timeout`: how many seconds they wait for one that gives no sign of life. A
+        process gives signs while it writes or reads.
 
     !!! example
 

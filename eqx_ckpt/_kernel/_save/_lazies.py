@@ -138,6 +138,7 @@ class LazySource(_host_copy.Payload):
         most = max(self.ahead // t.itemsize, grain)
         for box, inner in _boxes(regions, most):
             lazy = _lazy.on_host(self.lazy[box])
+            # A read takes more than its result: the chunks around it, and their copies.
             (value,) = _fetch([lazy], self.verify, 4 * most * t.itemsize)
             array = _host_copy.to_host(value, t)
             for region in inner:
@@ -249,9 +250,9 @@ def whole_chunks(t: Template, grain: tuple[int, ...], nbytes: int) -> tuple[int,
     return (*own[:axis], length, *own[axis + 1 :])
 
 
-def in_order(jobs: Iterable[Callable[[], T]], requests: int) -> Iterator[T]:
-    """The results of jobs, one after the other: each is done in its turn, or, if they
-    wait for a store, so many `requests` at a time."""
+def results(jobs: Iterable[Callable[[], T]], requests: int) -> Iterator[T]:
+    """The results of jobs, in their order. So many `requests` are under way at a time;
+    with one, each job is done when its result is asked for."""
     if requests <= 1:
         for job in jobs:
             yield job()

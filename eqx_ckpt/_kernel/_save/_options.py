@@ -86,7 +86,7 @@ class SaveOptions(NamedTuple):
     metadata: Any = None
     layout: Layout = "ocdbt"
     chunks: Chunks = None
-    compression: str | None = None
+    compression: Literal["lz4", "zstd"] | None = None
     overwrite: bool = True
     durable: bool = True
     max_bytes: int | None = None

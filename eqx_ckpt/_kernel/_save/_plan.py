@@ -262,7 +262,7 @@ def index_of(
     """The index of a save, which has these files for other readers at its root."""
     options, spec, facts = plan.options, plan.spec, plan.facts
     side_digests = dict(zip(side, map(_index.digest, side.values())))
-    make_table = _kept_table if written.is_fixed else _make_table
+    make_table = _kept_table if written.has_planned_places else _make_table
     table = make_table(spec, facts, tuple(plan.parts.items()), written.placed)
     return Index(
         save=save,

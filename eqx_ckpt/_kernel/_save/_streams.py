@@ -113,7 +113,7 @@ def write_file(
         at = len(head)
         segments = _segments(data, batches, requests)
         # One after the other, unless `requests` for lazy leaves are made ahead.
-        for runs, chunks in _lazies.in_order(segments, requests):
+        for runs, chunks in _lazies.results(segments, requests):
             if runs and runs[0].offset != at:
                 yield bytes(runs[0].offset - at)
                 at = runs[0].offset

@@ -44,7 +44,7 @@ def write(task: WriteTask, into: Destination[Sink]) -> RunsOfFiles:
     is named by its number."""
     spec, files = task.spec, task.files_of(task.index)
     batches: Sequence[Iterable[Batch]]
-    if task.is_fixed_by_spec:
+    if task.has_planned_places:
         batches = _batches_of_files(spec, task.deal, task.index)
     else:
         batches = [_streams.batches(spec, lay_runs(spec, runs)) for _, runs in files]
@@ -129,7 +129,7 @@ def files_of_process(
             files.append(list(lay_runs(task.spec, runs, own)))
         else:
             files.append(PlainRuns(task.spec, runs))
-        if task.is_fixed_by_spec:
+        if task.has_planned_places:
             stop = _stops(task.spec, task.deal)[number]
         else:
             stop = _stop(task.spec, files[-1])
@@ -141,7 +141,7 @@ def finish(task: WriteTask, files: RunsOfFiles, into: Destination[Sink]) -> Writ
     """Writes the rest of a save whose data files are all there: the database, if it is
     to have one, and the digests."""
     spec = task.spec
-    if task.is_fixed_by_spec:
+    if task.has_planned_places:
         placed, pages, database = _place_by_spec(spec, task.deal)
     else:
         placed, pages, database = _place_runs(spec, [*task.linked.files, *files])
@@ -162,8 +162,8 @@ def finish(task: WriteTask, files: RunsOfFiles, into: Destination[Sink]) -> Writ
     digests = [task.data.digest_table[page].tobytes() for page in pages]
     into.write(f"{into.data_key}/digests", digests)
     own = dict(zip(others, map(_index.digest, others.values())))
-    text, is_fixed = "".join(map(_index.digest, digests)), task.is_fixed_by_spec
-    return Written(placed, text, own, manifest, is_fixed=is_fixed)
+    text, is_planned = "".join(map(_index.digest, digests)), task.has_planned_places
+    return Written(placed, text, own, manifest, has_planned_places=is_planned)
 
 
 class _Placed(NamedTuple):

@@ -19,10 +19,10 @@ def write(task: WriteTask, into: Destination[Backend]) -> RunsOfFiles:
     """Writes the chunks of this process."""
     data, root, sync = task.data, into.work, into.sync
 
-    def write(leaf_index: int, numbers: range) -> None:
+    def write_run(leaf_index: int, numbers: range) -> None:
         parent = _files.directory(task.leaves[leaf_index].name)
-        keys = [f"{parent}/{key}" for key in data.grids[leaf_index].keys]
-        keys = keys[numbers.start : numbers.stop]
+        keys_below = data.grids[leaf_index].keys[numbers.start : numbers.stop]
+        keys = [f"{parent}/{key}" for key in keys_below]
         parents = {key.rpartition("/")[0] for key in keys}
         root.make_directories(parents or [parent])
         for key, pieces in zip(keys, data.chunks(leaf_index, numbers)):
@@ -32,7 +32,7 @@ def write(task: WriteTask, into: Destination[Backend]) -> RunsOfFiles:
             root.sync_directories(_with_those_above(parents) - {parent})
 
     runs = [run for _, runs in task.files_of(task.index) for run in runs]
-    jobs = [ft.partial(write, *run) for run in runs]
+    jobs = [ft.partial(write_run, *run) for run in runs]
     # A system that syncs several files at a time writes its journal once for them.
     waiting = root.is_remote or sync or task.requests > 1
     _threads.gather(jobs, task.threads(), waiting=waiting)
@@ -57,7 +57,7 @@ def finish(task: WriteTask, files: RunsOfFiles, into: Destination[Backend]) -> W
     if task.count > 1:
         root.delete("d")  # It had the notes of what processes have written.
 
-    def write(leaf: PlannedLeaf) -> None:
+    def write_metadata(leaf: PlannedLeaf) -> None:
         parent = _files.directory(leaf.name)
         root.make_directories([parent])
         blob = _arrays.zarr_json(leaf.template)
@@ -73,12 +73,13 @@ def finish(task: WriteTask, files: RunsOfFiles, into: Destination[Backend]) -> W
         if sync:
             root.sync_directories(_with_those_above(parents) | {parent})
 
-    jobs = [ft.partial(write, leaf) for leaf in task.leaves]
+    jobs = [ft.partial(write_metadata, leaf) for leaf in task.leaves]
     _threads.gather(jobs, waiting=root.is_remote or sync)
     digests = bytes(task.data.digests)
     root.write(_files.DIGESTS, [digests], sync)
     side = {"zarr.json": _group(task.spec)}
-    return Written(_NOWHERE, _index.digest(digests), {}, side=side, is_fixed=True)
+    text = _index.digest(digests)
+    return Written(_NOWHERE, text, {}, side=side, has_planned_places=True)
 
 
 # The dtypes of stored arrays that zarr-python can decode.

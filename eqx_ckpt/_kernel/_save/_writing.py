@@ -145,8 +145,8 @@ class WriteTask:
 
     Writing takes at most `max_bytes` of memory. A file has at most `max_file_bytes`,
     unless one chunk has more. So many `requests` read parts of lazy leaves at a time.
-    `is_fixed_by_spec`: whether where each chunk lies follows from the spec and the deal
-    alone, and is kept for the next save.
+    `has_planned_places`: the spec and the deal alone say where each chunk lies, and
+    that is kept for the next save.
     """
 
     def __init__(
@@ -174,13 +174,13 @@ class WriteTask:
             owners = [leaf.owners for leaf in data.leaves]
             some = _dealt_leaves(self.spec, owners, there)
             self.deal = Deal(_assign.deal(some, count, max_file_bytes, linked.same))
-            self.is_fixed_by_spec = False
+            self.has_planned_places = False
         else:
             owners = _owners_of(data.leaves) if count > 1 else ((), ())
             self.deal = deal = deal_by_spec(self.spec, owners, count, max_file_bytes)
             # Where compressed chunks lie follows from their bytes.
             is_kept = count == 1 or sum(len(x) for _, x in deal.files) <= _KEPT_RUNS
-            self.is_fixed_by_spec = is_kept and not self.spec.is_compressed
+            self.has_planned_places = is_kept and not self.spec.is_compressed
 
     def threads(self, file: int = 0) -> int:
         """Number of threads that may write, each of which holds a file of so many
@@ -218,7 +218,7 @@ class WriteTask:
 
     def _digests_of(self, process: int) -> np.ndarray:
         """The numbers of the digests of what a process writes."""
-        if not self.is_fixed_by_spec:
+        if not self.has_planned_places:
             runs = [run for _, file in self.files_of(process) for run in file]
             return digest_numbers(self.spec, runs)
         # Process 0 takes those of all others.
@@ -311,15 +311,15 @@ class DataFiles:
 class Written(NamedTuple):
     """Where the layout put the leaves, the digests of the pages of the file of digests,
     and those of what else it wrote. `manifest` is that of the database, and `side` are
-    files at the root for other readers. `is_fixed`: whether each save of the spec puts
-    the leaves there."""
+    files at the root for other readers. `has_planned_places`: whether each save of the
+    spec puts the leaves there."""
 
     placed: DataFiles
     digests: str
     others: dict[str, str]
     manifest: bytes = b""
     side: dict[str, bytes] = {}
-    is_fixed: bool = False
+    has_planned_places: bool = False
 
 
 @runtime_checkable

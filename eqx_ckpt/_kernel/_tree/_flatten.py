@@ -83,7 +83,8 @@ def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
     return Flat(tree, is_leaf, *_walk.walk_of(tree, is_leaf))
 
 
-# Kinds of encoded values that cannot change in place, and hold nothing.
+# Kinds of encoded values that cannot change in place, and have no other value in them.
+# Of "tuple" and "absent" the list of values in them is looked at, if they have one.
 _FIXED = frozenset(
     "float int str complex bytes ellipsis dtype numpy jax builtin scalar absent "
     "markers tuple range".split()

@@ -47,7 +47,7 @@ def stage(leaf: object, template: Template) -> Any:
 
 
 def is_frozen(array: np.ndarray) -> bool:
-    """Whether nobody writes to the memory of an array any more: it was staged."""
+    """Whether an array was staged: it has its own memory, and nobody writes to that."""
     return array.flags.owndata and not array.flags.writeable
 
 
@@ -293,7 +293,7 @@ def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
 def _together(arrays: Sequence[Any], dtype: np.dtype) -> np.ndarray:
     """A copy of the elements of arrays in the memory of the host, in one axis."""
     if isinstance(arrays[0], jax.Array):
-        # Half of the time goes without an object of NumPy for each.
+        # Without an object of NumPy for each array this takes half the time.
         with contextlib.suppress(TypeError):  # Buffers have none of JAX's own dtypes.
             return np.frombuffer(b"".join(arrays), dtype)
     return np.concatenate(list(map(np.asarray, arrays)), axis=None)
