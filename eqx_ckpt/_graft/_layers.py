@@ -88,7 +88,7 @@ class LayerSide:
             nodes.setdefault(node, {})[role] = name
         self.layers: list[NamedLayer] = []
         # By all before a number: the numbers that are there.
-        self._values: dict[str, set[int]] = collections.defaultdict(set)
+        found: dict[str, set[int]] = collections.defaultdict(set)
         for node, leaves in nodes.items():
             texts, values = _split(_counted(node, nodes))
             main = leaves.get("weight") or leaves[min(leaves)]
@@ -96,13 +96,14 @@ class LayerSide:
             key = LeafKind(what, tuple(sorted(x for x in shape if x != 1)))
             self.layers.append(NamedLayer(node, leaves, key, texts, values))
             for i, value in enumerate(values):
-                self._values[_before(texts, values, i)].add(value)
+                found[_before(texts, values, i)].add(value)
+        self._places = {before: _places(some) for before, some in found.items()}
         # Texts before a number that varies.
         self._varying = {
             layer.texts[: i + 1]
             for layer in self.layers
             for i in range(len(layer.values))
-            if len(self._values[_before(layer.texts, layer.values, i)]) > 1
+            if len(found[_before(layer.texts, layer.values, i)]) > 1
         }
         # How many numbers all names begin with.
         heads = [[*zip(x.texts, x.values)] for x in self.layers]
@@ -146,13 +147,17 @@ class LayerSide:
         return [*out.values()]
 
     def _numbers(self, layer: NamedLayer) -> tuple[NameNumber, ...]:
-        out = []
-        for i, value in enumerate(layer.values):
-            some = sorted(self._values[_before(layer.texts, layer.values, i)])
-            dense = some == [*range(some[0], some[0] + len(some))]
-            start = some[0] if dense else None
-            out.append(NameNumber(some.index(value), len(some), value, start))
-        return tuple(out)
+        return tuple(
+            self._places[_before(layer.texts, layer.values, i)][value]
+            for i, value in enumerate(layer.values)
+        )
+
+
+def _places(numbers: set[int]) -> dict[int, NameNumber]:
+    """By each of the numbers that stand in one place, what it is there."""
+    some, count = sorted(numbers), len(numbers)
+    start = some[0] if some[-1] - some[0] == count - 1 else None
+    return {x: NameNumber(rank, count, x, start) for rank, x in enumerate(some)}
 
 
 def plain(name: str) -> str:

@@ -44,6 +44,7 @@ def find(model: Model, stored: StoredSide, new: set[int], old: set[int]) -> Sugg
     theirs = _arrays_by_kind(stored.kind, old - _copies(stored, old))
     ours = _arrays_by_kind(model.kind, new)
     rows = _tied_rows(model, stored, new, old)
+    some_old = {i for row in rows for i in row.leaf_indices}
     both = it.islice(it.product(ours.items(), theirs.items()), _MAX_SHAPES)
     for (wanted, numbers), (saved, leaf_indices) in both:
         if wanted.what != saved.what:
@@ -52,7 +53,7 @@ def find(model: Model, stored: StoredSide, new: set[int], old: set[int]) -> Sugg
         adapters = _adapters_between(saved.shape, wanted.shape, *counts)
         if adapters is not None:
             rows += [LookalikeRow(n, leaf_indices, adapters) for n in numbers]
-    some_old = {i for row in rows for i in row.leaf_indices}
+            some_old.update(leaf_indices)
     some_new = {row.number for row in rows}
     return Suggestion(_lines(model, stored, rows), some_new, some_old)
 

@@ -206,7 +206,14 @@ class _Twins:
         saved = {record.name: _leaf_kinds.kind(record.whole) for record in records}
         wanted = {x: model.kind(n) for x, n in self._numbers.items()}
         self._alike = _alike.pair_leaves(saved, wanted)
+        # The saved leaf that each is as it is, without an adapter.
+        adapted = {*self._alike.adapters, *self._alike.squares}
         self._origins = {y: x for x, y in self._alike.names.items()}
+        self._same = {y: x for y, x in self._origins.items() if y not in adapted}
+        # Saved nodes by what they are called.
+        self._called: dict[str, list[str]] = {}
+        for node in stored.below:
+            self._called.setdefault(_last(node), []).append(node)
         self._stacks = _stacks(records)
         self._keys_of_shape: dict[tuple[int, ...], list[StackKey]] = {}
         for key, stack in self._stacks.items():
@@ -259,8 +266,8 @@ class _Twins:
 
     def _node(self, name: str, end: str) -> str | None:
         """The saved node below which `end` is what stands for a leaf of the model."""
-        origin = self._origins.get(name, "")
-        if not origin or name in {*self._alike.adapters, *self._alike.squares}:
+        origin = self._same.get(name)
+        if origin is None:
             return None
         node = origin.removesuffix(end).removesuffix(".")
         return node if _names.joined(node, end) == origin else None
@@ -340,9 +347,7 @@ class _Twins:
         if not wanted:
             return None
         found: dict[str, set[int]] = {}
-        for node in self._stored.below:
-            if _last(node) != _last(prefix):
-                continue
+        for node in self._called.get(_last(prefix), []):
             if not self._spend(len(wanted)):
                 break
             some = wanted.items()

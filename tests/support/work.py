@@ -51,11 +51,11 @@ def alike(n):
     return {"layers": modules(10)["layers"] * (n // 10)}
 
 
-def flat(n, salt):
+def flat(n, salt, value: object = np.ones(1, np.float32)):
     """Names that have little in common."""
     table = str.maketrans("0123456789", "ghijklmnop")
     names = [f"{(i * 2654435761 + salt) % 2**32:08x}" for i in range(2 * n)]
-    return {x.translate(table): np.ones(1, np.float32) for x in names}
+    return {x.translate(table): value for x in names}
 
 
 def saved(of):
@@ -85,6 +85,7 @@ def merged(like, ckpt):
 load, graft = ec.tree_deserialise_leaves, ec.graft
 WHOLE = [(lambda m: m, lambda c: c)]
 FIRST = [(lambda m: m["layers"][0], lambda c: c.layers[0])]
+OTHER = [(lambda m: m["x"], lambda c: c.x)]
 
 # What is measured of two trees, the second of which is stored.
 CALLS = {
@@ -188,6 +189,16 @@ CALLS = {
         },
         lambda like, ckpt: refused(graft, like, ckpt, [(lambda m: m["x"], "x")]),
     ),
+    "graft of transposes": (
+        lambda n: {"blocks": tree(n, (2, 3)), "x": np.ones(2)},
+        lambda n: {"body": tree(n, (3, 2)), "x": np.ones(2)},
+        lambda like, ckpt: refused(graft, like, ckpt, OTHER),
+    ),
+    "graft of sequences": (
+        lambda n: flat(n // 2, 1, [np.ones(1, np.float32)] * 2) | {"x": np.ones(2)},
+        lambda n: flat(n // 2, 0, [np.ones(1, np.float32)] * 2) | {"x": np.ones(2)},
+        lambda like, ckpt: refused(graft, like, ckpt, OTHER),
+    ),
     "graft of one more": (
         lambda n: tree(n, key="blocks") | {"layers": [{"w": np.ones(1, np.float32)}]},
         tree,
@@ -201,9 +212,7 @@ CALLS = {
     "graft of flat": (
         lambda n: flat(n, 1) | {"x": np.ones(2)},
         lambda n: flat(n, 0) | {"x": np.ones(2)},
-        lambda like, ckpt: refused(
-            graft, like, ckpt, [(lambda m: m["x"], lambda c: c.x)]
-        ),
+        lambda like, ckpt: refused(graft, like, ckpt, OTHER),
     ),
     "save": (modules, tree, lambda like, ckpt: save(like, durable=False)),
     "save in the background": (
