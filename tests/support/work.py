@@ -23,6 +23,7 @@ import pytest
 
 import eqx_ckpt as ec
 from eqx_ckpt import merging
+from eqx_ckpt._kernel._save import _agree
 
 
 MOST = 2.3**2
@@ -215,6 +216,13 @@ CALLS = {
         lambda like, ckpt: refused(graft, like, ckpt, OTHER),
     ),
     "save": (modules, tree, lambda like, ckpt: save(like, durable=False)),
+    "processes that save other leaves": (
+        lambda n: {"the leaves": [f"layers.{i}.w" for i in range(2 * n)]},
+        tree,
+        lambda like, ckpt: _agree._difference(
+            1, like, {"the leaves": like["the leaves"][1:]}
+        ),
+    ),
     "save in the background": (
         modules,
         tree,

@@ -106,8 +106,9 @@ def _digest(leaf: PlannedLeaf) -> str:
 def _difference(index: int, ours: dict[str, Any], other: dict[str, Any]) -> str:
     names, others = ours["the leaves"], other["the leaves"]
     if names != others:
-        extra = [f"`{n}`" for n in others if n not in set(names)]
-        lacks = [f"`{n}`" for n in names if n not in set(others)]
+        known, known_there = set(names), set(others)
+        extra = [f"`{n}`" for n in others if n not in known]
+        lacks = [f"`{n}`" for n in names if n not in known_there]
         parts = [
             f"{what} {', '.join(some[:5])}{' and more' if len(some) > 5 else ''}"
             for what, some in (("also has", extra), ("lacks", lacks))
