@@ -205,9 +205,10 @@ def test_what_a_thread_writes_to_meanwhile_can_be_loaded(tmp_path, form):
         "small": memory[0],
         "flags": memory.view(np.bool_)[:50],
     }
-    fixed = np.zeros(2**18, np.float32)
-    fixed.flags.writeable = False
-    tree["fixed"] = fixed
+    # Of this array only the older views can be written to.
+    locked = np.zeros(2**20, np.float32)
+    tree["locked"], memories = locked, [memory, locked[:]]
+    locked.flags.writeable = False
     is_over = False
 
     def write():
@@ -215,7 +216,8 @@ def test_what_a_thread_writes_to_meanwhile_can_be_loaded(tmp_path, form):
             if is_over:
                 return
             # The bytes of what is true, also.
-            memory.view(np.uint8)[...] = number % 2
+            for view in memories:
+                view.view(np.uint8)[...] = number % 2
 
     thread = threading.Thread(target=write)
     thread.start()

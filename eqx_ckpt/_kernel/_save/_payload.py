@@ -17,7 +17,7 @@ from .._format._template import Template
 from .._runtime._progress import Advance
 from .._storage import _codecs
 from .._tree import _host_copy, _leaf
-from .._tree._host_copy import Payload
+from .._tree._host_copy import Payload, StagedArray
 from .._tree._leaf import UnheldError
 from ._assign import Owners
 from ._tree_spec import TreeSpec
@@ -351,7 +351,7 @@ _PIECE = 2**18
 def _may_change(value: object, part: np.ndarray) -> bool:
     """Whether the program may write to the memory of a part of a leaf: to that of an
     array of NumPy, unless the part is a copy, or all of it was staged."""
-    if not isinstance(value, np.ndarray) or _host_copy.is_frozen(value):
+    if not isinstance(value, np.ndarray) or isinstance(value, StagedArray):
         return False
     return part is value or not part.flags.owndata
 

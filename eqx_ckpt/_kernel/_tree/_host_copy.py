@@ -28,6 +28,11 @@ def owned(array: object) -> np.ndarray:
     return np.array(as_numpy(array), order="C")
 
 
+class StagedArray(np.ndarray):
+    """A copy that `stage` has made. Its class tells that nobody writes to its memory:
+    an array that cannot be written to may have older views that can."""
+
+
 def stage(leaf: object, template: Template) -> Any:
     """A leaf that stays as it is now, whatever becomes of the caller's.
 
@@ -36,9 +41,7 @@ def stage(leaf: object, template: Template) -> Any:
     caller's: arrays in memory that it is computed of are `owned` since it was made.
     """
     if isinstance(leaf, np.ndarray):
-        copy = owned(leaf)
-        copy.flags.writeable = False
-        return copy
+        return owned(leaf).view(StagedArray)
     if isinstance(leaf, Shards):
         return leaf._replace(parts=list(map(_stage_part, leaf.parts)))
     if not isinstance(leaf, jax.Array):
@@ -280,7 +283,7 @@ def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
         shardings = {leaf.sharding for leaf in leaves}
         if not all(_on_cpu(x) and _leaf.is_whole(x) for x in shardings):
             return None
-    elif type(leaves[0]) is not np.ndarray:
+    elif type(leaves[0]) not in (np.ndarray, StagedArray):
         return None
     dtypes = {*map(operator.attrgetter("dtype"), leaves)}
     if len(dtypes) > 1:
