@@ -132,7 +132,7 @@ def _faults(tree, like, source, stored, picks, options):
     # A leaf that is not stored is known by what it is, at all of its places.
     for pick in list(picks):
         below = {name for name in leaves if _within(name, [pick])}
-        if not below & own:
+        if below and not below & own:
             same = {id(leaves[name]) for name in below}
             picks = [x for x in picks if x != pick]
             picks += [n for n, x in leaves.items() if id(x) in same and n not in own]

@@ -73,8 +73,8 @@ _iterables = (
 class Selection(NamedTuple):
     """The leaves and nodes that a `where` picks. `leaves` has the numbers of leaves
     (None: all of them). `whole_paths` has the key paths of all that it gives: nodes
-    that are picked as a whole, and leaves; of a leaf that is not among the chosen ones,
-    those of each place at which its object stands.
+    that are picked as a whole, also those without leaves, and leaves; of a leaf that is
+    not among the chosen ones, those of each place at which its object stands.
     `nested` has the key paths of nodes in the containers that `where` gives them in."""
 
     leaves: set[int] | None
@@ -211,7 +211,18 @@ class Tagged:
             return [x for x in some if x is not None]
         for _, leaf in below:
             paths.extend(self._others[id(leaf)])
+        if not below:
+            paths.extend(self._paths_of_bare(node))
         return None
+
+    def _paths_of_bare(self, node: object) -> list[tuple]:
+        """The key path of a node without leaves; nothing for what is one object
+        wherever it stands: None, and an empty tuple."""
+        if node is None or (type(node) is tuple and not node):
+            return []
+        is_node = lambda x: x is node
+        found, _ = jtu.tree_flatten_with_path(self._tree, is_leaf=is_node)
+        return [path for path, x in found if x is node]
 
     def _is_all_below(self, root: tuple, tags: list[int]) -> bool:
         """Whether these tags, by their numbers, are all that are below `root`."""
