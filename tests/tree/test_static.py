@@ -703,6 +703,48 @@ def test_a_class_without_values_that_has_become_a_node():
             load("memory://nothing", like | {"f": type(like["f"])})
 
 
+FIELDS = {
+    "number": lambda x: x,
+    "tuple": lambda x: (x, jnp.sin),
+    "empty": lambda x: () if x == "relu" else (x,),
+    "emptied": lambda x: (x,) if x == "relu" else (),
+    "dict": lambda x: {"a": x, "b": {"c": jnp.sin}},
+    "Lambda": lambda x: eqx.nn.Lambda(getattr(jax.nn, x)),
+    "Identity": lambda x: eqx.nn.Identity() if x == "relu" else x,
+}
+
+
+@pytest.mark.parametrize("field", [*FIELDS, *REGISTERED])
+@pytest.mark.parametrize("was_static", [True, False])
+def test_a_field_that_is_static_on_one_side(field, was_static):
+    """Its value is compared with the node that it has become, or that it was."""
+
+    def make(is_static, a):
+        class Net(eqx.Module):
+            w: object
+            config: object = eqx.field(static=is_static)
+
+        if field in FIELDS:
+            return Net(np.ones(2), FIELDS[field](a))
+
+        @dataclasses.dataclass(frozen=True)
+        class Config:
+            a: object
+            b: object = 3
+
+        return Net(np.ones(2), REGISTERED[field](Config)(a))
+
+    path = "memory://once_static"
+    ec.tree_serialise_leaves(path, make(was_static, "relu"))
+    load(path, make(not was_static, "relu"))
+    for call in CALLS.values():
+        with pytest.raises(RuntimeError, match=r"\n    config\S*  saved") as e:
+            call(path, make(not was_static, "gelu"))
+        (shown,) = re.findall(r"static=(\[.*?\])", str(e.value))
+        call(path, make(not was_static, "gelu"), static=json.loads(shown))
+    assert ec.diff(path, make(not was_static, "gelu")).static
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-1, 1) | st.text("ab{"),
     lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text("abr", max_size=5), x),

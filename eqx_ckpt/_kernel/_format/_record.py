@@ -195,15 +195,19 @@ class TreeRecord:
             part = _names.below(part, "")
         return places.get(part)
 
+    def child_at(self, row: int, part: str) -> int | None:
+        """The row of that child; None if there is none."""
+        place = self.place_of(row, part)
+        return None if place is None else self.rows[row].children[place]
+
     def row_at(self, name: str) -> int | None:
         """The row of the node or leaf of a name ("": the tree). None if there is none,
         or if it is below a dict whose keys only the names of leaves tell."""
-        row = len(self.rows) - 1
+        row: int | None = len(self.rows) - 1
         for part in _names.parts(name):
-            place = self.place_of(row, part)
-            if place is None:
+            if row is None:
                 return None
-            row = self.rows[row].children[place]
+            row = self.child_at(row, part)
         return row
 
     def has_unknown_parts(self, row: int) -> bool:

@@ -329,7 +329,7 @@ def _parts_at(name: str, x: object) -> dict[str, Any] | None:
 
 def spread(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Values by their names, with the parts of each in its place that some of `names`
-    are below."""
+    are below: also the items of a list."""
     above: set[str] = set()
     for name in names:
         while name and (name := name.rpartition(".")[0]) not in above:
@@ -337,6 +337,8 @@ def spread(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     out, todo = {}, [*values.items()]
     for name, form in todo:
         own = parts(form) if name in above else None
+        if name in above and type(form) is list:
+            own = {str(i): x for i, x in enumerate(form)}
         if own is None:
             out[name] = form
         else:

@@ -202,8 +202,7 @@ class StoredBody(Body):
         if record.has_unknown_parts(body._row) and len(children) == len(body._groups):
             # The names of leaves tell them, in order.
             return children[body._places[component]]
-        place = record.place_of(body._row, component)
-        return None if place is None else children[place]
+        return record.child_at(body._row, component)
 
     @property
     def _kind(self) -> Kind:

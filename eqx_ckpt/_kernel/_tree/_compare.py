@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .._format import _names, _values
-from .._format._record import TreeRecord
+from .._format._record import HOWS, TreeRecord
 from . import _nearest
 
 
@@ -14,6 +14,8 @@ Static = str | Sequence[str]
 
 # Of these nothing tells whether there is a value: None may be in the place of one.
 _UNCERTAIN = ("left", "absent", "none")
+# The forms of empty containers.
+_EMPTY: dict[str, Any] = {"list": [], "tuple": [], "dict": {"dict": []}}
 _LISTED = 8  # So many names of fields are shown as code.
 
 
@@ -48,6 +50,14 @@ class _RowPair(NamedTuple):
     row: int
 
 
+class _Side(NamedTuple):
+    """What one of two trees has at a name: the class, as far as it is known, and the
+    forms of the values at and below the name, by their names there."""
+
+    cls: object
+    forms: dict[str, Any]
+
+
 class Comparison:
     """Finds in what the static values of two trees differ.
 
@@ -56,8 +66,8 @@ class Comparison:
     of which `eqx.filter` has taken the functions. But a value differs from a node
     without leaves, and a node with values from one of another class that has none.
 
-    A class may have become a node, or been one: then its value is compared by its parts
-    with the values of the node.
+    A class may have become a node, or been one, and so may a static field: then its
+    value is compared by its parts with the values of the node.
 
     It goes down both records at once, from nodes that stand for each other. It finds
     once for each pair of rows whether they differ, however many nodes have these rows.
@@ -156,12 +166,13 @@ class Comparison:
                 yield _RowPair(parts[place], part, rows[place], row)
 
     def _changed(self, a: int, b: int) -> Iterator[_Change]:
-        """The changes of two nodes, and those of two children of which only one is a
-        value, or has values."""
+        """The changes of two nodes; those of two children of which only one is a value,
+        or has values; and those of fields that are static on one side only."""
         saved, here, pairs = self._saved, self._here, list(self._pairs(a, b))
         old, new = saved.compared_values(a), here.compared_values(b)
         if ("" in old) != ("" in new):  # One of them is a value.
-            yield from self._below_value("", a, b, is_one_class=True)
+            sides = _side_of(saved, a), _side_of(here, b)
+            yield from _changes_below("", *(x._replace(cls=None) for x in sides))
             return
         moved: dict[str, str | None] = {}
         if saved.kind(a).labels and here.kind(b).labels:
@@ -181,6 +192,8 @@ class Comparison:
                 saved.is_value[x] != here.is_value[y]
             ):
                 yield from self._one_sided(part, x, y)
+        if all(HOWS[x.how].are_fields for x in (saved.kind(a), here.kind(b))):
+            yield from self._once_static(a, b, old, new)
 
     def _one_sided(self, name: str, a: int, b: int) -> Iterator[_Change]:
         """The changes of two children of a name, of which one is a value and the other
@@ -189,29 +202,30 @@ class Comparison:
         sides = (self._saved, a), (self._here, b)
         if not any(x.is_value[row] or _is_bare(x, row) for x, row in sides):
             return  # Two nodes: what is in them is compared.
-        if any(record.kind(row).how in _UNCERTAIN for record, row in sides):
-            return
-        if any(record.leaf_counts[row] for record, row in sides):
-            return  # These are on one side only, and that is told.
-        one, two = (_class_of(*side) for side in sides)
-        yield from self._below_value(name, a, b, one == two)
+        if all(_is_certain(*side) for side in sides):
+            yield from _changes_below(name, *(_side_of(*side) for side in sides))
 
-    def _below_value(
-        self, name: str, a: int, b: int, is_one_class: bool
+    def _once_static(
+        self, a: int, b: int, old: dict[str, int], new: dict[str, int]
     ) -> Iterator[_Change]:
-        """The changes of all at and below two rows of a name. One class may have got or
-        lost fields: of it those are compared that both have."""
-        old = dict(self._saved.values_below(a))
-        new = dict(self._here.values_below(b))
-        is_value = "" in old or "" in new
-        old, new = _values.spread(old, new), _values.spread(new, old)
-        for rest in dict.fromkeys([*old, *new]):
-            forms = [x.get(rest, _values.NOTHING) for x in (old, new)]
-            if is_one_class and not (rest in old and rest in new):
-                continue
-            if not _values.is_alike(*forms):
-                whole = name if is_value else _names.joined(name, rest)
-                yield _Change(whole, rest if is_value else "", *forms)
+        """The changes of fields that are static in one of two nodes, and children in
+        the other. `old` and `new` are the compared values of the two."""
+        saved, here = self._saved, self._here
+        for part, value in old.items():
+            x, y = saved.child_at(a, part), here.child_at(b, part)
+            if part not in new and x is None and y is not None and _is_certain(here, y):
+                field = _side_of_field(saved, value)
+                yield from _changes_below(part, field, _side_of(here, y))
+        for part, value in new.items():
+            x, y = saved.child_at(a, part), here.child_at(b, part)
+            if (
+                part not in old
+                and y is None
+                and x is not None
+                and _is_certain(saved, x)
+            ):
+                field = _side_of_field(here, value)
+                yield from _changes_below(part, _side_of(saved, x), field)
 
     def _own_differences(
         self, a: int, b: int, stored: str, name: str, passes: Callable[[str], bool]
@@ -228,13 +242,41 @@ class Comparison:
                 yield Difference(here, *shown, good, there)
 
 
-def _class_of(record: TreeRecord, row: int) -> object:
-    """The class of a node or of a value, as far as it is known; of a container of
-    Python's own what it is."""
-    kind = record.kind(row)
+def _side_of(record: TreeRecord, row: int) -> _Side:
+    """The side of a node or a value. The class of a container of Python's own is its
+    `how`."""
     if record.is_value[row]:
-        return _values.class_of(record.values[record.rows[row].values[0]])
-    return _values.Name(*kind.cls) if kind.cls[1] else kind.how
+        return _side_of_field(record, record.rows[row].values[0])
+    kind = record.kind(row)
+    cls = _values.Name(*kind.cls) if kind.cls[1] else kind.how
+    if _is_bare(record, row) and kind.how in _EMPTY:
+        return _Side(cls, {"": _EMPTY[kind.how]})
+    return _Side(cls, dict(record.values_below(row)))
+
+
+def _side_of_field(record: TreeRecord, value: int) -> _Side:
+    return _Side(_values.class_of(record.values[value]), {"": record.form(value)})
+
+
+def _changes_below(name: str, saved: _Side, here: _Side) -> Iterator[_Change]:
+    """The changes of all at and below a name. One class may have got or lost fields: of
+    it those are compared that both sides have."""
+    is_value = "" in saved.forms or "" in here.forms
+    old = _values.spread(saved.forms, here.forms)
+    new = _values.spread(here.forms, saved.forms)
+    for rest in dict.fromkeys([*old, *new]):
+        forms = [x.get(rest, _values.NOTHING) for x in (old, new)]
+        if saved.cls == here.cls and not (rest in old and rest in new):
+            continue
+        if not _values.is_alike(*forms):
+            whole = name if is_value else _names.joined(name, rest)
+            yield _Change(whole, rest if is_value else "", *forms)
+
+
+def _is_certain(record: TreeRecord, row: int) -> bool:
+    """Whether all that a row has is known, and nothing but its values tells a change:
+    it has no stored leaves, which would be on one side only."""
+    return record.kind(row).how not in _UNCERTAIN and not record.leaf_counts[row]
 
 
 def _is_bare(record: TreeRecord, row: int) -> bool:
