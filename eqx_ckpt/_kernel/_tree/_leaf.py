@@ -195,8 +195,8 @@ def _kinds_of(
     kinds: dict[Any, int] = {}
     numbers: dict[type, Iterator[int]] = {}
     for cls, (first_traits, second_traits) in traits.items():
-        # There are many leaves and few kinds: so these are compared by what they are,
-        # and only then by what they are equal to.
+        # There are many leaves and few kinds: so traits are compared by identity, and
+        # only those that are other objects by equality.
         second_traits = _unified(second_traits)
         ids = list(zip(map(id, first_traits), map(id, second_traits)))
         known: dict[tuple[int, int], int] = {}
@@ -237,6 +237,8 @@ def _traits(
         return lambda x: _UNKNOWN, nothing
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax_core.Tracer):
         return _OF_JAX
+    if issubclass(cls, np.flexible):  # Texts of one dtype may have other bytes.
+        return lambda x: _UNKNOWN, nothing
     if cls is np.ndarray or issubclass(cls, np.generic):
         return operator.attrgetter("dtype"), operator.attrgetter("shape")
     if cls in (bool, float, complex):
