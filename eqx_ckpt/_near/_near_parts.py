@@ -19,7 +19,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from .._kernel._errors import DamagedError, ReplacedError
-from .._kernel._format._leaves import Leaves, LocalShards
+from .._kernel._format._leaves import Leaves, LocalShards, Unreadable
 from .._kernel._format._template import Template
 from .._kernel._load import _checkpoint, _load_options
 from .._kernel._load._checkpoint import Checkpoint
@@ -76,8 +76,8 @@ class Parts:
         return self._sources[part]
 
     def _match(self, part: int) -> Match:
-        """The leaves of `like` in the whole tree, by their records in one part: each
-        part has the names of all leaves."""
+        """Matches `like` with the whole tree. One part is enough for that: each has the
+        names of all leaves, and the shapes of the whole ones."""
         if part not in self._matches:
             source = self._source(part)
             leaves = _as_whole(source.index.leaves)
@@ -85,7 +85,7 @@ class Parts:
             whole = Checkpoint(dataclasses.replace(source, index=index))
             try:
                 found = _checkpoint.match_leaves(whole, self._like, self._options)
-            except DamagedError:  # An `OSError` may be of the caller's `source`.
+            except DamagedError:  # An `OSError` may be of the function `source=`.
                 self.unreadable.add(part)
                 raise
             self._matches[part] = found
@@ -144,7 +144,7 @@ class Parts:
         self, leaves: Sequence[PartedLeaf], parts: Sequence[int]
     ) -> Generator[PartedLeaf, None, None]:
         """Reads some leaves, part by part. Gives each leaf once all of it has come."""
-        # They have no elements, or this process needs no region of them.
+        # Leaves without elements, and those of which this process needs no region.
         yield from [leaf for leaf in leaves if leaf.is_complete]
         leaf_of = {i: leaf for leaf in leaves for i in leaf.read.leaves}
         verify, max_bytes = self._options.verify, self._options.max_bytes
@@ -164,14 +164,16 @@ class Parts:
 
 
 def _opened(file: pathlib.Path) -> Source:
-    """Opens the file of a part. **Raises:** `DamagedError` if it is no checkpoint, or
-    if its index describes leaves that cannot exist."""
+    """Opens the file of a part. **Raises:** `DamagedError` if it is no checkpoint of
+    ours, or if its index describes leaves that cannot exist."""
     try:
         source = _checkpoint.source_of(_checkpoint.open(file))
         source.index.check_leaves()
-        _ = source.index.leaves.leaf_indices  # No name is there twice.
+        _ = source.index.leaves.leaf_indices  # It raises for two leaves of one name.
     except ValueError as e:
         raise DamagedError(str(e)) from e
+    if any(isinstance(x, Unreadable) for x in source.index.leaves.parts.values()):
+        raise DamagedError(f"`{file}` is of another library")
     return source
 
 

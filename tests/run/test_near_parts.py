@@ -81,6 +81,15 @@ def test_a_part_that_cannot_be_read_for_its_report_may_be_later(tmp_path):
     assert parts.load([0])["step"] == 3 and not parts.unreadable
 
 
+def test_a_part_of_another_library(tmp_path):
+    with (tmp_path / "0.zip").open("wb") as f:
+        np.savez(f, w=np.array(["x"]), x=np.ones(2))
+    parts = near_parts.parts(tree_at(0), tmp_path / "0.zip")
+    assert not parts.report(0, 1).shards_digest and parts.unreadable == {0}
+    with pytest.raises(ec.DamagedError, match="0.zip` is of another library"):
+        parts.load([0])
+
+
 def test_a_part_whose_tree_is_never_saved_is_to_blame(tmp_path):
     """That it has a key of two kinds is seen as `source` asks for it."""
     file, tree = tmp_path / "0.zip", {"x": np.arange(3), "y": np.ones(2)}
