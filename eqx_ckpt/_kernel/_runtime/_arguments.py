@@ -12,7 +12,7 @@ import math
 import numbers
 import os
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import jax.tree_util as jtu
@@ -178,7 +178,10 @@ RULES = {
         lambda x: not isinstance(x, str) or x in ("all", "own"),
     ),
     "platforms": optional(
-        Rule("names, such as `cpu` and `cuda`", lambda x: isinstance(x, Iterable))
+        Rule(
+            "a list of names, such as `cpu` and `cuda`",
+            lambda x: isinstance(x, Iterable) and not isinstance(x, Iterator),
+        )
     ),
     "progress": FLAG,
     "replace": Rule("a mapping of names to values", lambda x: isinstance(x, Mapping)),
@@ -190,7 +193,7 @@ RULES = {
     ),
     "static": Rule(
         '"error", "ignore" or a list of names of static fields',
-        lambda x: isinstance(x, Iterable),
+        lambda x: isinstance(x, Iterable) and not isinstance(x, Iterator),
     ),
     "unexpected": words("error", "ignore"),
     "verify": FLAG,
