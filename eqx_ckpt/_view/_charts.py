@@ -93,7 +93,8 @@ def histogram(samples: Sequence[Sample]) -> dict[str, Any] | None:
 def _bins(least: float, most: float, is_whole: bool) -> tuple[float, float, int]:
     """Where the bins of some numbers begin and end, and how many they are. Few whole
     numbers have a bin each."""
-    if is_whole and most - least < _BINS:
+    # Floats of 2**52 and more have no halves.
+    if is_whole and most - least < _BINS and max(-least, most) < 2**52:
         lo, hi = math.floor(least) - 0.5, math.ceil(most) + 0.5
         return lo, hi, min(round(hi - lo), _BINS)
     if most > least:
@@ -185,8 +186,10 @@ def _grid_of(x: np.ndarray, side: int) -> dict[str, Any]:
         # White is zero. A few outliers do not take the colours of all others.
         reach = float(np.quantile(np.abs(values[values != 0]), 0.999))
         lo, hi = -reach, reach
-    width = hi - lo or 1.0
-    levels = np.clip((np.where(good, x, lo) - lo) / width, 0, 1) * 254
+    # Of halves, in double precision: the whole width may be more than a float can be.
+    width = hi / 2 - lo / 2 or 1.0
+    halves = np.where(good, x, lo).astype(np.float64) / 2
+    levels = np.clip((halves - lo / 2) / width, 0, 1) * 254
     levels = np.where(good, np.round(levels), 255).astype(np.uint8)
     return {
         "shape": [rows, columns],

@@ -55,6 +55,21 @@ def test_histograms_count_each_element(dtype):
     json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.parametrize("value", [2**52 - 1, 2**53, 2**60, -(2**63)])
+def test_histograms_of_large_whole_numbers(value):
+    found = _charts.histogram([_sample(np.full(4, value, np.int64))])
+    assert sum(found["counts"][0]) == 4 and not any(found["outside"])
+
+
+def test_a_picture_of_the_widest_range():
+    wide = np.array([[-3e38, 3e38], [1e38, 0]])
+    pictures = [_charts.picture([wide.astype(x)]) for x in ("float32", "float64")]
+    pictures.append(_charts.picture([wide * (1e308 / 3e38)]))
+    for found in pictures:
+        grid = np.frombuffer(base64.b64decode(found["grid"]), np.uint8)
+        assert grid.tolist() == [0, 254, 169, 127]
+
+
 def test_two_histograms_have_the_same_bins():
     a, b = np.zeros(10), np.full(20, 8.0)
     found = _charts.histogram([_sample(a), _sample(b)])
