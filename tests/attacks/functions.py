@@ -236,6 +236,16 @@ def a_power_that_multiplies_out(held: Held) -> None:
 
 
 @attack
+def a_power_in_other_digits(held: Held) -> None:
+    held.f["args"] = {"tuple": [["float32", ["b^1_0_0_0_0_0_0_0_0_0"]]]}
+
+
+@attack
+def a_power_on_another_line(held: Held) -> None:
+    held.f["args"] = {"tuple": [["float32", ["b^\\\n1000000000"]]]}
+
+
+@attack
 def a_deep_signature(held: Held) -> None:
     held.f["result"] = "DEEP"
 
