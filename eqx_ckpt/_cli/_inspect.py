@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import jax.random as jr
 import numpy as np
 
@@ -68,6 +69,9 @@ def cat(path: str, name: str, whole: bool) -> CommandResult:
     leaves = _checkpoint.source_of(ckpt).index.leaves
     plain = _values.plain_fields(leaves.fields_text(parent))
     if name not in ckpt and last in plain:
+        if index is not None:
+            text = f"`{name}` is a static field: print it without an index."
+            raise click.BadParameter(text)
         return CommandResult(plain[last], [json.dumps(plain[last])])
     lazy = ckpt[name]
     if index is not None:

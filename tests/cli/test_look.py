@@ -101,6 +101,8 @@ def test_cat(ckpt, run, asked):
     assert code == 2 and "`model.layers.1.weight`" in err
     code, _, err = run("cat", ckpt, "model.layers.1.weight[x]")
     assert code == 2 and "is no index" in err
+    code, _, err = run("cat", ckpt, "model.layers.0.use_bias[0]")
+    assert code == 2 and "is a static field: print it without an index" in err
     assert run("cat", ckpt, "model.layers.1.weight[64]")[0] == 2
 
 
