@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import google_crc32c
+import jax.numpy as jnp
 import numpy as np
 from support import command
 
@@ -227,6 +228,21 @@ def ours_names(path, n):
 def ours_parts(path, n):
     """Names of many parts, which share all but the last."""
     _ours(path, ["a." * 200 + f"b{i}" for i in range(n)], "k" * 201)
+
+
+@growth(500)
+def ours_shards(path, n):
+    """As many leaves as the shards that each has: they share what says where these
+    are."""
+    ec.tree_serialise_leaves(path, {"a": jnp.zeros(n)}, durable=False)
+    names, starts = [f"a{i}" for i in range(n)], [[i] for i in range(n)]
+    of = [[i, 0] for i in range(n)]
+
+    def alter(v: dict[str, Any]) -> None:
+        v.update(names=names, template=[0] * n, parts=[[[n], starts]], part=of)
+        del v["tree"]
+
+    forge(path, alter)
 
 
 def _with(path: pathlib.Path, alter: Callable[[dict[str, Any]], None]) -> None:

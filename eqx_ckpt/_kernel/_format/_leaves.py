@@ -361,22 +361,28 @@ def _local_shards(
     ]
     (pairs,) = fields(value, {"part": [(range(len(template)), range(len(rows)))]})
     of = by_leaf_index(pairs, "part")
+    stored: list[set[int]] = [set() for _ in rows]
     for leaf_index, number in of.items():
-        _check_local_shards(rows[number], templates[template[leaf_index]])
+        stored[number].add(template[leaf_index])
+    for part, numbers in zip(rows, stored):
+        _check_local_shards(part, [templates[number] for number in numbers])
     return {leaf_index: rows[number] for leaf_index, number in of.items()}
 
 
-def _check_local_shards(part: LocalShards, t: Template) -> None:
-    """**Raises:** `ValueError` unless the regions are in the array, and make up what is
-    stored."""
+def _check_local_shards(part: LocalShards, stored: Sequence[Template]) -> None:
+    """**Raises:** `ValueError` unless the regions are in the array, and make up each of
+    the `stored` arrays."""
     shape, starts = part
     rank, count = len(shape), len(starts)
-    if (
-        t.kind not in ("jax", "key")
-        or not 0 < rank == len(t.shape)
-        or any(len(start) != rank for start in starts)
-        or not 0 < len({*starts}) == count
-        or t.shape[0] % count
-        or any(s.stop > n for _, x in part.regions(t.shape) for s, n in zip(x, shape))
-    ):
+    is_good = rank > 0 and all(len(start) == rank for start in starts)
+    is_good = is_good and 0 < len({*starts}) == count
+    # Along each axis: a region that ends in the array there does so everywhere.
+    last = list(map(max, zip(*starts))) if is_good else []
+    for t in stored:
+        is_good = is_good and t.kind in ("jax", "key") and len(t.shape) == rank
+        if is_good:
+            rows, rest = divmod(t.shape[0], count)
+            ends = zip(last, (rows, *t.shape[1:]), shape)
+            is_good = not rest and all(start + n <= end for start, n, end in ends)
+    if not is_good:
         raise ValueError("the index has an impossible part")

@@ -204,7 +204,7 @@ class Matcher:
                 paths = self.flat.paths
                 raise _names.twins_error(names[number], paths[first], paths[number])
             record = saved.record(leaf_index, is_name_checked=True)
-            key = id(record.template), record.part, id(target)
+            key = id(record.template), id(record.part), id(target)
             found = misfits.get(key)
             if found is None:
                 misfit = _target.misfit(record.whole, target)
