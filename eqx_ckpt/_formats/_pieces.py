@@ -74,7 +74,7 @@ class OpenedPieces(NamedTuple):
             there = list(map(_places_in, axes, piece.start, piece.shape))
             if not all(there):
                 continue
-            # An index of an array without axes is a copy, but for one with `...`.
+            # Without `...` the index of an array without axes would give a copy.
             to = into[(*(slice(x[0], x[-1] + 1) for x in there), ...)]
             first = [axis[x[0]] - a for axis, x, a in zip(axes, there, piece.start)]
             self._read_piece(piece, first, [axis.step for axis in axes], to)
@@ -92,7 +92,7 @@ class OpenedPieces(NamedTuple):
             a + min(0, (n - 1) * step) for a, n, step in zip(first, into.shape, steps)
         ]
         apart = [abs(step) * stride for step, stride in zip(steps, strides)]
-        into = np.flip(into, down)
+        into = np.flip(into, down) if down else into
         block = choose_strided(into.shape, apart, into.itemsize, _READ_BYTES)
         for index in _grid.indices(into.shape, block):
             part = _grid.region(into.shape, block, index)

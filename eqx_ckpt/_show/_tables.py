@@ -87,7 +87,7 @@ def steps(
 
 
 def runs(
-    found: Sequence[Run], directory: str = "", most_metrics: int | None = None
+    found: Sequence[Run], directory: str, most_metrics: int | None = None
 ) -> Table:
     """Runs: their newest and best steps, when they were saved, sizes, metrics."""
     names = list(dict.fromkeys(name for x in found for name in x.metrics))[

@@ -86,10 +86,10 @@ class StoredBody(Body):
         return self._child_at(component)
 
     def _child_at(self, component: str) -> Any:
+        if component not in self._groups and not self.name:
+            # A first component that is reserved is escaped in a name.
+            component = _names.child("", component)
         if component not in self._made:
-            if component not in self._groups and not self.name:
-                # Some first parts are reserved, and escaped in a name.
-                component = _names.child("", component)
             child = self._make(component, self._groups[component])
             self._made.setdefault(component, child)
         return self._made[component]
