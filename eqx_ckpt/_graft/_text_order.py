@@ -21,9 +21,15 @@ class _Numbered(NamedTuple):
     numbers: list[str]
 
     @property
-    def in_text_order(self) -> bool:
-        values = [int(x) for x in self.numbers]
-        return self.numbers == sorted(self.numbers) and values != sorted(values)
+    def order(self) -> list[int]:
+        """The places of the names, by their numbers."""
+        return sorted(range(len(self.numbers)), key=lambda i: int(self.numbers[i]))
+
+    @property
+    def is_in_text_order(self) -> bool:
+        """Whether they are sorted as texts, and not as numbers."""
+        is_by_number = self.order == [*range(len(self.numbers))]
+        return self.numbers == sorted(self.numbers) and not is_by_number
 
 
 def check_nodes(
@@ -31,39 +37,41 @@ def check_nodes(
     groups: Sequence[tuple[Nested, Nested]],
     code_of: Callable[[str], str | None],
 ) -> None:
-    """Checks the order of nodes, on both sides of a pair: of those in one list, of
-    which an adapter makes one leaf, or the other way round; and of those that the pair
-    pairs one by one. `code_of` gives the code of a node of the model.
+    """Checks the order of the nodes of a pair, on both sides. Two things have an order:
+    a list of which an adapter makes one leaf, or that it makes of one; and the
+    `groups`, which are paired one by one. `code_of` gives the code of a node of the
+    model.
 
     **Raises:** `ValueError` for a list of nodes in the order of texts; and for nodes in
-    that order that are paired one by one with nodes of other numbers. Names that differ
-    in more than one number are not checked.
+    that order that are paired with nodes in another one. Names that differ in more than
+    one number are not checked.
     """
     for group in groups:
         for side, nodes in zip(_SIDES, group):
             for names in _lists(nodes):
                 found = _numbered(names)
-                if found is not None and found.in_text_order:
+                if found is not None and found.is_in_text_order:
                     raise _error(label, side, found, names, code_of)
-    sides = [[_first(group[i]) for group in groups] for i in range(len(_SIDES))]
+    sides = [[_first_name(group[i]) for group in groups] for i in range(len(_SIDES))]
     ours, theirs = map(_numbered, sides)
-    if ours is None or theirs is None or ours.numbers == theirs.numbers:
+    # One side may count from 0 and the other from 1.
+    if ours is None or theirs is None or ours.order == theirs.order:
         return
     for side, names, found in zip(_SIDES, sides, (ours, theirs)):
-        if found.in_text_order:
+        if found.is_in_text_order:
             raise _error(label, side, found, names, code_of)
 
 
 def _lists(nodes: Nested) -> Iterator[list[str]]:
-    """For each list the names of its items; a list among these has that of its first
-    node."""
+    """The names of the items, if the nodes are a list, and those of each list in it. An
+    item that is a list has the name of its first node."""
     if isinstance(nodes, list):
-        yield [_first(x) for x in nodes]
+        yield [_first_name(x) for x in nodes]
         for x in nodes:
             yield from _lists(x)
 
 
-def _first(nodes: Nested) -> str:
+def _first_name(nodes: Nested) -> str:
     return _nested.flat(nodes)[0].name
 
 
@@ -94,11 +102,11 @@ def _error(
         # The key of the node, and what is around it in the code.
         last, end = before.rpartition(".")[2], after.partition(".")[0]
         key = f"{last}{numbers[0]}{end}"
-        head, is_key, tail = (code_of(names[0]) or "").rpartition(f"['{key}']")
-        form = f'{head}[f"{last}{{i}}{end}"]{tail}' if is_key else ""
+        head, found_key, tail = (code_of(names[0]) or "").rpartition(f"['{key}']")
+        form = f'{head}[f"{last}{{i}}{end}"]{tail}' if found_key else ""
     values = sorted(map(int, numbers))
-    whole = values == [*range(len(values))]
-    loop = f"for i in {f'range({len(values)})' if whole else values}"
+    is_range = values == [*range(len(values))]
+    loop = f"for i in {f'range({len(values)})' if is_range else values}"
     shown = ", ".join(f"`{x}`" for x in names[:4]) + (", ..." if names[4:] else "")
     return ValueError(
         f"`{label}` puts {shown} of the {side} in this order, which is that of texts, "

@@ -865,6 +865,17 @@ def test_layers_in_another_order_that_is_meant(tmp_path):
     model = jax.tree.map(jnp.zeros_like, {"layers": LAYERS})
     pair = (lambda m: list(m["layers"].values()), VALUES)
     assert eqx.tree_equal(ec.graft(model, tmp_path / "x", [pair])[0]["layers"], LAYERS)
+    # Or one that counts from 1, and goes along.
+    from_one = {f"block{i + 1}": LAYERS[f"layer_{i}"] for i in range(12)}
+    keys = sorted(from_one)
+    zeros = jax.tree.map(jnp.zeros_like, from_one)
+    theirs = lambda c: [c.layers[f"layer_{int(key[5:]) - 1}"] for key in keys]
+    pair = (lambda m: [m[key] for key in keys], theirs)
+    assert eqx.tree_equal(ec.graft(zeros, tmp_path / "x", [pair])[0], from_one)
+    pair = (lambda m: [m[key] for key in keys], VALUES)
+    assert "`pairs[0]` puts `block1`, `block10`" in refused(
+        tmp_path / "x", zeros, [pair], ValueError
+    )
     some = lambda c: [c.layers[f"layer_{i}"] for i in (11, 0, 2)]
     rest = lambda c: [c.layers[f"layer_{i}"] for i in range(12) if i not in (11, 0, 2)]
     pair = (lambda m: m, some, ec.adapters.stack())
