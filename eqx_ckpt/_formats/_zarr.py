@@ -34,8 +34,8 @@ _MAX_METADATA = 2**16  # The bytes of the metadata of one array.
 _MAX_RATIO = 2**15
 # Chunks that are not there, as they are zeros: in all arrays, and for each file.
 _MAX_EMPTY, _EMPTY = 2**16, 2**8
-# In the list of the chunks in a piece: one that is not there.
-_NONE = 2**64 - 1
+# In the list of the chunks in a piece: the bytes of each, and one that is not there.
+_LISTED, _NONE = 16, 2**64 - 1
 _COMPRESSORS = ("zstd", "gzip", "zlib", "blosc")
 
 
@@ -144,7 +144,7 @@ class ZarrArrays(NamedTuple):
         size = self.size
         is_thin = self.is_full and size is not None and t.nbytes > size * _MAX_RATIO
         # The list of the chunks in a piece is read whole.
-        read = max(array.full, 16 * math.prod(array.per_piece))
+        read = max(array.full, _LISTED * math.prod(array.per_piece))
         if is_thin or max(t.full, read) > _largest(size):
             why = "it is larger than what its files can hold, or than this machine"
             return leaf_of(name, keys, Unreadable(array.dtype, why, True))
@@ -170,13 +170,19 @@ class ZarrArrays(NamedTuple):
     ) -> Source:
         """The source of leaves that are such arrays.
 
-        **Raises:** `ValueError` for many more chunks than there are pieces: to look for
+        **Raises:** `ValueError` for many more chunks than are in files: to look for
         each takes time, and zeros that are not there can have any number of them.
         """
         chunks = sum(leaf.template.chunk_count for leaf in leaves)
+        sharded = sum(leaf.template.chunk_count for leaf in leaves if _is_sharded(leaf))
         count = len(self.database.entries.keys if self.database else self.listed)
-        if self.size is not None and chunks > _MAX_EMPTY + _EMPTY * count:
-            raise ValueError(f"its arrays have {chunks} chunks, most of which are none")
+        if self.size is not None:
+            # A shard lists its chunks.
+            most = _MAX_EMPTY + _EMPTY * count + min(sharded, self.size // _LISTED)
+            if chunks > most:
+                raise ValueError(
+                    f"its arrays have {chunks} chunks, most of which are none"
+                )
         if self.database is not None:
             files = [*files, _database.MANIFEST]
         what = format, files, leaves, head, metadata
@@ -195,7 +201,7 @@ class ZarrArrays(NamedTuple):
         it would be read."""
         most = array.most
         if array.piece is not None:
-            most = math.prod(array.per_piece) * (most + 16) + array.after_list
+            most = math.prod(array.per_piece) * (most + _LISTED) + array.after_list
         for piece in _pieces(array, numbers):
             name = f"{key}/{piece}"
             size = self._size(name)
@@ -210,7 +216,7 @@ class ZarrArrays(NamedTuple):
                 self._check_list(array, name, size)
 
     def _check_list(self, array: ZarrArray, name: str, size: int) -> None:
-        count = 16 * math.prod(array.per_piece)
+        count = _LISTED * math.prod(array.per_piece)
         start = 0 if array.is_list_first else size - count - array.after_list
         if start < 0:
             return  # It is too short, as whoever reads it will say.
@@ -250,6 +256,13 @@ def arrays(probe: Probe) -> ZarrArrays:
     if _database.MANIFEST in probe.names:
         database = Database(probe.directory, MAX_FILES)
     return ZarrArrays(probe.directory, database, list(sizes or ()), size)
+
+
+def _is_sharded(leaf: ForeignLeaf) -> bool:
+    if not isinstance(leaf.value, ForeignArray):
+        return False
+    codecs = leaf.value.spec["metadata"].get("codecs", [{}])
+    return codecs[0].get("name") == "sharding_indexed"
 
 
 def _pieces(array: ZarrArray, numbers: Sequence[int]) -> list[str]:
@@ -370,7 +383,9 @@ def _v3(value: dict[str, Any]) -> ZarrArray:
 
 
 def _check_fill(fill: Any, dtype: str) -> None:
-    """**Raises:** `ValueError` for what is no value of the dtype, as Zarr has it."""
+    """**Raises:** `ValueError` for what is no number of the dtype's kind; also for the
+    texts that Zarr has for some, such as "NaN". TensorStore refuses a number that an
+    integer dtype does not hold, and a value of null, once the array is read."""
     kind = _template.number_type(_template.dtype_of(dtype))
     numbers = fill if kind == "complex" and type(fill) is list else [fill]
     known = {"bool": (bool,), "int": (int,)}.get(kind, (int, float))

@@ -8,6 +8,8 @@ import jax.random as jr
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import tensorstore as ts
+from attacks import foreign
 from support.helpers import BytesRead, new_orbax, read_unreadable, run_program
 
 import eqx_ckpt as ec
@@ -339,3 +341,31 @@ def test_damage_is_an_error(base, tmp_path, kind):
 def test_in_an_object_store(base):
     """What TensorStore is given for a URL; the store itself is its own."""
     assert run_program("open_orbax_in_memory", base) == "good\n"
+
+
+@pytest.mark.parametrize("is_ocdbt", [False, True])
+def test_many_chunks_in_few_shards(tmp_path, is_ocdbt):
+    """More chunks than zeros may have that are not there: a shard has all of them."""
+    x = np.arange(1, 40_001, dtype=np.float32)[:, None]
+    path, base = tmp_path / "c", {"driver": "file", "path": f"{tmp_path}/c/"}
+    shards = {**foreign._shards["configuration"], "chunk_shape": [1, 1]}
+    grid = {"name": "regular", "configuration": {"chunk_shape": [40_000, 1]}}
+    codecs = [{"name": "sharding_indexed", "configuration": shards}]
+    for name in "vw":
+        where = {"path": f"{name}/"} if is_ocdbt else {"path": f"{path}/{name}/"}
+        kind = {"driver": "ocdbt", "base": base} if is_ocdbt else {"driver": "file"}
+        spec: dict = {"driver": "zarr3", "kvstore": {**kind, **where}, "create": True}
+        spec["metadata"] = {"codecs": codecs, "chunk_grid": grid}
+        store = ts.open(spec, dtype=x.dtype, shape=x.shape)
+        store.result().write(x).result()
+    tree = {f"('{name}',)": foreign.entry([name]) for name in "vw"}
+    value = {"tree_metadata": tree, "use_zarr3": True}
+    value["store_array_data_equal_to_fill_value"] = not is_ocdbt
+    (path / "_METADATA").write_text(json.dumps(value))
+    for y in ec.materialise(ec.open(path).tree).values():
+        assert np.array_equal(y, x)
+    if not is_ocdbt:
+        for name in "vw":
+            shutil.rmtree(path / name / "c")
+        with pytest.raises(ValueError, match="80000 chunks, most of which are none"):
+            ec.open(path)
