@@ -142,8 +142,8 @@ def moved(one: Side, two: Side) -> dict[str, str]:
 def _placed(node: MovedNode, taken: Iterable[str]) -> MovedNode:
     """The node with a position that no other child has, also of those `taken` there,
     for each child that is not there."""
-    known = filter(str.isdecimal, (*taken, *node.parts))
-    free = it.count(1 + max(map(int, known), default=0))
+    known = map(_names.number_of, (*taken, *node.parts))
+    free = it.count(1 + max((x for x in known if x is not None), default=0))
     to = {x: str(next(free)) if to is None else to for x, to in node.parts.items()}
     return node._replace(parts=to)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools as ft
-import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -11,7 +10,7 @@ from .._kernel._format._names import NodeKey
 from .._kernel._format._state_labels import Label
 from .._kernel._load import _checkpoint, _nodes
 from .._kernel._load._checkpoint import Checkpoint
-from .._kernel._tree import _node
+from .._kernel._tree import _folding, _node
 from .._kernel._tree._node import Body, Node, Spec
 from .._rename import _rename, _renamed
 from .._rename._rename import Rename
@@ -121,7 +120,7 @@ def _build(edit: _Edit, new: dict[str, Any] | str, name: str) -> Any:
         if part not in new and _is_bare(edit, _below(was, part))
     ]
     parts = [*new, *bare]
-    kind = "k" if old_keys or not all(map(_number.fullmatch, new)) else "s"
+    kind = "k" if old_keys or not all(map(_folding.is_number, new)) else "s"
     keys = {part: old_keys.get(part) or _key(kind, part, name) for part in parts}
     if all(key.kind in "sf" for key in keys.values()):
         parts.sort(key=int)
@@ -169,9 +168,6 @@ def _leaves(new: dict[str, Any] | str) -> Iterator[str]:
     else:
         for child in new.values():
             yield from _leaves(child)
-
-
-_number = re.compile(r"0|[1-9][0-9]*")
 
 
 def _below(node: str | None, part: str) -> str:

@@ -76,7 +76,7 @@ _part = re.compile(r"-\d+-of-\d+\.safetensors$")
 _AGAIN = "consolidated.safetensors"
 _shard = re.compile(r"-\d+-of-0*([2-9]|1\d)\d*\.safetensors$")
 # The name of what one process of many has written.
-_of_process = re.compile(r"shard-(\d+)-")
+_of_process = re.compile(r"shard-([0-9]{1,9})-")
 # A file beside the index: never a path.
 _file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
 

@@ -103,7 +103,7 @@ def _plain_names(names: Iterable[str]) -> dict[str, str]:
         short = _orders.unboxed(name)
         short = name if len(below.get(short, ())) > 1 else short
         top, dot, rest = short.partition(".")
-        if is_mixed and top.isdecimal():
+        if is_mixed and _names.number_of(top) is not None:
             short = marks[top] + dot + rest
         out[short] = name
     return out

@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from .._kernel._format import _names
 from . import _words
 from ._leaf_kinds import LeafKind
 
 
-_numbers = re.compile("([0-9]+)")
 _roles = """
     weight kernel scale gamma w embedding embeddings, bias beta b offset,
     mean running_mean moving_mean, var running_var moving_var variance moving_variance
@@ -166,7 +166,7 @@ def plain(name: str) -> str:
 
 
 def without_numbers(name: str) -> str:
-    return _numbers.sub("", name)
+    return _names.NUMBERS.sub("", name)
 
 
 def _owner(text: str) -> str:
@@ -196,7 +196,7 @@ def _counted(node: str, nodes: Mapping[str, Any]) -> str:
 
 def _split(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The texts of a name between its numbers, and these."""
-    parts = _numbers.split(name)
+    parts = _names.NUMBERS.split(name)
     return tuple(parts[::2]), tuple(map(int, parts[1::2]))
 
 
@@ -226,7 +226,7 @@ def weight_names(layers: tuple[NamedLayer, NamedLayer]) -> tuple[str, ...]:
 
 def nodes_above(layer: NamedLayer) -> list[str]:
     """The nodes that a layer is in, of any of the blocks."""
-    name = re.sub("[0-9]+", "*", layer.name, count=1)
+    name = _names.NUMBERS.sub("*", layer.name, count=1)
     return [*it.accumulate(name.split(".")[:-1], "{}.{}".format)]
 
 
@@ -239,6 +239,6 @@ def block_of(node: str) -> str:
 
 def node_with(layer: NamedLayer, words: Iterable[str]) -> str:
     """The node whose name has the last of these words."""
-    parts = re.sub("[0-9]+", "*", layer.name, count=1).split(".")
+    parts = _names.NUMBERS.sub("*", layer.name, count=1).split(".")
     depths = [i + 1 for i, x in enumerate(parts) if {*words} & {*_words.words(x)}]
     return ".".join(parts[: max(depths, default=len(parts) - 1)])

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
+from .._kernel._format import _names
 from .._kernel._load._lazy import LazyArray
 from .._kernel._tree import _select
 from .._rename import _rename
@@ -263,7 +264,7 @@ def _spread(nodes: list[SideNode]) -> list[SideNode] | None:
     out: dict[str, SideNode] = {}
     for below, leaf in leaves.items():
         first, _, rest = below.partition(".")
-        if not first.isdecimal():
+        if _names.number_of(first) is None:
             return None
         full = f"{name}.{first}" if name else first
         out.setdefault(first, SideNode(full, {})).leaves[rest] = leaf

@@ -342,7 +342,7 @@ class _Twins:
         for n in model.below[prefix]:
             item, _, inner = _names.below(names[n], prefix).partition(".")
             ends.add(inner)
-            if n in self._new and prefix and item.isdecimal():
+            if n in self._new and prefix and _names.number_of(item) is not None:
                 wanted.setdefault(inner, []).append(model.target(n).shape)
         if not wanted:
             return None

@@ -1,10 +1,10 @@
 """An error for nodes that are in the order of texts: `layer_0`, `layer_1`, `layer_10`,
 ..., as dicts of JAX are. Whoever lists their values means 0, 1, 2, ..."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from .._kernel._format import _names
 from . import _nested
 from ._nested import Nested
 
@@ -77,7 +77,7 @@ def _first_name(nodes: Nested) -> str:
 
 def _numbered(names: Sequence[str]) -> _Numbered | None:
     """None unless they differ in one number alone."""
-    parts = [re.split("([0-9]+)", x) for x in names]
+    parts = [_names.NUMBERS.split(x) for x in names]
     if len({len(x) for x in parts}) != 1:
         return None
     places = [i for i, some in enumerate(zip(*parts)) if len(set(some)) > 1]

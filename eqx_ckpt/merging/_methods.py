@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from .._kernel._format import _names
 from .._kernel._tree import _compare, _leaf
 
 
@@ -183,8 +184,8 @@ def _along_layers(names: Sequence[str]) -> Iterator[float]:
     numbered: list[list[tuple[str, int]]] = []
     for name in names:
         parts = name.split(".")
-        numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
-        numbered.append([(".".join(parts[:i]), int(parts[i])) for i in numbers])
+        numbers = enumerate(map(_names.number_of, parts))
+        numbered.append([(".".join(parts[:i]), x) for i, x in numbers if x is not None])
         for above, number in numbered[-1]:
             layers.setdefault(above, set()).add(number)
     places = {

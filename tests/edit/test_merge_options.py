@@ -70,3 +70,11 @@ def test_one_array_has_one_number():
         ec.merge(tied, merging.average(weights))
     same = ec.merge(tied, merging.average([{"*": 1}, {"*": 3}]))
     assert same["a"] is same["h"]
+
+
+def test_layers_whose_numbers_python_does_not_read():
+    keys = ("1" * 5000, "0", "1")
+    one, two = ({key: jnp.array(x["w"]) for key in keys} for x in (A, B))
+    weights = [{"*": [0.0, 1.0]}, {"*": [1.0, 0.0]}]
+    merged = ec.merge([one, two], merging.average(weights))
+    assert [np.asarray(merged[key]).tolist() for key in "01"] == [[3, 6], [1, 2]]

@@ -196,6 +196,13 @@ def test_a_key_whose_repr_is_an_address_is_refused(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+def test_an_integer_that_python_does_not_write_is_refused(tmp_path):
+    for keys in ((10**5000,), (1, 10**5000)):
+        with pytest.raises(ValueError, match="thousands of digits.*Use a string"):
+            ec.tree_serialise_leaves(tmp_path / "a", dict.fromkeys(keys, 1.0))
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_name_that_the_database_cannot_hold_is_refused(tmp_path):
     longest = "x" * _names.MAX_NAME
     ec.tree_serialise_leaves(tmp_path / "a", {longest: 1.0})

@@ -1474,3 +1474,18 @@ def test_children_without_keys_in_another_order(tmp_path, name, rules):
         for other in (_keyless(cls, zero, (2, 3, 2, 5)), _keyless(cls, zero, size=2)):
             with pytest.raises(RuntimeError, match=r"\(1 static\)"):
                 ec.graft({name: other}, path, [pair])
+
+
+def test_more_digits_than_python_reads_are_a_text(tmp_path):
+    low, high = "1" * 5000, "2" * 5000
+    x, path = np.ones(3, np.float32), tmp_path / "x"
+    ec.tree_serialise_leaves(path, {"z": {low: {"w": x}, high: {"w": 2 * x}}, "b": x})
+    like = {"q": np.zeros((2, 3), np.float32)}
+    pair = (lambda m: m["q"], lambda c: [c.z[low].w, c.z[high].w], ec.adapters.stack())
+    made, _ = ec.graft(like, path, [pair], drop="b")
+    assert made["q"].tolist() == [[1, 1, 1], [2, 2, 2]]
+    # Nor are they the items of a sequence.
+    pair = (lambda m: m["q"], lambda c: c.z, ec.adapters.stack())
+    assert "pairs[0]" in refused(path, like, [pair], drop="b")
+    model = {"y": {low: {"w": x}, high: {"kernel": x}}, "q": x}
+    assert "y." in refused(path, model, [(lambda m: m["q"], lambda c: c.b)])

@@ -630,3 +630,11 @@ def test_a_warning_of_square_kernels(tmp_path):
             'where a rule may have the adapter: `("weight$", '
             "ec.adapters.channels_first())`. See docs/layouts.md.",
         ]
+
+
+def test_a_state_whose_entries_have_numbers_that_python_does_not_read(tmp_path):
+    pair = _made(_Old)
+    ec.tree_serialise_leaves(tmp_path / "c", pair)
+    rename = [(r"^1\.(\d+)", rf"1.{'1' * 5000}\1")]
+    with pytest.raises(RuntimeError, match="is not in the checkpoint"):
+        ec.tree_deserialise_leaves(tmp_path / "c", pair, rename=rename)

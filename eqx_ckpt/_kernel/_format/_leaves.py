@@ -169,8 +169,9 @@ class Leaves:
             state = nearest(name)
             if state is not None:
                 part = _names.below(name, state).partition(".")[0]
-                if part.isdecimal() and int(part) in states[state]:
-                    out[leaf_index] = states[state][int(part)]
+                number = _names.number_of(part)
+                if number is not None and number in states[state]:
+                    out[leaf_index] = states[state][number]
         return out
 
     def renamed(

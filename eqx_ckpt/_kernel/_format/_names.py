@@ -23,6 +23,9 @@ _plain = re.compile(r"[A-Za-z0-9_-]+")
 _special = re.compile(rb"[^A-Za-z0-9_-]")
 _number = re.compile(r"0|-?[1-9][0-9]*")
 _component = re.compile(r"%|(%=)?([A-Za-z0-9_-]|%[0-9A-F]{2})*")
+# The numbers in a name. More digits are a text: no index has as many, and Python makes
+# no number of thousands.
+NUMBERS = re.compile("(?<![0-9])([0-9]{1,18})(?![0-9])")
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -97,7 +100,13 @@ def key_component(key: object) -> Component:
     if type(key) is str:
         return Component("k", quote(key))
     if type(key) is int:
-        return Component("i", str(key))
+        try:
+            return Component("i", str(key))
+        except ValueError:
+            raise ValueError(
+                "A key of a dictionary is an integer of thousands of digits, which "
+                "Python neither writes nor reads. Use a string as the key."
+            ) from None
     return _odd_component(key)
 
 
@@ -115,6 +124,11 @@ def _odd_component(key: object) -> Component:
 def is_component(text: str) -> bool:
     """Whether a text can be a component of a name."""
     return text != "" and _component.fullmatch(text) is not None
+
+
+def number_of(component: str) -> int | None:
+    """The number that a component of a name is, with zeros before it or without."""
+    return int(component) if NUMBERS.fullmatch(component) else None
 
 
 def is_plain(name: str, depth: int) -> bool:
@@ -227,7 +241,10 @@ def key_of(kind: str, text: str, first: bool) -> str | int:
     if kind and kind in "sfi":
         if not _number.fullmatch(text) or (kind != "i" and text[0] == "-"):
             raise ValueError(f"{shorten(text)} is not an index")
-        number = int(text)
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError(f"{shorten(text)} has thousands of digits") from None
         if kind != "i" and number >= _INDICES:
             raise ValueError(f"{shorten(text)} is beyond the largest index")
         return number

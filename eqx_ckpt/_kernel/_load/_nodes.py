@@ -214,9 +214,8 @@ class StoredBody(Body):
     def _length(self) -> int:
         """The number of children of a sequence, with those that are not stored."""
         names = *self._kind.parts, *self._kind.data
-        # Names are data from a file.
-        numbers = [int(x) for x in names if x.isdecimal() and len(x) < 11]
-        return 1 + max(numbers, default=-1)
+        numbers = map(_names.number_of, names)
+        return 1 + max((x for x in numbers if x is not None), default=-1)
 
     @property
     def _attributes(self) -> tuple[str | None, ...]:

@@ -206,7 +206,8 @@ def _open_dicts(cls: type, nodes: Sequence[Any]) -> list[Opened]:
     signatures = list(map(tuple, keys))
     are_texts = {*map(type, it.chain.from_iterable(keys))} <= {str}
     if not are_texts:  # To `==` 1 and True are one, and have other names.
-        signatures = [tuple((x, type(x), repr(x)) for x in own) for own in keys]
+        text = lambda x: "" if type(x) is int else repr(x)
+        signatures = [tuple((x, type(x), text(x)) for x in own) for own in keys]
     how, out = _DICTS[cls], []
     for places in by_signature(signatures).values():
         own = keys[places[0]]

@@ -78,8 +78,8 @@ def stored_entries(
     looks: Looks = {}
     for leaf_index in leaf_indices:
         part, _, rest = _names.below(leaves.names[leaf_index], state).partition(".")
-        if part.isdecimal():
-            position = int(part)
+        position = _names.number_of(part)
+        if position is not None:
             t = leaves.templates[leaves.template_of[leaf_index]]
             kind = t.kind if t.kind in ("key", "str", "bytes") else _number(t.dtype)
             labels[position] = leaves.labels.get(leaf_index, Label())
