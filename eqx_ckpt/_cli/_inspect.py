@@ -142,6 +142,8 @@ _MARKS = {
 
 
 def _coloured(found: Diff) -> Iterator[Line]:
+    """The text of a `Diff` in colours. A line `  <title>:` begins a section: the lines
+    below it get the mark and the style of that title."""
     head, *lines = repr(found).split("\n")
     yield [Span(head, "title")]
     mark, style = " ", ""
@@ -168,11 +170,11 @@ def suggest(a: str, b: str) -> CommandResult:
     alike = _alike.pair_leaves(*kinds)
     rules = _find_rules.find_rules(alike.names, *kinds)
     names = {x: y for x, y in alike.names.items() if x == y or rules}
-    # A name may be unclear on one side, and be that of another leaf on the other.
-    asked = [{name for both in alike.unclear for name in both[i]} for i in range(2)]
+    # By side: a name may be unclear in one, and be that of another leaf in the other.
+    unclear = [{name for both in alike.unclear for name in both[i]} for i in range(2)]
     left, missing = (
-        [x for x in side if x not in done and x not in unclear]
-        for side, done, unclear in zip(kinds, (names, {*names.values()}), asked)
+        [x for x in side if x not in done and x not in own_unclear]
+        for side, done, own_unclear in zip(kinds, (names, {*names.values()}), unclear)
     )
     given = set(names.values())
     adapters = {x: how for x, how in alike.adapters.items() if x in given}
@@ -206,8 +208,8 @@ def suggest(a: str, b: str) -> CommandResult:
     if alike.unclear:
         more.append("  alike, and names do not tell for sure which is which:")
     for both in alike.unclear:
-        some, others = (", ".join(_folding.fold(x)[:_MOST]) for x in both)
-        more.append(f"    {some}  {shown[0][both[0][0]]}, of {others}")
+        in_a, in_b = (", ".join(_folding.fold(x)[:_MOST]) for x in both)
+        more.append(f"    {in_a}  {shown[0][both[0][0]]}, of {in_b}")
     if squares:
         more.append("  squares, which nobody knows to be transposed or not:")
         more += [f"    {x}" for x in _folding.fold(squares)]

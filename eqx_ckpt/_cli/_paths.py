@@ -17,7 +17,8 @@ from .._kernel._tree import _folding, _nearest
 
 
 def open_any(path: str) -> Checkpoint | Steps:
-    """The checkpoint at a path, or in that of a step; or the steps of a run.
+    """The checkpoint at a path, or in the directory of a step there; or the steps of
+    the run there.
 
     **Raises:** what `ec.open` raises for the path, if there is neither.
     """
@@ -26,6 +27,7 @@ def open_any(path: str) -> Checkpoint | Steps:
     except DamagedError:
         raise
     except (FileNotFoundError, ValueError):
+        # A run comes before its newest step, which `ec.open` takes.
         return _run_path.run_at(path) or _checkpoint.open(path)
 
 
@@ -59,7 +61,7 @@ _SLICE = re.compile(r"(.*?)\[([^\[\]]*)\]", re.DOTALL)
 
 
 def split_slice(name: str) -> tuple[str, tuple[int | slice, ...] | None]:
-    """`w[:8, 0]` as the name and what it is indexed with; None if that is nothing."""
+    """`w[:8, 0]` as its name and its index; None for a name without brackets."""
     match = _SLICE.fullmatch(name)
     if match is None:
         return name, None

@@ -154,7 +154,7 @@ def source(
     saved.leaf_indices  # Two leaves of one name are an error.
     places = [x.file for x in leaves], [x.offset for x in leaves]
     index = Index(
-        save=_foreign_source.save_of(directory, files, headers),
+        save=_foreign_source.save_id_of(directory, files, headers),
         layout=format,
         metadata=metadata,
         leaves=saved,

@@ -27,14 +27,14 @@ _PART_BYTES, _MAX_PARTS = 4 * 2**20, 2**12
 class ForeignArray(NamedTuple):
     """An array of another format: what TensorStore opens, and below which key it lies.
 
-    `pieces` gives the keys, below that one, that chunks of some numbers lie at; `check`
-    raises `ValueError` if what is there is no piece of it. `head` gives the first so
-    many bytes of its first piece, as they are stored.
+    `chunk_keys` gives the keys, below that one, at which chunks of some numbers lie;
+    `check` raises `ValueError` if what is there is no chunk of it. `head` gives at most
+    so many of the first bytes, as they are stored.
     """
 
     key: str
     spec: dict[str, Any]
-    pieces: Callable[[Sequence[int]], list[str]]
+    chunk_keys: Callable[[Sequence[int]], list[str]]
     check: Callable[[Sequence[int]], None]
     head: Callable[[int], bytes]
 
@@ -61,7 +61,8 @@ class ForeignSource(Source):
     is_ours = False
 
     def is_in(self, directory: Backend) -> bool:
-        return save_of(directory, self.index.files, self.headers) == self.index.save
+        files, headers = self.index.files, self.headers
+        return save_id_of(directory, files, headers) == self.index.save
 
     def _without_spec(self, record: LeafRecord) -> str:
         return f"it is of another format, {self.index.layout}"
@@ -82,7 +83,7 @@ class ForeignSource(Source):
             key, start, _ = self.chunk_range(record, 0)
             t, strides = record.template, self.strides.get(record.leaf_index)
             nbytes = t.nbytes
-            if strides is not None:  # It may repeat elements.
+            if strides is not None:  # With strides of 0 elements repeat.
                 nbytes = min(nbytes, _pieces.span(t.shape, strides) * t.itemsize)
             stop = start + nbytes
         else:
@@ -94,7 +95,8 @@ class ForeignSource(Source):
         return self.is_stored(record) or record.leaf_index in self.strides
 
     def _origin(self, record: LeafRecord, file: int, offset: int) -> Stored:
-        """The array that a leaf is read from, which begins there if it is a run."""
+        """The array that a leaf is read from. A leaf that is a run of bytes is one
+        piece, from `offset` of the `file` on."""
         if record.leaf_index in self.stored:
             return self.stored[record.leaf_index]
         t, strides = record.template, self.strides.get(record.leaf_index)
@@ -107,7 +109,7 @@ class ForeignSource(Source):
         wanted: Sequence[tuple[LeafRecord, Sequence[int]]],
         unpinned: Backend | None = None,
     ) -> list[Any]:
-        # All are scattered, or there is one: no run of bytes is opened with others.
+        # Only scattered leaves are opened together, and a run of bytes alone.
         if not self.is_scattered(wanted[0][0]):
             return super().open(wanted, unpinned)
         starts = self.index.extents.starts(r.leaf_index for r, _ in wanted)
@@ -145,40 +147,41 @@ class ForeignSource(Source):
             kvstores = [root.spec(x.key) for x, _ in stored]
         else:
             context = ts.Context({_arrays.NODES: {}}, parent=context)
-            lay = self._in_database if root.has_driver() else self._copies
-            kvstores = lay(stored, context)
+            has_driver = root.has_driver()
+            make_stores = self._make_databases if has_driver else self._copy_to_memory
+            kvstores = make_stores(stored, context)
         specs = [{**x.spec, "kvstore": kv} for (x, _), kv in zip(stored, kvstores)]
         return _arrays.opened(specs, context)
 
-    def _in_database(
+    def _make_databases(
         self, stored: Sequence[tuple[ForeignArray, Sequence[int]]], context: ts.Context
     ) -> list[dict[str, Any]]:
-        """Directories in a database of our own, which says where the chunks of some
-        arrays lie in the files of this one."""
+        """Makes databases of our own, which say where the chunks of some arrays lie in
+        the files of this one: a directory in one for each array."""
         assert self.nodes is not None
         find, files, inline = self.nodes.locate, self.nodes.files, self.nodes.inline
         chunks = [
             [
                 (key, at.file, at.offset, at.nbytes)
-                for key in x.pieces(n)
+                for key in x.chunk_keys(n)
                 if (at := find(f"{x.key}/{key}"))
             ]
             for x, n in stored
         ]
         return _arrays.databases(self.directory.spec(), files, chunks, context, inline)
 
-    def _copies(
+    def _copy_to_memory(
         self, stored: Sequence[tuple[ForeignArray, Sequence[int]]], context: ts.Context
     ) -> list[dict[str, Any]]:
-        """Directories in memory with chunks of some arrays, which are read now."""
+        """Reads chunks of some arrays into memory: a directory there for each array."""
         root, database = self.directory, self.nodes
         memory = {"driver": "memory", "memory_key_value_store": _arrays.NODES}
         kv = ts.KvStore.open(memory, context=context).result()
         reading = []
         for number, (array, numbers) in enumerate(stored):
-            for piece in array.pieces(numbers):
-                key, start, stop = f"{array.key}/{piece}", 0, None
-                name = f"{number}/{piece}"
+            for chunk_key in array.chunk_keys(numbers):
+                key, start, stop = f"{array.key}/{chunk_key}", 0, None
+                name = f"{number}/{chunk_key}"
                 if database is not None:
                     at = database.locate(key)
                     if at is None:
@@ -236,8 +239,8 @@ def _view(pieces: OpenedPieces) -> ts.TensorStore:
     return ts.virtual_chunked(read, dtype=dtype, shape=t.shape, chunk_layout=layout)
 
 
-def save_of(directory: Backend, files: Sequence[str], headers: bytes) -> str:
-    """The id of what files of another format hold, by their stamps and by
-    `headers`: what the files say of their leaves."""
+def save_id_of(directory: Backend, files: Sequence[str], headers: bytes) -> str:
+    """The id of a save of another format: of the stamps of its files and of `headers`,
+    which are what the files say of their leaves."""
     parts = _store.each(directory, directory.stamp, files)
     return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + headers)

@@ -27,9 +27,9 @@ class Key(NamedTuple):
 
 
 class Global(NamedTuple):
-    """The meaning of a name in a pickle: a class, of storages or tensors, or a dtype
-    (`kind`); or a function, which is called with the tuple of its arguments: these are
-    anything that a pickle builds."""
+    """The meaning of a known name in a pickle. `kind`: "tensor" or "storage" (of a
+    class), "dtype" or "function". `call` is the function: it is called with the tuple
+    of its arguments, which are anything that a pickle builds."""
 
     kind: str
     name: str | None
@@ -86,7 +86,8 @@ class _Bytes(io.BytesIO):
         line = super().readline(size)
         if not line.endswith(b"\n"):
             raise Ended("its pickle ends in the middle of a name")
-        # It takes ASCII, and would decode escapes. No name that is known has others.
+        # `pickletools` reads ASCII here, and decodes escapes. Known names have neither
+        # other letters nor backslashes: a "?" for these makes no name a known one.
         ascii = line.decode("utf-8", "surrogatepass").encode("ascii", "replace")
         return ascii.replace(b"\\", b"?")
 
@@ -232,7 +233,8 @@ def _reduce(built: _Built, _: None) -> Any:
 
 
 def _new(count: int) -> Callable[[_Built, Any], None]:
-    """A new object of a class, of so many arguments."""
+    """An instruction that makes an object of a class, of so many operands. Each class
+    that gets here is an `Unreadable`, which stands for its own objects."""
 
     def last_class(built: _Built, _: None) -> Unreadable:
         cls = built.last(1 + count)[0]

@@ -57,8 +57,8 @@ class OpenedPieces(NamedTuple):
     root: Backend
 
     def start_read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> Any:
-        """The read of `self[picks]` into an array of its shape, as a future: `result`
-        makes it, so that nothing has to be waited for before."""
+        """A future of the read of `self[picks]` into an array of its shape. It is
+        always done, and only its `result` reads."""
         read = ft.partial(self.read, into, picks)
         return types.SimpleNamespace(done=lambda: True, result=read)
 
@@ -103,22 +103,22 @@ class OpenedPieces(NamedTuple):
             self._read_run(piece, begin, apart, into[(*part, ...)])
 
     def _read_run(
-        self, piece: Piece, first: int, strides: Sequence[int], into: np.ndarray
+        self, piece: Piece, begin: int, strides: Sequence[int], into: np.ndarray
     ) -> None:
-        """Reads one run into `into`, whose elements lie `strides` apart, from element
-        `first` of the piece on. Of two that share a byte, the first is in its lower
-        half."""
+        """Reads a run of a piece, from its element number `begin` on. Into `into` go
+        the elements that lie `strides` apart along each axis. Of two that share a byte,
+        the first is in its lower half."""
         root, key, start = self.root, piece.key, piece.offset
         count = span(into.shape, strides)
         if self.array.is_packed:
-            stop = start + (first + count + 1) // 2
-            data = _store.read_bytes(root, key, start + first // 2, stop)
+            stop = start + (begin + count + 1) // 2
+            data = _store.read_bytes(root, key, start + begin // 2, stop)
             both = np.frombuffer(data, np.uint8)[:, None]
             both = both >> np.array([0, 4], np.uint8) & 15
-            whole = both.reshape(-1)[first % 2 :][:count].view(into.dtype)
+            whole = both.reshape(-1)[begin % 2 :][:count].view(into.dtype)
         else:
             whole = np.empty(count, into.dtype)
-            start += first * into.itemsize
+            start += begin * into.itemsize
             if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
                 raise MissingError(f"the end of `{key}` is missing")
         steps = [stride * into.itemsize for stride in strides]
@@ -127,15 +127,16 @@ class OpenedPieces(NamedTuple):
         )
 
 
-def _places_in(picks: range, start: int, length: int) -> range:
-    """The numbers of the picks along an axis that lie in a piece."""
+def _places_in(axis: range, start: int, length: int) -> range:
+    """The places, among the indices that are picked along an axis, of those that lie in
+    a piece."""
     ends = start, start + length
-    if picks.step < 0:
+    if axis.step < 0:
         ends = start + length - 1, start - 1
-    # How many picks come before each end.
-    before = [-((picks.start - end) // picks.step) for end in ends]
-    first, stop = (min(max(n, 0), len(picks)) for n in before)
-    return range(first, stop)
+    # How many indices come before each end.
+    before = [-((axis.start - end) // axis.step) for end in ends]
+    begin, stop = (min(max(n, 0), len(axis)) for n in before)
+    return range(begin, stop)
 
 
 # ---- Steps along the axes of arrays.
@@ -152,9 +153,9 @@ def span(shape: Sequence[int], strides: Sequence[int]) -> int:
 def choose_strided(
     shape: Sequence[int], strides: Sequence[int], itemsize: int, target: int
 ) -> tuple[int, ...]:
-    """The shape of chunks of an array that does not lie row after row: chunks that have
-    about `target` bytes, and lie within as many. Axes are cut from that of the longest
-    steps on."""
+    """The shape of the chunks in which an array is read that does not lie row after
+    row. A chunk has at most about `target` bytes, and so has all that lies from its
+    first element to its last. The axis with the longest steps is cut first."""
     chunk = [max(1, n) for n in shape]
     target //= itemsize
     for axis in sorted(range(len(shape)), key=lambda axis: -strides[axis]):

@@ -1,7 +1,8 @@
 """Lazy arrays that are computed from others when they are read.
 
-An array that is computed by blocks has blocks that its shape and dtype fix. So what is
-read of it has the same bits, whichever part is asked for, and in how much memory.
+The blocks of an array that is computed by blocks follow from its shape and from the
+dtypes of its parts. So what is read of it has the same bits, whichever part of it is
+asked for, and in how much memory.
 """
 
 import dataclasses
@@ -67,12 +68,12 @@ class Formula:
 
     @ft.cached_property
     def chunk(self) -> tuple[int, ...]:
-        """The shape of a block. Of most checkpoints it is a chunk."""
+        """The shape of a block, which is chosen as that of a chunk is."""
         widest = max((_width(x) for x in self.parts if x.shape), default=1)
         return _block(self.shape, widest)
 
     @ft.cached_property
-    def largest(self) -> int:
+    def largest_chunk(self) -> int:
         """The elements of the largest chunk of the parts; all, without blocks."""
         if not self.blockwise:
             return math.prod(self.shape)
@@ -108,15 +109,15 @@ class Formula:
             return self.compute_at_once(view, parts)
         view = view or _view.whole(self.shape)
         state = self._state(room)
-        picks = view.ranges
-        out = _arrays.aligned(tuple(map(len, picks)), self.dtype)
+        ranges = view.ranges
+        out = _arrays.aligned(tuple(map(len, ranges)), self.dtype)
         if out.size:
             numbers = _grid.touched(self.shape, self.chunk, view.picks)
             for region, blocks in self._blocks(numbers, verify, room):
                 start = tuple(s.start for s in region)
                 shape = tuple(s.stop - s.start for s in region)
                 block = self._checked(self.make(blocks, state, start), shape)
-                overlap = _view.overlaps(picks, region)
+                overlap = _view.overlaps(ranges, region)
                 assert overlap is not None
                 to, fro = overlap
                 out[(*to, ...)] = block[(*fro, ...)]
@@ -148,6 +149,7 @@ class Formula:
         def prepare_once() -> None:
             if not known:
                 numbers = range(math.prod(_grid.grid(self.shape, self.chunk)))
+                # Verified: later reads share the state, whatever they ask for.
                 every = (blocks for _, blocks in self._blocks(numbers, True, room))
                 known.append(prepare(every))
 
@@ -158,9 +160,11 @@ class Formula:
         self, numbers: Any, verify: bool, room: int
     ) -> Iterator[tuple[tuple[slice, ...], list[np.ndarray]]]:
         """The blocks of these numbers: their regions, and those of the parts."""
+        # So many blocks as half of `room` has, with 8 bytes for an element of the
+        # result; but all of a chunk, so that none is read again for each block.
         itemsize = sum(x.dtype.itemsize for x in self.parts) + 8
         block = math.prod(self.chunk)
-        count = max(1, room // (2 * itemsize * block), -(-self.largest // block))
+        count = max(1, room // (2 * itemsize * block), -(-self.largest_chunk // block))
         regions = _grid.lay(self.shape, self.chunk, 1).regions
         for run in _grid.runs(numbers, self.shape, self.chunk, count):
             some = regions[run.start : run.stop]
@@ -217,7 +221,7 @@ class ComputedLeaf(LeafBody):
 
     @property
     def chunk_size(self) -> int:
-        return self.formula.largest
+        return self.formula.largest_chunk
 
     def store(self) -> Any:
         raise ValueError(

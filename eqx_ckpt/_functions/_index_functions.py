@@ -41,7 +41,7 @@ def check_name(name: object) -> None:
 
 
 _NUMBER = range(MAX_BYTES)
-# Of each field but the leaves.
+# The kind of each field, but that of "leaves", which depends on how many there are.
 _FIELDS = {"file": _NUMBER, "digest": DIGEST, "nbytes": _NUMBER, "names": [str]}
 _FIELDS |= {"args": dict, "result": Any, "platforms": [str], "order": _NUMBER}
 _FIELDS |= {"baked": {...: str}, "versions": {...: str}}
@@ -66,9 +66,9 @@ def _parsed(row: dict[str, Any], count: int) -> StoredFunction:
     got = dict(zip(kinds, fields(row, kinds, "function")))
     leaves, names = got["leaves"], got["names"]
     if len({*leaves}) < len(leaves):
-        raise ValueError("the index has a function of one leaf twice")
+        raise ValueError("the index has a function that takes one leaf twice")
     if len({*names}) != len(leaves) or len(names) != len(leaves):
-        raise ValueError("the index has a function whose leaves have no names of it")
+        raise ValueError("the index has a function that lacks names of its leaves")
     if got["args"].keys() != {"tuple"}:
         raise ValueError("the index has a function without arguments")
     check_nest(got["args"])
@@ -111,4 +111,4 @@ def _check_array(array: list[Any]) -> None:
             is_good = type(n) is str and 0 < len(n) <= MAX_DIMENSION
             is_good = is_good and not _large_power.search(str(n))
         if not is_good:
-            raise ValueError("the index has an array of a function of no such shape")
+            raise ValueError("the index has a function of an array of no such shape")

@@ -32,7 +32,8 @@ def struct(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def nest(tree: PyTree, where: str) -> Any:
-    """A tree as a nest. What a Module holds besides arrays is left out.
+    """A tree as a nest, with Python's numbers as they are. What a Module holds besides
+    arrays and nodes is left out.
 
     **Raises:** `TypeError` that says `where` something is that no nest holds.
     """
@@ -118,7 +119,7 @@ def unfold(folded: Any, scope: jax.export.SymbolicScope | None = None) -> Any:
 
 
 def show(folded: Any) -> str:
-    """A nest in a line: `(float32[b,384], {"mask": bool[b]})`."""
+    """A nest in a line: `(float32[b,384], {'mask': bool[b]})`."""
     if folded is None:
         return "None"
     if isinstance(folded, list):

@@ -33,7 +33,7 @@ def warn(matching: Matching, placed: Sequence[Placed]) -> None:
         "Say it with an adapter in their pair: the one that is named, or `lambda "
         "saved, like: saved` for as it is."
     )
-    _orders.warn(rows, advice)
+    _orders.warn_of_unknown_orders(rows, advice)
 
 
 def _form(source: str) -> str:
@@ -73,9 +73,9 @@ def _needed_adapter(matching: Matching, x: Placed, turned: set[str]) -> str | No
         return "PyTorch's need `ec.adapters.conv_transpose()`" if is_square else None
     others = [a for a in map(_name, job.adapters) if a not in _TURNS]
     place = f" after `{others[-1]}()`" if others else ""
-    how = _orders.square_adapter(layer, shape)
+    how = _orders.adapter_if_square(layer, shape)
     if how is None and others:  # Such as squares that are put together.
-        how = _orders.square_adapter(layer, job.all_saved[0].shape)
+        how = _orders.adapter_if_square(layer, job.all_saved[0].shape)
         place = f" before `{others[0]}()`"
     if how is None:
         return None

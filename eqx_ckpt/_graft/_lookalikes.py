@@ -17,7 +17,8 @@ from ._sides import Model, StoredSide
 
 # Rows that are listed, and names in each: people would not read more.
 _MAX_ROWS, _MAX_NAMES = 8, 3
-# Leaves that are looked at for the rows, and for each; and pairs of shapes.
+# Rows that are made into text, and saved leaves of each; and pairs of shapes that are
+# compared.
 _MAX_LISTED, _MAX_SHAPES = 64, 2**17
 
 
@@ -40,7 +41,8 @@ class LookalikeRow(NamedTuple):
 
 def find(model: Model, stored: StoredSide, new: set[int], old: set[int]) -> Suggestion:
     """Leaves of both sides that could stand for each other: of the same shape, or of
-    one that an adapter makes of the other."""
+    one that an adapter makes of the other. `new` are the leaves of the model that are
+    in no pair, and `old` the saved ones."""
     theirs = _arrays_by_kind(stored.kind, old - _copies(stored, old))
     ours = _arrays_by_kind(model.kind, new)
     rows = _tied_rows(model, stored, new, old)
@@ -69,7 +71,7 @@ def _copies(stored: StoredSide, old: set[int]) -> set[int]:
     tops = {name.partition(".")[0] for name, _ in used}
     # All of it may be in one node, whose copy is called otherwise.
     if len(tops) == 1:
-        used |= {(name.partition(".")[2], x) for name, x in used}
+        used |= {(name.partition(".")[2], size) for name, size in used}
     out = set()
     for leaf_index in old:
         parts = names[leaf_index].split(".")

@@ -1,8 +1,9 @@
 """A guess at what a graft meant, as code to paste.
 
 The largest nodes of the model that have a twin in the checkpoint become pairs. If one
-rename does better, it is the pair. Leaves that look like none of the other side become
-`fresh` and `drop`. Those that look like some are listed, and in no code: `_lookalikes`.
+rename does better, it takes the place of the pairs that it covers. Leaves that look
+like none of the other side become `fresh` and `drop`. Those that look like some are
+listed, and in no code: `_lookalikes`.
 
 Leaves of the model go by their numbers in it, and saved leaves by their leaf indices.
 """
@@ -109,7 +110,8 @@ def _is_statistic(name: str, names: Collection[str]) -> bool:
 
 
 def _is_better(renamed: Suggestion, pairs: list[Suggestion], is_cut: bool) -> bool:
-    """Whether a rename is shorter than pairs, or has leaves that they lack."""
+    """Whether a rename is shorter than pairs, or has leaves that they lack, or not all
+    nodes were looked at for pairs (`is_cut`)."""
     covered = {n for pair in pairs for n in pair.numbers}
     is_shorter = len(pairs) > len(renamed.lines)
     return is_shorter or is_cut or not renamed.numbers <= covered
@@ -258,7 +260,7 @@ class _Twins:
         node = nodes.pop() if len(nodes) == 1 else None
         if node is None:
             return None
-        # Scalars are in no pair by themselves, and in this one.
+        # Also scalars of these names, which are never paired alone.
         leaf_indices = self._stored.saved.leaf_indices
         full = [_names.joined(node, x) for x in ends]
         own = {leaf_indices[x] for x in full if x in leaf_indices}
@@ -288,7 +290,7 @@ class _Twins:
         if name is None:
             return None
         sequence, node = found[name]
-        # Scalars are in no pair by themselves, and in this one.
+        # Also scalars of these names, which are never paired alone.
         ends = [_names.below(model.names[n], prefix) for n in model.below[prefix]]
         used = (StackKey(sequence, _names.joined(node, x)) for x in ends)
         some = [self._stacks[key].leaf_indices for key in used if key in self._stacks]
@@ -359,7 +361,7 @@ class _Twins:
         if node is None:
             return None
         code = f"{self._stored.code(node)}, ec.adapters.unstack()"
-        # Scalars are in no pair by themselves, and in this one.
+        # Also scalars of these names, which are never paired alone.
         saved = self._stored.saved.leaf_indices
         full = [_names.joined(node, x) for x in ends]
         return Twin(code, found[node].union(saved[x] for x in full if x in saved))
@@ -396,7 +398,7 @@ class _Twins:
         if _text.some(lines, _MAX_LETTERS) != lines:
             return None
         numbers = {self._numbers[x] for x in self._origins}
-        # Scalars are in no pair by themselves, and in this one.
+        # Also scalars of these names, which are never paired alone.
         new_names = [ft.reduce(lambda x, rule: rule.apply(x), rules, x) for x in saved]
         ours = {*wanted}
         used = {i for i, x in zip(stored.below[old], new_names) if x in ours}
@@ -417,8 +419,8 @@ def _stacks(records: Iterable[LeafRecord]) -> dict[StackKey, Stack]:
     groups: dict[StackKey, dict[int, LeafRecord]] = {}
     for record in records:
         parts = record.name.split(".")
-        for i, kind in enumerate(record.template.keys):
-            if kind in "sf":
+        for i, letter in enumerate(record.template.keys):
+            if letter in "sf":  # A place in a sequence, or in a node without keys.
                 key = StackKey(".".join(parts[:i]), ".".join(parts[i + 1 :]))
                 groups.setdefault(key, {})[int(parts[i])] = record
     out: dict[StackKey, Stack] = {}

@@ -243,7 +243,7 @@ def _writer(
         leaves.append(PlannedLeaf(leaf.name, leaf.value, *alike[key], None))
     names, template_of = zip(*((x.name, x.template_number) for x in leaves))
     spec = TreeSpec(names, template_of, tuple(numbers), ())
-    requests = _lazies.requests(leaves, max_bytes)
+    requests = _lazies.limit_reads(leaves, max_bytes)
     bar = _progress.bar("save", spec.nbytes, len(leaves), progress)
     with bar as advance, _lazies.keeping(leaves):
         leaves = _lazies.read_small(leaves, frozenset(), max_bytes)

@@ -173,7 +173,8 @@ def _opened(file: pathlib.Path) -> Source:
     except ValueError as e:
         raise DamagedError(str(e)) from e
     if any(isinstance(x, Unreadable) for x in source.index.leaves.parts.values()):
-        raise DamagedError(f"`{file}` is of another library")
+        why = "it is of another library"
+        raise DamagedError(f"The checkpoint at `{file}` cannot be read: {why}.")
     return source
 
 

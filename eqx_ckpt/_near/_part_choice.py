@@ -31,7 +31,8 @@ class PartReport(NamedTuple):
 def report(
     leaves: Leaves, nbytes: int, wanted: Iterable[LeafRead], count: int
 ) -> PartReport:
-    """The report of a part with these leaves, where `count` processes want some."""
+    """The report of a part with these leaves. `wanted`: all that a load by `count`
+    processes reads."""
     sharded = []
     for leaf_index, shards in sorted(leaves.parts.items()):
         assert isinstance(shards, LocalShards)
@@ -50,8 +51,8 @@ def choose_parts(
     reports: Mapping[int, PartReport],
 ) -> list[list[int]]:
     """Chooses the parts that each of `count` processes reads. `processes_with` says for
-    each part on whose disks it is. Where as many processes have saved, a process reads
-    its own."""
+    each part on whose disks it is. The number of a part is that of the process that has
+    saved it: if as many processes load, each reads its own."""
     has_own = len(reports) == count
     are_alike = len({report.whole_digest for report in reports.values()}) == 1
 

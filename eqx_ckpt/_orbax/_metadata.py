@@ -43,7 +43,8 @@ _orbax_types = {
 }
 # Any other implementation may be unknown to the process that restores.
 _key_impls = ("threefry2x32", "rbg", "unsafe_rbg")
-# A list with more items left out than this is not filled up for Orbax.
+# More items than this that a list lacks in a row are not filled up for Orbax. A node
+# whose first item comes after as many is a dict.
 _MAX_GAP = 10_000
 
 
@@ -55,7 +56,8 @@ _HOLES = 2**12
 class Hole(NamedTuple):
     """A place in the tree where nothing is stored, in front of the leaf `before`.
 
-    `kind` is what Orbax restores there: `None`, or an empty `Dict`, `List` or `Tuple`.
+    `keys` are the letters of its path, as in a `Template`. `kind` is what Orbax
+    restores there: `None`, or an empty `Dict`, `List` or `Tuple`.
     """
 
     before: int
@@ -124,7 +126,9 @@ def _orbax_type(name: str, template: Template, text: str, layout: str) -> str | 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Container:
-    """A container in the tree that Orbax restores, and how its entries begin."""
+    """A container in the tree that Orbax restores. `key`, `path`: how the keys of its
+    entries begin, and how their `key_metadata` do. `is_sequence` is None before its
+    first child."""
 
     key: str
     path: str
@@ -151,14 +155,14 @@ class _Entries:
         self.text: list[str] = []
         self._nodes: dict[str, _Container | None] = {"": _Container("", "")}
 
-    def add(self, name: str, keys: str, kind: str) -> bool:
+    def add(self, name: str, keys: str, orbax_type: str) -> bool:
         """Adds an entry. Returns whether it could: Orbax has lists and dicts only."""
         parent, _, part = name.rpartition(".")
         node = self._nodes.get(parent) or self._node(parent, keys[:-1])
         key = node and self._key(node, part, keys[-1])
         if not (node and key):
             return False
-        self._add_entry(node, part, key, kind)
+        self._add_entry(node, part, key, orbax_type)
         return True
 
     def _node(self, name: str, keys: str) -> _Container | None:
@@ -173,13 +177,13 @@ class _Entries:
             )
         return self._nodes[name]
 
-    def _key(self, node: _Container, part: str, kind: str) -> str | None:
+    def _key(self, node: _Container, part: str, letter: str) -> str | None:
         """The key of the next child of a node; None if the node cannot have it."""
         if node.is_sequence is None:
-            node.is_sequence = kind in "sf" and int(part) <= _MAX_GAP
+            node.is_sequence = letter in "sf" and int(part) <= _MAX_GAP
         if not node.is_sequence:
             return f'{{"key":"{part}","key_type":2}}'
-        number = int(part) if kind in "sf" else -1
+        number = int(part) if letter in "sf" else -1
         if number < 0 or number - node.length > _MAX_GAP:
             return None
         # Restoring a list fails unless all of its items are there.
@@ -191,11 +195,13 @@ class _Entries:
             node.length += 1
         return f'{{"key":"{part}","key_type":1}}'
 
-    def _add_entry(self, node: _Container, part: str, key: str, kind: str) -> None:
+    def _add_entry(
+        self, node: _Container, part: str, key: str, orbax_type: str
+    ) -> None:
         comma = "" if node.key else ","
         self.text.append(
             f'"({node.key}\'{part}\'{comma})":{{"key_metadata":[{node.path}{key}'
-            f"{_values[kind]}"
+            f"{_values[orbax_type]}"
         )
 
 
@@ -218,13 +224,13 @@ def files(
 
 
 def _files_with(
-    spec: TreeSpec, text_of: Mapping[int, str], gaps: Iterator[Hole], layout: str
+    spec: TreeSpec, text_of: Mapping[int, str], found: Iterator[Hole], layout: str
 ) -> dict[str, bytes]:
     entries = _Entries()
     sharding: list[str] = []
     strings: dict[str, str] = {}
     keys: list[Any] = []
-    rest = collections.deque(gaps)
+    rest = collections.deque(found)
     # The bytes that holes may take: what is stored, or little.
     room = max(
         _HOLES, sum(spec.templates[number].nbytes for number in spec.template_of)
@@ -235,8 +241,8 @@ def _files_with(
         nonlocal room
         before = len(entries.text)
         while rest and rest[0].before <= leaf_index and room >= 0:
-            gap = rest.popleft()
-            entries.add(gap.name, gap.keys, gap.kind)
+            hole = rest.popleft()
+            entries.add(hole.name, hole.keys, hole.kind)
         room -= sum(map(len, entries.text[before:]))
 
     held = 0

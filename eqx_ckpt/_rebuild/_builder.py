@@ -45,11 +45,12 @@ _NO_CLASS = type(None)
 
 
 class Builder:
-    """Makes nodes in the order of their leaves, of which the next has the index `at`.
-    The leaves are lazy, so that all are read at once.
+    """Makes nodes in the order of their leaves. The leaves are lazy, so that all are
+    read at once.
 
-    `problems` has all that is missing, by its kind; `used` the keys of `replace` that
-    were, and `could` the names that it may have too.
+    - `problems`: all that is missing, by its kind.
+    - `used`: the keys of `replace` that stand for something in the tree.
+    - `could`: other names that `replace` may have, for hints.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Builder:
         self._leaves = self._source.index.leaves
         assert self._leaves.tree is not None
         self._tree = self._leaves.tree
-        self._at = 0
+        self._at = 0  # The index of the next leaf.
         self.problems = Problems()
         self.used: set[str] = set()
         self.could: list[str] = []
@@ -75,7 +76,8 @@ class Builder:
         self._markers: dict[int, Any] = {}
 
     def add(self, kind: str, name: str, text: str = "") -> None:
-        """Adds a problem."""
+        """Adds a problem. `name` is that of a node or leaf; of the kinds "lacks" and
+        "several" it is that of a class or function."""
         self.problems.add(kind, name or _names.ROOT, text)
 
     def build(self, above: str) -> Any:
@@ -116,8 +118,8 @@ class Builder:
     def _build(self, row: int, name: str, owner: type | None) -> Any:
         """The node or leaf of a row."""
         how = self._tree.kind(row).how
-        if how != "leaf" and self._is_given(name):
-            return self._given(row, name)
+        if how != "leaf" and self._use_replacement(name):
+            return self._replacement(row, name)
         if how in ("value", "left"):
             (value,) = self._values(row)
             return self._exact(value, name, owner)
@@ -128,15 +130,17 @@ class Builder:
         """The encoded static values of a row."""
         return [self._tree.values[x] for x in self._tree.rows[row].values]
 
-    def _is_given(self, name: str) -> bool:
-        """Whether `replace` has a value of this name, which is then noted as used. That
-        of the tree is `%root`."""
+    def _use_replacement(self, name: str) -> bool:
+        """Returns whether `replace` has a value of this name, and notes that it is
+        used. The name of the tree is `%root`."""
         key = name or _names.ROOT
         if key in self._replace:
             self.used.add(key)
         return key in self._replace
 
-    def _given(self, row: int, name: str) -> Any:
+    def _replacement(self, row: int, name: str) -> Any:
+        """The value that `replace` has for a node, with the leaves of the node loaded
+        into it."""
         places = range(self._at, self._at + self._counts[row])
         self._at = places.stop
         value = self._replace[name or _names.ROOT]
@@ -183,7 +187,7 @@ class Builder:
 
     def _exact(self, encoded: object, name: str, owner: type | None = None) -> Any:
         """The value of this name, which `owner` may have a default for."""
-        if self._is_given(name):
+        if self._use_replacement(name):
             return self._replace[name or _names.ROOT]
         self.could.append(name)
         return _decode.decode(encoded, _Field(name, owner, self))
@@ -337,12 +341,14 @@ class Builder:
             return None
         return cls
 
-    def find_object(self, name: Name, field: str) -> Any:
+    def find_object(self, name: Name, place: str) -> Any:
+        """The allowed object that a name stands for; None, and a problem, if it is not
+        one alone. `place`: the name of the node or value that needs it."""
         found = self._allowed(name)
         if len(found) == 1:
             return found[0]
         if not found:
-            self.add("lacks", name.shown, field)
+            self.add("lacks", name.shown, place)
         else:
             some = ", ".join(sorted(_shown(x) for x in found))
             self.add("several", name.shown, some)

@@ -30,8 +30,8 @@ class RenamedLeaves(NamedTuple):
 def renamed(leaves: Leaves, given: object) -> RenamedLeaves:
     """The leaves as the `rename=` of a call says.
 
-    **Raises:** `ValueError` for two leaves of one name, rules that change nothing, and
-    those with adapters.
+    **Raises:** `ValueError` for two leaves that get one name, rules that change
+    nothing, and those with adapters.
     """
     how = _rename.of_names(given)
     used: set[int] = set()
@@ -40,10 +40,10 @@ def renamed(leaves: Leaves, given: object) -> RenamedLeaves:
     _check_collisions(names, new)
     moves = Moves(how, names, new, used)
     nodes: dict[str, list[str]] = {}
-    for name, field in _nodes(leaves):
+    for name, part in _nodes(leaves):
         if len(name) > _names.MAX_NAME or name.count(".") >= _names.MAX_DEPTH:
             raise ValueError("The index has static values of what is never saved.")
-        for to in moves.node(name, field):
+        for to in moves.node(name, part):
             nodes.setdefault(to, []).append(name)
     labels = moved_labels(leaves.labels, moves)
     _rename.check_used(how, used, names, "checkpoint")
@@ -51,8 +51,9 @@ def renamed(leaves: Leaves, given: object) -> RenamedLeaves:
 
 
 def _nodes(leaves: Leaves) -> Iterator[tuple[str, str]]:
-    """The names of nodes that have static values, children without leaves, or children
-    without keys, each with the part of the name of one of the first two."""
+    """The nodes that a rename has to move beside leaves: those with static values, with
+    children without leaves, or with children without keys. Of each, its name and the
+    part that one such value or child adds to it; "" if it has none of these."""
     tree = leaves.labelled
     if tree is not None:
         wanted = map(operator.or_, tree.has_values_or_labels, tree.has_empty)
@@ -98,9 +99,9 @@ class Moves:
         """The leaves below each node."""
         return _names.by_prefix(self._old)
 
-    def node(self, name: str, field: str = "") -> list[str]:
+    def node(self, name: str, part: str = "") -> list[str]:
         """The names of a stored node in the tree: several, if its leaves are now in
-        several. `field` is the name of something that the node has.
+        several. `part` is what something in the node adds to its name.
 
         If no leaf keeps its name from the node on, let `common` be the lowest node that
         holds all of its leaves now. Then it becomes
@@ -115,7 +116,7 @@ class Moves:
             return list(kept)
         leaves = self.below.get(name, [])
         if not leaves:
-            return self._empty(name, field)
+            return self._empty(name, part)
         first = leaves[0]  # It may be the node itself.
         if len(leaves) == 1 and _names.parts(self._old[first]) == _names.parts(name):
             return [self._new[first]]
@@ -127,14 +128,14 @@ class Moves:
         children = {self._old[n][start:].partition(".")[0] for n in leaves}
         if len(children) > 1:
             return [common]
-        below = self.node(_names.joined(name, children.pop()))
-        above = dict.fromkeys(x.rpartition(".")[0] for x in below if x)
+        child_names = self.node(_names.joined(name, children.pop()))
+        above = dict.fromkeys(x.rpartition(".")[0] for x in child_names if x)
         return list(above) or [name]
 
-    def _empty(self, name: str, field: str) -> list[str]:
+    def _empty(self, name: str, part: str) -> list[str]:
         """The names of a node without leaves: as the rules say, or as its parent's."""
-        moved = self.by_rules(_names.joined(name, field))
-        if field and moved is not None and _names.parts(moved)[-1:] == [field]:
+        moved = self.by_rules(_names.joined(name, part))
+        if part and moved is not None and _names.parts(moved)[-1:] == [part]:
             return [".".join(_names.parts(moved)[:-1])]
         if not name:
             return [""]
@@ -152,8 +153,9 @@ class Moves:
             return None
         return moved if moved != name else None
 
-    def field(self, name: str) -> list[str]:
-        """The names of parts of a node that are no leaves, such as a StateIndex."""
+    def others(self, name: str) -> list[str]:
+        """The new names of something in a node that is no leaf, such as a StateIndex,
+        by its full name."""
         moved = self.by_rules(name)
         if moved is not None:
             return [moved]
@@ -165,8 +167,8 @@ class Moves:
 
 
 def moved_labels(labels: Mapping[int, Label], moves: Moves) -> dict[int, Label]:
-    """The labels of leaves of entries of States, by any numbers of these, with the
-    names that each StateIndex has after the moves."""
+    """The labels of entries of States, under the keys that they had, with the names
+    that each StateIndex has after the moves."""
     every = dict.fromkeys(labels.values())
     by_marker = _state_labels.names_by_markers(every, moves.below)
     new = {label: _moved_label(label, moves, by_marker) for label in every}
@@ -178,7 +180,7 @@ def _moved_label(
 ) -> Label:
     """Where no name is known that a marker leads to, it moves as the rules say."""
     names = label.names or frozenset(by_marker.get(label, ()))
-    new = frozenset(x for name in names for x in moves.field(name))
+    new = frozenset(x for name in names for x in moves.others(name))
     if names:
         return label if new == names else Label(new)
     path = ".".join(_state_labels.path_of(label) or ())

@@ -10,8 +10,9 @@ from ._lines import TreeLine
 
 class Branch(NamedTuple):
     """A node or a leaf, and what is below it. It stands for `times` siblings, which are
-    numbered and alike: `nbytes` and `leaves` are those of all of them together. `leaf`
-    is the number of a leaf, where lines are told apart."""
+    numbered and alike: `nbytes` and `leaves` are those of all of them together. `leaf`:
+    of a leaf the number of its line, which keeps it from being joined with another;
+    None if `branches` folds."""
 
     part: str
     text: str
@@ -48,7 +49,7 @@ def branches(lines: Iterable[TreeLine], folds: bool = True) -> tuple[Branch, ...
             if not isinstance(child, dict):  # A leaf and a node of one name.
                 child = node.setdefault(part + ".", {})
             node = child
-        leaves = int(line.nbytes is not None)
+        leaves = int(line.nbytes is not None)  # A static field is no leaf.
         leaf = Branch(
             last, line.text, line.nbytes, leaves, (), None if folds else number
         )

@@ -44,8 +44,8 @@ class Summary(NamedTuple):
     goes on), "damaged", or "unread" if nobody can tell now or Orbax has it as several
     trees. `why` says more, such as that a step is of an earlier attempt.
 
-    `nbytes` are those of its arrays in memory; `data` is what its data files take, and
-    `time` when it was saved, if it is on a disk.
+    `nbytes` are those of its arrays in memory. `data` is what its data files take, if
+    it is on a disk. `time` is when it was saved.
     """
 
     step: int

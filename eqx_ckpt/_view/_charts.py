@@ -125,8 +125,9 @@ def _ends(x: np.ndarray) -> tuple[float, float]:
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int) -> list[list[int | float]]:
-    """A line by its finite points: all of them, or of runs of as many the last place,
-    the mean, the least and the greatest."""
+    """The finite points of a line, each `[x, y]`. If there are more than `most`, each
+    run of equally many is one row: the last x, and the mean, the least and the greatest
+    y."""
     finite = [(x, y) for x, y in points if math.isfinite(y)]
     if len(finite) <= most:
         return [[x, short(y)] for x, y in finite]
@@ -212,7 +213,8 @@ def _extremes(x: np.ndarray, step: int, axis: int) -> np.ndarray:
 
 
 def _curve(x: np.ndarray, points: int) -> dict[str, Any]:
-    """The least and the greatest of runs of elements."""
+    """The least and the greatest of runs of elements, where those that are not finite
+    count as 0."""
     step = math.ceil(x.size / points)
     x = np.where(np.isfinite(x), x, 0.0)
     starts = np.arange(0, x.size, step)
@@ -240,7 +242,7 @@ def spectrum(sample: Sample, points: int = _POINTS) -> dict[str, Any] | None:
         "values": [float(f"{values[i]:.3g}") for i in chosen],
         "at": chosen.tolist(),
         "largest": short(float(values[0])),
-        # How many of one size would have the same sums.
+        # So many equal ones would have the same sum, and the same sum of squares.
         "effective": short(rank),
     }
 

@@ -32,7 +32,7 @@ CONSTANTS = {
     "small_bytes_of_lazies": "_kernel._save._lazies._SMALL",
     "bytes_ahead_of_lazies": "_kernel._save._lazies._AHEAD",
     "batch_bytes_of_streams": "_kernel._save._streams._BATCH_BYTES",
-    "min_compressed_bytes": "_kernel._save._chunking._MIN_COMPRESSED",
+    "min_compressed_bytes": "_kernel._save._chunking._MAX_UNCOMPRESSED",
     "min_share_reused": "_kernel._save._reuse._MIN_SHARE",
     "max_linked_files": "_kernel._save._reuse._MAX_LINKED_FILES",
     "small_bytes_loaded": "_kernel._load._small_leaves._JOINT_BYTES",

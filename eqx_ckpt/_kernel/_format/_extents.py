@@ -53,9 +53,9 @@ class Extents:
     `first`, at `offset` of a file.
 
     `ends` are those of the compressed chunks, if all of them followed each other: that
-    of chunk `n` of a row is `ends[coded + n + 1]`. An alias lies where its origin does,
-    whatever is in rows of its own. Digests are in the order of the files, in a page for
-    each.
+    of chunk `n` of a leaf, by the row that has it, is `ends[coded + n + 1]`. An alias
+    lies where its origin does, whatever is in rows of its own. Digests are in the order
+    of the files, in a page for each.
     """
 
     leaves: Leaves

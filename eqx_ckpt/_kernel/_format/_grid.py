@@ -116,7 +116,8 @@ def block_counts(shape: Sequence[int], chunk: Sequence[int], itemsize: int) -> i
 def block_starts(
     shape: tuple[int, ...], chunk: tuple[int, ...], itemsize: int
 ) -> np.ndarray:
-    """The number of the first digest of each chunk of an array, and of all of them."""
+    """The number of the first digest of each chunk among those of the array; and at the
+    end, how many digests there are."""
     sizes = np.asarray(itemsize, np.int64)
     for n, c in zip(shape, chunk):
         sizes = np.multiply.outer(sizes, np.minimum(c, n - np.arange(0, n, c)))

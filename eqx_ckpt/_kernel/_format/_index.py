@@ -88,12 +88,17 @@ class IndexSections(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index:
-    """A parsed index: what the tree is, and where it lies. `digests` has that of each
-    page of the file of digests; `others` those of the files that other readers use, at
-    the root (`_files.OTHERS`) and in `d/<save id>`;
-    `own` the own states of the processes, in their order. What is in a data file is
-    `shift` further on, if these are members of a zip. `seal` is the digest of all but
-    `others`, and `columns` their JSON, if these are known."""
+    """A parsed index: what the tree is, and where it lies.
+
+    - `digests`: one for each page of the file of digests, one after the other. A packed
+        layout has a page for each data file, another layout has one page.
+    - `others`: the digests of the files that other readers use, at the root
+        (`_files.OTHERS`) and in `d/<save id>`.
+    - `own`: the own states of the processes, in their order.
+    - `shift`: how much further on all of a data file lies, if it is a member of a zip.
+    - `seal`, `columns`: the digest of all but `others`, and the JSON of the columns;
+        empty if they are not known.
+    """
 
     save: str
     layout: str
@@ -152,6 +157,8 @@ _DEFAULTS = {
 
 digest: Callable[[Any], str] = xxhash.xxh3_128_hexdigest
 _tail = b',"digest":"'
+# The bytes that end an index: `_tail`, a digest and `"}`.
+_TAIL_SIZE = len(_tail) + 32 + 2
 
 
 def sealed(text: bytes) -> bytes:
@@ -346,8 +353,8 @@ def _checked(columns: bytes, layout: str, tree: TreeRecord | None) -> Index:
 
 
 def leaf_entries(data: bytes) -> Sequence[str]:
-    """The names that the files or directories of leaves have at the root of a save. If
-    the layout is packed, which has none, an index that is not damaged is not parsed.
+    """The names that the files or directories of leaves have at the root of a save. A
+    packed layout has none: of its index only the digest is checked.
 
     **Raises:** as `decode`.
     """
@@ -360,12 +367,12 @@ def leaf_entries(data: bytes) -> Sequence[str]:
     return ()
 
 
-def check_digest(data: bytes) -> None:
+def check_digest(data: bytes, what: str = "the index") -> None:
     """**Raises:** `ValueError` for what is too long to be parsed, or is damaged."""
     _json.check_length(data)
-    body, tail = memoryview(data)[:-45], data[-45:]
+    body, tail = memoryview(data)[:-_TAIL_SIZE], data[-_TAIL_SIZE:]
     if tail != _tail + digest(body).encode() + b'"}':
-        raise DamagedError("the index is damaged: its digest is not that of its bytes")
+        raise DamagedError(f"{what} is damaged: its digest is not that of its bytes")
 
 
 class Newer(ValueError):
@@ -385,7 +392,8 @@ def _newer(version: int, reader: Any) -> Newer:
 def _index_of_json(
     value: dict[str, Any], seal: str = "", known: Index | None = None
 ) -> Index:
-    """The index of the JSON of one; its columns may be those of another."""
+    """The index that parsed JSON says. `known`: one with the same columns, whose
+    leaves, files and placement are taken."""
     version = value.get("version")
     if type(version) is not int or version < min(READERS):
         raise ValueError("the index has no format version")
@@ -404,8 +412,8 @@ def _index_of_json(
         raise ValueError("the index lacks the digests of pages")
     if not is_save_id(save):
         raise ValueError("the index has a malformed save id")
-    own = {f"d/{save}/tree", f"d/{save}/manifest.ocdbt"}
-    if not others.keys() <= _files.OTHERS | own:
+    nodes = {f"d/{save}/tree", f"d/{save}/manifest.ocdbt"}
+    if not others.keys() <= _files.OTHERS | nodes:
         raise ValueError("the index names files that are not of this format")
     optional: dict[str, Any] = {}
     for name, (kind, make) in OPTIONAL.items():

@@ -53,8 +53,8 @@ class LocalShards(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """Kind of a leaf of another format, in a word, and why it cannot be read. An array
-    of numbers is one that a model may lack."""
+    """Kind of a leaf of another format, in a word, and why it cannot be read.
+    `is_array`: its file has it as an array of numbers."""
 
     what: str
     why: str
@@ -102,8 +102,8 @@ class Leaves:
     has the leaves that are not all there: those of which one process has saved its
     shards, and those of another format that cannot be read. `recorded` is the record of
     the tree, or its JSON; other formats have none. `given_labels` are the `labels`,
-    where these do not follow from the record, and `attributes` are those of children
-    without keys, where there is none. Leaves that were renamed have an `origin`.
+    where these do not follow from the record. `attributes` are those of children
+    without keys, where there is no record. Leaves that were renamed have an `origin`.
     """
 
     names: Sequence[str]
@@ -284,14 +284,14 @@ class Leaves:
         """The number of leaves of each template; a shared array counts once.
 
         **Raises:** `DamagedError` for a template that cannot be."""
-        number = np.asarray(self.template_of, np.intp)
-        own = np.delete(number, list(self.aliases)) if self.aliases else number
+        numbers = np.asarray(self.template_of, np.intp)
+        own = np.delete(numbers, list(self.aliases)) if self.aliases else numbers
         counts = np.bincount(own, minlength=len(self.templates)).tolist()
-        for template, (count, size) in enumerate(
+        for number, (count, size) in enumerate(
             zip(counts, self.template_sizes.chunk_bytes)
         ):
-            if count and not size:
-                self.record(int((number == template).argmax()))
+            if count and not size:  # This raises the error of its first leaf.
+                self.record(int((numbers == number).argmax()))
         return counts
 
     @property
@@ -327,21 +327,22 @@ def parse(value: dict[str, Any]) -> Leaves:
         for row in rows
     ]
     kinds = {"names": [str], "template": [range(len(templates))]}
-    names, template = fields(value, kinds)
-    if len(template) != len(names):
+    names, template_of = fields(value, kinds)
+    if len(template_of) != len(names):
         raise ValueError("the columns of the index differ in length")
     (pairs,) = fields(value, {"aliases": [(range(len(names)), NUMBER)]})
     aliases = by_leaf_index(pairs, "aliases")
-    parts = _local_shards(value, templates, template) if "parts" in value else {}
+    parts = _local_shards(value, templates, template_of) if "parts" in value else {}
     for alias, origin in aliases.items():
+        own, first = (templates[template_of[i]] for i in (alias, origin))
         if (
             origin >= alias
             or origin in aliases
-            or templates[template[alias]][1:] != templates[template[origin]][1:]
+            or own._replace(keys="") != first._replace(keys="")
             or parts.get(alias) != parts.get(origin)
         ):
             raise ValueError("the index has an impossible alias")
-    return Leaves(names, templates, template, aliases, parts, value.get("tree"))
+    return Leaves(names, templates, template_of, aliases, parts, value.get("tree"))
 
 
 def encode_local_shards(
@@ -354,17 +355,17 @@ def encode_local_shards(
 
 
 def _local_shards(
-    value: dict[str, Any], templates: list[Template], template: list[int]
+    value: dict[str, Any], templates: list[Template], template_of: list[int]
 ) -> dict[int, LocalShards]:
     (parts,) = fields(value, {"parts": [([NUMBER], [[NUMBER]])]})
     rows = [
         LocalShards(tuple(shape), tuple(map(tuple, starts))) for shape, starts in parts
     ]
-    (pairs,) = fields(value, {"part": [(range(len(template)), range(len(rows)))]})
+    (pairs,) = fields(value, {"part": [(range(len(template_of)), range(len(rows)))]})
     of = by_leaf_index(pairs, "part")
     stored: list[set[int]] = [set() for _ in rows]
     for leaf_index, number in of.items():
-        stored[number].add(template[leaf_index])
+        stored[number].add(template_of[leaf_index])
     for part, numbers in zip(rows, stored):
         _check_local_shards(part, [templates[number] for number in numbers])
     return {leaf_index: rows[number] for leaf_index, number in of.items()}

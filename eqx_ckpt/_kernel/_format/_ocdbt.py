@@ -106,7 +106,8 @@ def _leaf(entries: Entries, table: bytes, offset: int) -> EncodedTree:
     """A node that has keys, to stand at `offset`."""
     keys, files, offsets, lengths = entries
     head = b"\0", table, _key_lengths(keys)
-    values = _varints(lengths), b"\1" * len(keys), _varints(files), _varints(offsets)
+    in_files = b"\1" * len(keys)  # Each value lies in a file, and not in the node.
+    values = _varints(lengths), in_files, _varints(files), _varints(offsets)
     data, size = _frame(NODE, b"".join([*head, *keys, *values])), sum(lengths)
     node = Subtree(keys[0], offset, len(data), len(keys), len(data), size, 0)
     return EncodedTree(data, node)
@@ -115,9 +116,11 @@ def _leaf(entries: Entries, table: bytes, offset: int) -> EncodedTree:
 def _inner(below: Sequence[Subtree], table: bytes, offset: int) -> EncodedTree:
     """A node that has other nodes, to stand at `offset`."""
     keys, *numbers, heights = zip(*below)
-    none = bytes(len(below))
-    head = bytes([1 + heights[0]]), table, _key_lengths(keys), none
-    data = _frame(NODE, b"".join([*head, *keys, none, *map(_varints, numbers)]))
+    # No key has a prefix that all below it share, and all nodes are in file 0.
+    prefixes = file_numbers = bytes(len(below))
+    head = bytes([1 + heights[0]]), table, _key_lengths(keys), prefixes
+    rest = file_numbers, *map(_varints, numbers)
+    data = _frame(NODE, b"".join([*head, *keys, *rest]))
     count, tree_bytes, value_bytes = map(sum, numbers[2:])
     sizes = len(data), count, tree_bytes + len(data), value_bytes
     return EncodedTree(data, Subtree(keys[0], offset, *sizes, 1 + heights[0]))
@@ -151,8 +154,8 @@ def tree(entries: Entries, files: Sequence[str], name: str, offset: int) -> Enco
 
 
 def manifest(root: Subtree, name: str) -> bytes:
-    """The manifest of a database at the directory in which the file `name` holds the
-    nodes, and the values' files are."""
+    """The manifest of a database in one directory: the file `name` there holds its
+    nodes, and the files of its values are there too."""
     table = _file_table([name.encode()])
     counts = root.keys, root.tree_bytes, root.value_bytes
     parts = [
@@ -168,8 +171,9 @@ def manifest(root: Subtree, name: str) -> bytes:
 
 
 def moved(data: bytes, name: str, base: str) -> bytes:
-    """The manifest of the same database, seen from another directory: `data` is one
-    without a `base`. **Raises:** `ValueError` for one that is not ours."""
+    """The manifest of the same database, seen from another directory, from which `base`
+    leads to its own. `data` is one of `manifest`. **Raises:** `ValueError` for one that
+    is not ours."""
     body = data[_FRAME:-4]
     start = len(_config) + 16
     own = _file_table([name.encode()])

@@ -73,12 +73,12 @@ def place(
     leaf, first, stop = (runs[:, i].astype(np.int32) for i in range(3))
     offset, nbytes = runs[:, 3], runs[:, 4]
     key = _key(leaf, first)
-    # A lane ends where the leaves do not ascend any more.
-    is_lane = np.ones(len(key), bool)
-    is_lane[1:] = key[1:] <= key[:-1]
-    lane = np.cumsum(is_lane, dtype=np.int32) - np.int32(1)
+    # A lane begins where the leaves do not ascend any more.
+    is_lane_start = np.ones(len(key), bool)
+    is_lane_start[1:] = key[1:] <= key[:-1]
+    lane = np.cumsum(is_lane_start, dtype=np.int32) - np.int32(1)
     # A begin is the first run of a lane or a file, or does not follow the run before.
-    is_begin = is_lane.copy()
+    is_begin = is_lane_start.copy()
     starts = np.cumsum(counts) - counts
     is_begin[starts[counts > 0]] = True
     goes_on = offset[1:] == aligned(offset[:-1] + nbytes[:-1])
@@ -125,14 +125,15 @@ def _interned(
     known: dict[bytes, int] = {}
     kept: list[np.ndarray] = []
     pattern = np.zeros(count, np.uint32)
-    for place, (start, stop) in enumerate(zip(starts.tolist(), starts[1:].tolist())):
+    bounds = zip(starts.tolist(), starts[1:].tolist())
+    for leaf_index, (start, stop) in enumerate(bounds):
         if start == stop:
             continue  # An alias lies where its origin does.
         own = rows[start:stop]
         number = known.setdefault(own.tobytes(), len(known))
         if number == len(kept):
             kept.append(own)
-        pattern[place] = number
+        pattern[leaf_index] = number
     if len(kept) < 2:
         pattern = pattern[:0]
     return np.concatenate(kept) if kept else rows[:0], pattern
@@ -266,18 +267,21 @@ def _expand(placement: Placement, leaves: Leaves, chunks: np.ndarray) -> _Runs:
     is_whole = len(lasts) > 0 and lasts[-1] + 1 == len(length)
     if len(pattern) != count or not is_whole or pattern.max() >= len(lasts):
         raise ValueError("the index has a malformed pattern")
-    sums = np.cumsum(length) - length
-    own, last = (lasts - starts + 1)[pattern], (sums[lasts] - sums[starts])[pattern]
-    own[list(leaves.aliases)] = last[list(leaves.aliases)] = 0
-    total = int(own.sum())
+    # Of each leaf how many rows it has, and which chunk the last of these begins with.
+    before = np.cumsum(length) - length  # The chunks of all rows before each.
+    row_counts = (lasts - starts + 1)[pattern]
+    last = (before[lasts] - before[starts])[pattern]
+    row_counts[list(leaves.aliases)] = last[list(leaves.aliases)] = 0
+    total = int(row_counts.sum())
     if total > MAX_RUNS:
         raise ValueError(f"the index has more than {MAX_RUNS} runs of chunks")
     # An array without elements has one run of no chunks.
     if ((last > 0) & (last >= chunks)).any():
         raise ValueError("the index has a malformed pattern")
-    leaf = np.repeat(np.arange(count), own)
-    row = np.arange(total) - np.repeat(np.cumsum(own) - own - starts[pattern], own)
-    first = (sums - np.repeat(sums[starts], lasts - starts + 1))[row]
+    leaf = np.repeat(np.arange(count), row_counts)
+    skipped = np.cumsum(row_counts) - row_counts - starts[pattern]
+    row = np.arange(total) - np.repeat(skipped, row_counts)
+    first = (before - np.repeat(before[starts], lasts - starts + 1))[row]
     return _Runs(*(x.astype(np.int32) for x in (leaf, first, lane[row])))
 
 
@@ -327,8 +331,8 @@ def _in_files(
 
 
 def _first_sizes(sizes: np.ndarray, count: np.ndarray, full: np.ndarray) -> np.ndarray:
-    """Per-run number of the first of the sizes of its chunks, of compressed runs in the
-    order of the files."""
+    """Where in `sizes` those of each compressed run begin, in the order of the files.
+    `count` has the number of its chunks, and `full` the decoded bytes of one."""
     first = np.cumsum(count) - count
     if len(sizes) != count.sum():
         raise ValueError("the index lacks the sizes of compressed chunks")

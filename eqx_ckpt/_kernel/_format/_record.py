@@ -132,8 +132,8 @@ class TreeRecord:
         """The number of stored leaves at and below each row."""
         out: list[int] = []
         for kind, children, _ in self.rows:
-            own = self.kinds[kind].how == "leaf"
-            out.append(own + sum(map(out.__getitem__, children)))
+            is_leaf = self.kinds[kind].how == "leaf"
+            out.append(is_leaf + sum(map(out.__getitem__, children)))
         return out
 
     def _by_kind(self, is_wanted: Callable[[Kind], bool]) -> list[bool]:
@@ -151,8 +151,8 @@ class TreeRecord:
 
     @ft.cached_property
     def has_values(self) -> list[bool]:
-        """Whether there may be static values to compare at or below each row: one that
-        is `absent` is none."""
+        """Whether there may be static values to compare at or below each row: those
+        that are `_values.ABSENT` are left out by `compared_values`."""
         is_compared = lambda k: bool(k.data) and HOWS[k.how].is_compared
         return self._any_below(self._by_kind(is_compared))
 
@@ -161,8 +161,8 @@ class TreeRecord:
         """Whether a row without children that is not stored, such as None or a value,
         is at or below each row."""
         is_unstored = self._by_kind(lambda k: k.how != "leaf")
-        some = zip(is_unstored, self.rows)
-        return self._any_below([good and not row.children for good, row in some])
+        found = zip(is_unstored, self.rows)
+        return self._any_below([is_own and not row.children for is_own, row in found])
 
     @ft.cached_property
     def has_labels(self) -> list[bool]:
@@ -247,7 +247,8 @@ class TreeRecord:
             kind, places = self.kind(row), self._places[self.rows[row].kind]
             out: dict[str, int] = {}
             if HOWS[kind.how].is_compared:
-                # A key of a dict may be called as what the dict itself has.
+                # A defaultdict may have the key "default_factory", which is the name of
+                # its own value, too: that gets a "%", as no key has one at its end.
                 own = (f"{n}%" if n in places else n for n in kind.data)
                 values = zip(own, self.rows[row].values)
                 out = {n: x for n, x in values if self.values[x] != _values.ABSENT}
@@ -265,11 +266,11 @@ class TreeRecord:
             if self.is_value[row]:
                 yield name, self.form(self.rows[row].values[0])
                 continue
-            own = dict(self.children(row))
+            below = dict(self.children(row))
             for part, value in self.compared_values(row).items():
-                if part not in own:
+                if part not in below:
                     yield _names.joined(name, part), self.form(value)
-            stack += [(_names.joined(name, part), x) for part, x in own.items()]
+            stack += [(_names.joined(name, part), x) for part, x in below.items()]
 
     def nodes_with_values(self, root_name: str = "") -> Iterator[tuple[str, int]]:
         """Names and rows of nodes that have `compared_values`."""
@@ -300,8 +301,8 @@ class TreeRecord:
         return labels_of_states(found)
 
 
-# By the name of a node whose children have no keys, the attribute that each of them is,
-# by its part of names; None if it is none.
+# By the name of a node whose children have no keys: for the part of names of each child
+# the attribute that it is, or None if it is none.
 Attributes = Mapping[str, Mapping[str, str | None]]
 
 

@@ -43,12 +43,13 @@ class RowFormat(Generic[R]):
         return zlib.compress(_index.sealed(self._head + body.encode("ascii")))
 
     def decode(self, data: bytes) -> list[R]:
-        """**Raises:** `ValueError` for what is torn, damaged or another version."""
+        """**Raises:** `ValueError` for what is torn before the end of its rows, damaged
+        or another version."""
         try:
             text = zlib.decompressobj().decompress(data, _json.MAX_INDEX)
         except zlib.error as e:
             raise ValueError(f"it is torn or damaged: {e}") from e
-        _index.check_digest(text)
+        _index.check_digest(text, f"the {self.what}")
         if not text.startswith(self._head):
             raise ValueError(f"it is not a {self.what} that this release reads")
         found: list[Any] = _json.parse(text, f"the {self.what}")["rows"]

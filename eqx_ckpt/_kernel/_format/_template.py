@@ -25,8 +25,9 @@ MAX_BYTES = 2**60
 MAX_CHUNKS = 2**16  # Of one array.
 # What a codec makes of one byte at most.
 _MAX_RATIO = 2**15
-# What TensorStore's zarr3 driver decodes; and all that chunks are encoded with.
+# The codecs that TensorStore's zarr3 driver decodes.
 _ZARR_CODECS = (None, *_blosc.CODECS)
+# The codecs of chunks: as yet the same. `lacks_codec` tells of one that is not there.
 _CODECS = _ZARR_CODECS
 # What TensorStore's zarr3 driver holds. Other dtypes are stored as bytes.
 STORED = frozenset(
@@ -192,10 +193,11 @@ _TYPES = dict(b="bool", i="int", u="int", m="int", f="float", c="complex")
 
 
 def number_type(dtype: np.dtype) -> str:
-    # That of keys has no kind.
+    """The Python type of the elements: "bool", "int", "float", "complex", or "none"."""
+    # The dtype of typed PRNG keys has no kind.
     if (kind := getattr(dtype, "kind", "")) in _TYPES:
         return _TYPES[kind]
-    # NumPy does not know those of `ml_dtypes`.
+    # NumPy has no kind for the dtypes of `ml_dtypes`.
     for name, info in (("int", ml_dtypes.iinfo), ("float", ml_dtypes.finfo)):
         with contextlib.suppress(ValueError, TypeError):
             info(dtype)

@@ -76,15 +76,15 @@ def tree_deserialise_leaves(
         are compared by package and qualified name, also where they are leaves of a
         Module. Not compared are functions without one, such as lambdas, arrays of JAX
         and objects of unknown classes; of what holds one of these, the rest is.
-    - `cast`: whether floats may become other floats, and ints other ints, that hold
-        every value, rounded; and the data of legacy PRNG keys typed ones, or the other
-        way round.
+    - `cast`: whether floats may become other floats, which rounds them, and ints other
+        ints: a value that is out of range is an error. Also whether the data of legacy
+        PRNG keys may become typed keys, or the other way round.
     - `verify`: whether to check the digests of all that is read.
     - `max_bytes`: how much host memory the call may take beyond the tree, 256 MiB by
         default, but at least a chunk, and as much as it takes to decode and convert
         that. Leaves larger than it are read in parts. What goes onto devices with
-        memory of their own is in host memory until it is there: so much of all that is
-        being sent, but at least one leaf. See docs/devices.md.
+        memory of their own is in host memory until it is there: at most `max_bytes` at
+        a time, but at least one leaf. See docs/devices.md.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `reshard`: what becomes of arrays of which several processes need the same chunks.
         `"read"`: each process reads what it needs. `"devices"`: each reads an even
@@ -186,8 +186,9 @@ def read_in_step(
     plans: Sequence[ReadPlan],
     read: Callable[[], list[Any]],
 ) -> list[Any]:
-    """The result of `read`, which does these plans, once all processes have read the
-    same saves, and made the same moves."""
+    """The result of `read`, which does these plans. Before it, all processes make sure
+    that they have opened the same saves and plan the same moves; none returns before
+    all have read."""
     if processes.count == 1:
         values = read()
     else:

@@ -418,6 +418,7 @@ def read(
             targets = [host_target(lazies[i]) for i in computed]
             wanted = [x.changed(x.view, t) for x, t in zip(wanted, targets)]
         with keeping(lazies[i] for i in computed):
+            # One class has all that are computed, and reads them together.
             values = wanted[0].read_all(wanted, options.verify, options.max_bytes)
         for i, value in zip(computed, values):
             out[i] = value

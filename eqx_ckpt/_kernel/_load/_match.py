@@ -60,9 +60,10 @@ class Matcher:
     """Pairs the selected leaves of `like` with stored ones, by name.
 
     `above` is the name of the node that `like` stands for ("": the top). Errors call
-    what these are in a `thing`, and say at which `path`, if it has one.
+    what the stored leaves are in a `thing`, such as "checkpoint", and say at which
+    `path` it is, if it has one.
 
-    `names`, `stored` and `chosen` have an entry for each leaf of `like`.
+    `names`, `stored_names` and `chosen` have an entry for each leaf of `like`.
     """
 
     saved: Leaves
@@ -152,9 +153,10 @@ class Matcher:
 
     @ft.cached_property
     def stored_names(self) -> list[str | None]:
-        """The name that each leaf is stored under, which is another one below nodes
-        whose children go by their attributes, and for entries of a State; None if the
-        saved node has no such child."""
+        """The name that each leaf is stored under. It is another one for entries of a
+        State, and below nodes whose children have no keys and are matched by the
+        attribute that each is (`Kind.labels`). None if what was saved has no such entry
+        or child."""
         entries, out = self.entries, list[str | None](self.names)
         if self._is_same_tree and all(x.label.names for x in entries.values()):
             return out
@@ -313,8 +315,7 @@ class Matcher:
                 self._add("unexpected", name, text, record.name)
 
     def _stored_node(self, node: str) -> str | None:
-        """The stored name of a node of `like`: another one for an entry of a State, and
-        None if the saved State has none for it."""
+        """The stored name of a node of `like`, as `stored_names` has that of a leaf."""
         for number in self._moved_below.get(node, ()):
             stored = self.stored_names[number]
             below = _names.below(self.names[number], node)
@@ -384,11 +385,11 @@ class Matcher:
             if not _orders.is_kernel(read.record.name):
                 continue
             layer = _orders.layer_of(self.like, self.flat.paths[number])
-            turn = _orders.square_adapter(layer, read.record.whole.logical_shape)
+            turn = _orders.adapter_if_square(layer, read.record.whole.logical_shape)
             if turn is not None:
                 row = self.names[number], f"of `{read.record.name}`"
                 rows.setdefault(_orders.kernel_advice(turn), []).append(row)
-        _orders.warn(rows, _KERNELS)
+        _orders.warn_of_unknown_orders(rows, _KERNELS)
 
     # ---- The report.
 

@@ -30,9 +30,10 @@ class StoredBody(Body):
     """A node that is in the index. What is below it is made as it is asked for.
 
     `members` are the indices of the leaves below it, and the names of the nodes there
-    that have static values. `gaps` has one number, which all nodes of the tree share:
-    how many more gaps they may have, as names are data from a file. `above` is the node
-    that it is in, and its component there.
+    that have static values. `gaps_left` has one number, which all nodes of the tree
+    share: how many more gaps their sequences may have, as names are data from a file.
+    `above` is the node that it is in, and its component there: the part that it adds to
+    names.
     """
 
     def __init__(
@@ -40,14 +41,14 @@ class StoredBody(Body):
         source: Source,
         name: str,
         members: list[int | str],
-        gaps: list[int],
+        gaps_left: list[int],
         above: "tuple[StoredBody, str] | None" = None,
     ):
         self.source = source
         self._above = above
         self.name = name
         self.members = members
-        self._gaps = gaps
+        self._gaps_left = gaps_left
         self._depth = name.count(".") + 1 if name else 0
         self._made: dict[str, Any] = {}
         self._keys: dict[str, NodeKey] = {}
@@ -101,11 +102,12 @@ class StoredBody(Body):
         leaf_indices = _leaf_indices(members)
         if not leaf_indices or leaves.names[leaf_indices[0]] != name:
             if self._depth + 1 >= _names.MAX_DEPTH:
-                # What walks a tree calls itself, and JAX does not recover from that.
+                # Functions that walk a tree call themselves, and JAX does not recover
+                # if that goes too deep.
                 most = f"at most {_names.MAX_DEPTH} can be stored"
                 raise DamagedError(f"The index has more nodes in each other: {most}.")
             above = self, component
-            return Node(StoredBody(self.source, name, members, self._gaps, above))
+            return Node(StoredBody(self.source, name, members, self._gaps_left, above))
         if len(leaf_indices) > 1:
             raise DamagedError(f"The index has a leaf and a node at {name!r}.")
         # Of the nodes above it each has looked at one component of the name.
@@ -145,7 +147,8 @@ class StoredBody(Body):
     def _likely_key(self, component: str) -> NodeKey:
         """A likely key of a child without leaves. The index does not say of which kind
         it is, so it gets the kind of those beside it, if it can have that."""
-        # The last four are for one like none beside it. FORMAT.md has all letters.
+        # Letters of the children beside it come first; if none can have this component,
+        # any that can. FORMAT.md has all letters.
         for letter in [*filter(self._all_letters.__contains__, "sfiak"), *"sioa"]:
             with contextlib.suppress(ValueError):
                 key = _names.key_of(letter, component, self._depth == 0)
@@ -159,14 +162,17 @@ class StoredBody(Body):
     @ft.cached_property
     @_handlers.pass_through
     def _keyed(self) -> list[tuple[NodeKey, str]]:
-        """The key and the component of each child, in their order."""
+        """The key and the component of each child, in their order. The gaps of a
+        sequence are taken off `gaps_left`.
+
+        **Raises:** `DamagedError` if no more are left."""
         keyed = [(self._key(component), component) for component in self._groups]
         if all(letter in "sf" for (letter, _), _ in keyed):
             keyed.sort(key=lambda both: both[0].key)
             if keyed:
                 size = max(self._length, int(keyed[-1][0].key) + 1)
-                self._gaps[0] -= size - len(keyed)
-        if self._gaps[0] < 0:
+                self._gaps_left[0] -= size - len(keyed)
+        if self._gaps_left[0] < 0:
             raise DamagedError("The index has sequences that are mostly gaps.")
         return keyed
 
@@ -234,8 +240,9 @@ class StoredBody(Body):
         known = leaves.labels
         if not known or any(letter not in "sf" for (letter, _), _ in self._keyed):
             return ()
-        # Without a record a State is known by its labels alone. The one leaf of an
-        # entry has the label of that, so no node in a State is taken for another.
+        # Without a record, a node whose children have labels is a State. An entry of a
+        # State looks like one too, as its leaf has the label of the entry: so no node
+        # in a State is taken for another State.
         is_in_state = above is not None and bool(above[0]._labels)
         is_state = not is_in_state if leaves.tree is None else self._kind.how == "state"
         if not is_state:
@@ -259,7 +266,7 @@ class StoredBody(Body):
         if self._is_checked:
             return
         bodies: list[StoredBody] = [self]
-        for body in bodies:
+        for body in bodies:  # To make the children of a node is to check them.
             nodes = [x for x in body.children if isinstance(x, Node)]
             bodies += [
                 x for x in map(_node.body_of, nodes) if isinstance(x, StoredBody)

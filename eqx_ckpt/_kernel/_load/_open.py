@@ -149,6 +149,8 @@ def _in_file(root: Backend, like: PyTree) -> Source | None:
 
 
 def _is_unfinished(root: Backend) -> bool:
+    """Whether it is a directory in which a save is written, or was, before it changes
+    places with the one at its path: its name says so."""
     return isinstance(root, LocalDirectory) and bool(_files.is_beside(root.name))
 
 

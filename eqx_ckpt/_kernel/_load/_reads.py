@@ -45,9 +45,9 @@ class LeafRead(NamedTuple):
 class StoredRead(NamedTuple):
     """A stored array to read, or views of it, each into an array of its own.
 
-    The numbers of the arrays become those of the `conversion`. `leaves` are the numbers
-    of the leaves that the arrays are for; of `several` reads that are made together,
-    each has the arrays of its own views, in their order.
+    The elements of the arrays are converted by the `conversion`. `leaves` are the
+    places, among the wanted leaves, of those that the arrays are for; of `several`
+    reads that are made together, each has the arrays of its own views, in their order.
     """
 
     record: LeafRecord

@@ -189,7 +189,7 @@ class RowLeaf(LargeLeaf[_RowPart]):
     def _saved_digests(self, part: _RowPart) -> bytes:
         source, record = self.state.source, self.read.record
         low, high = part.runs[0][0], part.runs[-1][1]
-        is_one = high <= source.index.extents.segment(record, low)[1]
+        is_one = high <= source.index.extents.segment(record, low).stop
         if not is_one or high - low > _LOOK or self.template.full > _grid.BLOCK:
             every = [source.digests_of(record, range(*run)) for run in part.runs]
             return b"".join(every)

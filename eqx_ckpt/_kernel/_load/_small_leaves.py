@@ -18,8 +18,9 @@ from ._reads import ReadJob, ReadResult, ReadState, Results, StoredRead
 from ._source import Source
 
 
-# Leaves of one block of fewer bytes are read together into one piece of memory. Up to
-# so many, they are read whole, unverified, even where a part of them is wanted.
+# Leaves of one block of fewer bytes are read together into one piece of memory. If
+# nothing is verified, one of up to so many bytes is still read whole, even where only a
+# part of it is wanted.
 _JOINT_BYTES = 1 << 16
 # Leaves that lie together are read as one run, with at most so many bytes between two
 # that nobody wants.

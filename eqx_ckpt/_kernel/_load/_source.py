@@ -220,13 +220,13 @@ class Source:
         return FileRange(self.files[file], start, start + length)
 
     def ranges(
-        self, record: LeafRecord, runs: Iterable[tuple[int, int]]
+        self, record: LeafRecord, spans: Iterable[tuple[int, int]]
     ) -> list[tuple[str, int, int]]:
-        """Where the bytes `[start, stop)` of each of these runs lie in files, of a leaf
-        whose chunks, one after the other, are its bytes."""
+        """Where spans of the bytes of a leaf, each `[start, stop)`, lie in files. The
+        chunks of the leaf, one after the other, are its bytes."""
         out: list[tuple[str, int, int]] = []
         full, key, low, high, at = record.template.full, "", 0, 0, 0
-        for start, stop in runs:
+        for start, stop in spans:
             while start < stop:
                 if not low <= start < high:
                     first, last, key, offset = self._segment(record, start // full)
@@ -243,7 +243,7 @@ class Source:
 
     def check(self, record: LeafRecord, numbers: Sequence[int]) -> None:
         """**Raises:** `ValueError` unless the files hold all that the index says of the
-        chunks of these `numbers`, in their order; `MemoryError` if one of them is more
+        chunks of these `numbers`, which ascend; `MemoryError` if one of them is more
         than this process can decode.
 
         So no memory is allocated for what is not there. In an object store it would

@@ -55,9 +55,10 @@ class AttemptStart:
 
         Returns the attempt, if this manager has begun one.
         """
-        last = self._last_step
-        was_only_looked_at = last is not None and step > last
-        is_open = self._is_open and not was_only_looked_at
+        # Above the last step the run goes on: what was restored since then was only
+        # looked at.
+        goes_on = self._last_step is not None and step > self._last_step
+        is_open = self._is_open and not goes_on
         if is_open or (is_near and self.attempt is None):
             self._begin(step, damaged, is_near)
         self._is_open, self._last_step = False, step
@@ -78,8 +79,9 @@ class AttemptStart:
             after, earlier = origin, self._leave_steps(listing, lineage, origin)
             self._passed = [s for s, _ in earlier if s > step]
         elif is_near or last_number != self.number:
-            # Near steps need an attempt. Or the newest one has saved nothing: another
-            # one counts (the first attempt if none), and its steps do in the new one.
+            # Near steps need an attempt. Or the newest attempt has saved nothing, and
+            # another one counts: its steps, or those from before the first attempt,
+            # count in the new one too.
             inherited = counting or Attempt("")
             after, earlier = inherited.after, inherited.earlier
         else:

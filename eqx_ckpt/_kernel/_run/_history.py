@@ -27,7 +27,8 @@ R = TypeVar("R", JournalRow, HistoryRow)
 
 # What the rows of a file are.
 _KINDS = "saved", "added"
-# So many files of a size are joined to one; but not those that have more rows.
+# So many files of one size class (`_size_class`) are joined to one, but not those of
+# about `_MOST` rows or more.
 _JOINED, _MOST = 16, 2**16
 # How often the files are listed, where others join them meanwhile.
 _LOOKS = 100
@@ -161,7 +162,7 @@ class History:
         if not self._is_listed:
             self._list()
         kind, size = _kind(self._write_rows(rows))
-        while size < _size(_MOST) and self._join(kind, size):
+        while size < _size_class(_MOST) and self._join(kind, size):
             size += 1
 
     def _write_rows(self, rows: list[HistoryRow]) -> str:
@@ -204,7 +205,9 @@ class History:
         return True
 
 
-def _size(count: int) -> int:
+def _size_class(count: int) -> int:
+    """The size class of files with so many rows: `_JOINED` files of one class make one
+    of the next."""
     return (count.bit_length() - 1) // (_JOINED.bit_length() - 1)
 
 
@@ -212,4 +215,4 @@ def _kind(name: str) -> tuple[str, int]:
     """The kind of the rows of a file, and its size class."""
     found = _history.parse_name(name)
     assert found is not None
-    return found[0], _size(found[1])
+    return found[0], _size_class(found[1])

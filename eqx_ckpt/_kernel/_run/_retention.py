@@ -12,12 +12,14 @@ from ._steps import SavedStep, Signature, Steps
 
 # All steps are looked at again after so many saves.
 _SAVES = 64
-# On a disk, where a look is cheap, also after one save for so many steps.
+# On a disk, where a look is cheap, they are looked at after each save if they are at
+# most so many, after each second save if they are twice as many, and so on.
 _STEPS_PER_SAVE = 256
-# A run that keeps all steps looks only for what killed saves have left: after one save
-# for so many steps.
+# A run that keeps all steps looks only for what killed saves have left: as often, by
+# this number of steps.
 _KEPT_STEPS_PER_SAVE = 4
-# All steps are looked at so often after one save, if others change them meanwhile.
+# After one save, steps are picked and deleted at most so often: anew, if others have
+# changed one meanwhile.
 _TRIES = 3
 
 
@@ -45,17 +47,18 @@ class Retention:
         # followed it went well.
         self._seen: dict[int, SeenStep] = {}
         self._is_sure = False
-        # What was not deleted after the last save, and why.
-        self._failures: list[str] = []
         # At that look, the attempt that had been begun here, and the one that counted.
         self._attempt: Attempt | None = None
         self._lineage = Lineage(None, lambda *_: False)
-        # When each was saved, in seconds, if that counts.
+        # When steps were saved, in seconds, by step and signature, if the policy needs
+        # that.
         self._times: dict[tuple[int, Signature], int | None] = {}
         # How many changes of metrics were known at that look.
         self._changes = 0
         # Saves since all of them were looked at.
         self._saves = 0
+        # What was not deleted after the last save, and why.
+        self._failures: list[str] = []
 
     def delete_outdated(
         self,
@@ -102,9 +105,10 @@ class Retention:
     def _look_and_clean(
         self, before: dict[int, SeenStep], new: int, saved: SavedStep | None = None
     ) -> None:
-        """Looks at all steps but those seen `before`, and but the new one if `saved`
-        tells what it is. What killed saves have left of older steps that it looks at is
-        deleted."""
+        """Looks at all steps if none was seen `before`; else at those that were not, or
+        whose metrics have changed: in a store at no other than the new one. `saved`
+        tells what the new one is without a look. What killed saves have left of older
+        steps that it looks at is deleted."""
         deletes = self._policy.keep is not None
         listing = None
         if not before:
@@ -182,7 +186,8 @@ class Retention:
             return False
 
     def _times_of(self) -> dict[int, int | None]:
-        """When each step of ours was saved."""
+        """When each seen step was saved, in seconds since 1970; None if that is not
+        known, as of a step of Orbax."""
         times, self._times = self._times, {}
         for step, (signature, _) in self._seen.items():
             key = step, signature

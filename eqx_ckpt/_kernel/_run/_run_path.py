@@ -36,12 +36,13 @@ def _listed(
 
 def stands_for(path: str | os.PathLike[str]) -> Callable[[bool], Any]:
     """Begins to look for what is meant by a path without a checkpoint. Returns a
-    function that gives the path of that: the newest complete step of a run, or what is
-    in the directory of a step. It gives None if it is neither.
+    function that gives the path of that: the newest complete step, if the path is that
+    of a run. If it is neither that nor what follows, the function gives None.
 
-    Its argument says whether nothing that is known was found at the path. If so, it
-    **raises** `FileNotFoundError` for a run without complete steps, and for a step that
-    is not there, with those that are.
+    The argument of the function says whether nothing that is known was found at the
+    path. If so, it also gives the path of what is in the directory of a step, and
+    **raises** `FileNotFoundError` for a run without complete steps, for a step that is
+    not there, and for a directory that has runs in it.
     """
     steps, asked = _unless_it_fails(lambda: Steps(path)), None
     if steps and isinstance(steps.root, ObjectStore) and steps.root.can_list():
@@ -66,10 +67,15 @@ def _path_of(run: Steps, step: int) -> str | os.PathLike[str]:
 
 
 def _step_at(path: str | os.PathLike[str], run: Steps | None) -> Any:
-    is_begun = lambda: (
+    """The path of the checkpoint in the directory of a step; None if the path is no
+    such directory, or is that of the checkpoint itself. `run`: the run at the path, if
+    it is one, without a complete step.
+
+    **Raises:** as the function that `stands_for` returns."""
+    why_incomplete = lambda: (
         run and _step_state.why_skipped(run, max(run.listing().steps, default=0))
     )
-    if run is not None and _unless_it_fails(is_begun):
+    if run is not None and _unless_it_fails(why_incomplete):
         raise FileNotFoundError(
             f"No step of the run at `{run.root}` is complete. `eqx-ckpt steps` says "
             "more."
@@ -79,15 +85,15 @@ def _step_at(path: str | os.PathLike[str], run: Steps | None) -> Any:
     # A `Store` has options that the directory above needs too.
     is_text = isinstance(path, str) or "://" not in text
     is_known = is_text and _numbered.is_step(name)
-    run = run_at(above or ("/" if text[0] == "/" else ".")) if is_known else None
-    there = run and _unless_it_fails(run.complete)
-    if run is None or not there:
+    above_run = run_at(above or ("/" if text[0] == "/" else ".")) if is_known else None
+    there = above_run and _unless_it_fails(above_run.complete)
+    if above_run is None or not there:
         _check_no_runs(path)
         return None
     step = int(name)
     if step in there:
-        return None if text.endswith("/default") else run.path(step)
-    raise _step_state.missing_error(run, step, there)
+        return None if text.endswith("/default") else above_run.path(step)
+    raise _step_state.missing_error(above_run, step, there)
 
 
 def _check_no_runs(path: str | os.PathLike[str]) -> None:

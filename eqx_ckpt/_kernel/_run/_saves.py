@@ -35,7 +35,7 @@ T = TypeVar("T")
 _STOPPED = "that was interrupted"
 _DONATED = "its arrays were donated or deleted before the run ended"
 
-_DECISION_SOURCE = "what process 0 says of the save of a step"
+_DECISION_TEXT = "what process 0 says of the save of a step"
 # JSON has no NaN or infinity: they are texts.
 _METRIC = lambda x: type(x) in (int, float, str)
 # As `_schema.read` takes it: a list of three, the second an object with any names.
@@ -55,7 +55,7 @@ class Decision(NamedTuple):
 
     @classmethod
     def decode(cls, word: bytes) -> "Decision":
-        return cls(*_schema.read(word, _DECISION_SOURCE, _DECISION))
+        return cls(*_schema.read(word, _DECISION_TEXT, _DECISION))
 
 
 class Saves:
@@ -165,7 +165,7 @@ class Saves:
         try:
             saving.handle.staged()
         except Exception:
-            self._drop_running(saving)  # It is the error of the save, which is over.
+            self._finish(saving)  # It is the error of the save, which is over.
             raise
         self.attempt_start.warn_of_passed_steps(step)
         if decision.metrics_error and call.leads:
@@ -180,7 +180,8 @@ class Saves:
         try:
             word = call.decide(lambda _: self._prepare(state), check)
         except Exception as e:
-            # If the save before has failed here, this call tells it, and no later one.
+            # If the save before has failed in this process, this call tells that too,
+            # and no later one has to.
             self._wait_beside(e)
             raise
         return Decision.decode(word) if word else None
@@ -225,8 +226,8 @@ class Saves:
     ) -> RunningSave:
         """Stages a step, and starts the thread that writes it. The save is put into
         `_running` before its thread starts, so that `wait` finds it even if Ctrl-C
-        comes between. If it comes to nothing, its follow-up marks a step again that it
-        was to replace."""
+        comes between. If the save fails, its follow-up marks the step again that
+        `_make_way` has unmarked."""
         step, path = state.step, self.steps.own_path(state.step)
         writers = _serialise.processes_of(path, state.tree, options)
         saving, is_told = None, False
@@ -243,13 +244,13 @@ class Saves:
                     over = _threads.Event()
                     new = RunningSave(step, handle, metrics, may_delete, over)
                     handle.add_done_callback(ft.partial(self._after_save, new))
-                    saving = new  # Its follow-up is sure now, and is waited for.
+                    saving = new  # It has a follow-up: on errors it is ended below.
                     self._last.note_begun(saving)
                     self._running.append(saving)
                     if writers.leads:
                         self._make_way(step, options.overwrite)
                 except BaseException:
-                    is_told = True  # By `share_errors`, and not once more below.
+                    is_told = True  # `share_errors` tells the others, not those below.
                     raise
             start()
         except BaseException as e:
@@ -257,7 +258,7 @@ class Saves:
                 if _background.end_unclaimed(saving.handle) and not is_told:
                     writers.tell_failed(e)
                 if _background.error_of(saving.handle) is not None:
-                    self._drop_running(saving)
+                    self._finish(saving)
             raise
         self._last_begin_time = time.monotonic()
         return saving
@@ -293,14 +294,15 @@ class Saves:
             try:
                 saving.handle.result()
             except Exception:
-                self._drop_running(saving)
+                self._finish(saving)
                 raise
             # Not in a `finally`: after Ctrl-C the save goes on.
-            self._drop_running(saving)
+            self._finish(saving)
         self._follow_up.warn_of_failures()
 
-    def _drop_running(self, saving: RunningSave) -> None:
-        """Waits for the follow-up of a save that is over, and drops it."""
+    def _finish(self, saving: RunningSave) -> None:
+        """Waits for the follow-up of a save that is over, and then takes the save out
+        of `_running`."""
         if not _background.await_event(saving.handle, saving.over):
             self._follow_up.failures.append("The thread of the save has ended.")
         # Another thread may have waited for it too.
@@ -318,15 +320,16 @@ class Saves:
     def _may_try_again(
         self, error: BaseException, earlier_saves: Sequence[SaveHandle]
     ) -> bool:
-        """Whether another try might save a state, such as when a disk was full, or the
-        error is that of an earlier save; never with many processes. A state that is
-        refused is not kept, nor one whose save goes on: the one before it stays."""
-        goes_on = any(x.handle not in earlier_saves for x in self._running)
+        """Whether another try might save a state: if, say, a disk was full, or if the
+        error is that of an earlier save. Not if the state was refused, or if its save
+        goes on: then the state that was kept before stays. Never with many
+        processes."""
+        goes_on = any(saving.handle not in earlier_saves for saving in self._running)
         if _processes.count() > 1 or goes_on:
             return False
         is_refused = isinstance(error, (FileExistsError, TypeError, ValueError))
-        of_earlier = any(_background.error_of(x) is error for x in earlier_saves)
-        return not is_refused or of_earlier
+        errors_before = map(_background.error_of, earlier_saves)
+        return not is_refused or any(x is error for x in errors_before)
 
     # ---- The end of a run.
 
@@ -341,7 +344,8 @@ class Saves:
 
     def _end(self) -> None:
         try:
-            # The save waits too, where it can tell the other processes of an error.
+            # Without a `wait` before: a save of the kept state waits for the one before
+            # in a round in which the other processes hear of an error.
             if why := self._save_last():
                 _log.warn(self._last.not_saved(why))
             self.wait()

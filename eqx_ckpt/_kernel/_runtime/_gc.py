@@ -11,10 +11,10 @@ _RARELY = 1_000_003
 # The collector is not switched off, so that `gc.disable` and `gc.enable` of the program
 # hold, whichever thread calls them meanwhile.
 _thresholds = Setting(
-    gc.get_threshold,
-    lambda found: gc.set_threshold(*found),
-    lambda found: (_RARELY, *found[1:]),
-    lambda now: now[0] == _RARELY,
+    get=gc.get_threshold,
+    put=lambda found: gc.set_threshold(*found),
+    change=lambda found: (_RARELY, *found[1:]),
+    is_changed=lambda now: now[0] == _RARELY,
 )
 
 

@@ -312,7 +312,7 @@ def _work_on(
     collect: Callable[[], Any] | None,
     write: Callable[[], Committed | None],
 ) -> None:
-    # None, once the save has succeeded.
+    # The error to tell. The list is empty once the save has succeeded.
     errors: list[BaseException] = [_ended()]
     with _cleanup.surely(ft.partial(_end, handle, errors)):
         try:

@@ -7,8 +7,8 @@ from .._format._template import Template
 from ._options import SaveOptions
 
 
-# Leaves of fewer bytes are not compressed: they are read in runs, as they lie.
-_MIN_COMPRESSED = 1 << 16
+# Leaves of up to so many bytes are not compressed: they are read in runs, as they lie.
+_MAX_UNCOMPRESSED = 1 << 16
 
 
 def chunk_shape(
@@ -17,8 +17,8 @@ def chunk_shape(
     options: SaveOptions,
     shard: tuple[int, ...] | None = None,
 ) -> tuple[int, ...]:
-    """The chunks of a leaf: as the `chunks` keyword says, else by size, and within its
-    shards if it has some."""
+    """The chunks of a leaf: those that `chunks` gives, if it is a function and gives
+    some; else by size, and within its shards if it has some."""
     shape, itemsize = template.shape, template.itemsize
     chunks, given = options.chunks, None
     if callable(chunks):
@@ -54,7 +54,7 @@ def chunk_shape(
 
 def codec_of(name: str, template: Template, options: SaveOptions) -> str | None:
     """The codec of a leaf with its chunks, as the `compression` keyword says."""
-    if options.compression is None or template.nbytes <= _MIN_COMPRESSED:
+    if options.compression is None or template.nbytes <= _MAX_UNCOMPRESSED:
         return None
     if template.full > _blosc.MAX_BYTES:
         raise ValueError(

@@ -47,8 +47,8 @@ class DescribedLeaves(NamedTuple):
 
 
 class _KeptSpec(NamedTuple):
-    """What is kept of the leaves of a tree: their spec, the numbers of leaves by their
-    shardings, and whether the memory of each leaf is stored as it is."""
+    """What is kept of the leaves of a tree: their spec, how many of them have each
+    sharding, and whether the memory of each leaf is stored as it is."""
 
     spec: TreeSpec
     shardings: dict[str, int]
@@ -200,8 +200,9 @@ def _make_spec(
         kind: _describe_leaf(names[leaf_index], given[leaf_index], options)
         for kind, leaf_index in sorted(firsts.items(), key=operator.itemgetter(1))
     }
-    # Aliases go by identity: a part is a new object, and is looked up as it was given.
-    values, whole, parts = [*given], [*given], dict[int, LocalShards]()
+    # Aliases are found by identity. A part is a new object, so in `by_identity` such a
+    # leaf stays as it was given.
+    values, by_identity, parts = [*given], [*given], dict[int, LocalShards]()
     for leaf_index in loose:
         value, _, part = stored[kinds[leaf_index]]
         if leaf_index != firsts[kinds[leaf_index]]:
@@ -209,11 +210,11 @@ def _make_spec(
             value = value.like(given[leaf_index])
         values[leaf_index] = value
         if part is None:
-            whole[leaf_index] = value
+            by_identity[leaf_index] = value
         else:
             parts[leaf_index] = part
     own = [stored[kind].template for kind in kinds]
-    aliases = _aliases(whole)
+    aliases = _aliases(by_identity)
     for leaf_index, origin in aliases.items():
         own[leaf_index] = own[leaf_index]._replace(chunk=own[origin].chunk)
     letters = list(map(flat.walk.letters.__getitem__, numbers))
@@ -233,7 +234,7 @@ def _stored_kinds(
     # Of some leaves only some shards may be stored.
     has_parts = options.processes == "own" and any(map(_local_shards.is_spread, given))
     is_each_alone = callable(options.chunks) or has_parts
-    # Where leaves may have chunks or parts of their own, none has one.
+    # Where leaves may have chunks or parts of their own, no two are of one kind.
     none = [_leaf.NO_KIND] * len(given)
     kinds: list[Any] = none if is_each_alone else list(leaf_kinds.kind_of)
     loose = [i for i, kind in enumerate(kinds) if kind == _leaf.NO_KIND]
@@ -338,7 +339,7 @@ def _owners(
 
 
 def _shardings(values: Sequence[Any], leaf_kinds: LeafKinds) -> dict[str, int]:
-    """Numbers of leaves that are spread over devices, by the text of their sharding."""
+    """How many leaves are spread over devices, by the text of their sharding."""
     kinds, kind_of = leaf_kinds
     texts = dict(enumerate(_sharding_text(kind[-1]) for kind in kinds))
     if _leaf.NO_KIND not in kind_of and not any(texts.values()):

@@ -28,8 +28,8 @@ from ._payload import PlannedLeaf
 
 T = TypeVar("T")
 
-# Parts up to so many bytes together are read at a time, or a chunk of the source: some
-# of them before they are asked for. Fewer where a save may take less memory.
+# So many bytes are read at a time, as parts of a leaf, or one chunk of its source if
+# that has more: some before they are asked for. Fewer if a save may take less memory.
 _AHEAD = 16 * 2**20
 # Leaves up to so many bytes are read together with others.
 _SMALL = 1 << 16
@@ -129,13 +129,13 @@ class LazySource(_host_copy.Payload):
         """The elements that are stored, for each of some regions, a few of which are
         read together: chunks of the source are not those of the target."""
         t, size = self.template, math.prod(self.template.shape)
-        grain = _lazy.body_of(self.lazy).chunk_size
-        if not self._is_array or grain >= size:
+        chunk_size = _lazy.body_of(self.lazy).chunk_size
+        if not self._is_array or chunk_size >= size:
             for region in regions:
                 lock = vars(self).setdefault("_lock", _threads.Lock())
                 yield lock.run(ft.partial(self._part, region, size))
             return
-        most = max(self.ahead // t.itemsize, grain)
+        most = max(self.ahead // t.itemsize, chunk_size)
         for box, inner in _boxes(regions, most):
             lazy = _lazy.on_host(self.lazy[box])
             # A read takes more than its result: the chunks around it, and their copies.
@@ -201,8 +201,8 @@ def _fetch(
 ) -> list[Any]:
     """Reads lazy leaves, as `_lazy.fetch`.
 
-    **Raises:** what is wrong, with their names. It is no error of the target, where an
-    error of the system with a number would be taken for one.
+    **Raises:** what is wrong, with the names of the leaves. An `OSError` gets no
+    number: with one it would be taken for an error of the place that is saved to.
     """
     try:
         return _lazy.fetch(lazies, verify, max_bytes, as_numpy)
@@ -220,10 +220,10 @@ def _fetch(
 PART, _REQUESTS = 8 * 2**20, 16
 
 
-def requests(leaves: Sequence[PlannedLeaf], max_bytes: int) -> int:
-    """The number of parts of leaves that are read at a time: 1, unless some are in an
-    object store. Each takes twice its bytes of memory. From then on leaves are read
-    ahead only as far as `max_bytes` allows."""
+def limit_reads(leaves: Sequence[PlannedLeaf], max_bytes: int) -> int:
+    """Lets lazy leaves be read ahead only as far as `max_bytes` allows. Returns the
+    number of parts that are read at a time: 1, unless some are in an object store. Each
+    takes twice its bytes of memory."""
     for leaf in leaves:
         if isinstance(leaf.value, LazySource):
             leaf.value.ahead = max(1, min(_AHEAD, max_bytes // 8))
@@ -316,8 +316,8 @@ def _joined(a: Region, b: Region) -> Region | None:
 def read_small(
     leaves: Sequence[PlannedLeaf], but: Set[int], max_bytes: int
 ) -> list[PlannedLeaf]:
-    """Leaves of which the small lazy ones have been read, together, but those of some
-    indices, and no more than there is room for."""
+    """The leaves, with the values of small lazy ones, which are read together: as many
+    as fit into `max_bytes`, in their order, but none whose index is in `but`."""
     out = list(leaves)
     leaf_indices: list[int] = []
     for leaf_index, leaf in enumerate(leaves):

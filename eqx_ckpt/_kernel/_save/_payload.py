@@ -30,8 +30,9 @@ COPIES = _host_copy.PREFETCH + 4
 
 
 class PlannedLeaf(NamedTuple):
-    """A leaf to be written. `value` is the caller's, a copy of it, `Shards` or a
-    `Payload`; or None once it is staged, if its bytes need not be written.
+    """A leaf to be written. `value` is the caller's, a copy of it, the parts of it
+    (`Shards` in `_tree/_sharding.py`) or a `Payload`; or None once it is staged, if its
+    bytes need not be written.
     `template_number` is that of its template among those of the save, and `alias` the
     index of the leaf whose bytes it shares. `owners` are the processes that write its
     chunks; without them it is process 0. `is_zero_copy`: the memory of the array that

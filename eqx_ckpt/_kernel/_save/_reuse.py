@@ -71,9 +71,9 @@ class ReusedSave:
     """The save at a root, from which another one may take files.
 
     `known`: the indices of leaves that are as the save of the id `save` has written
-    them. `likely`: of those that are the same arrays, and may have changed. `held`:
-    descriptors of files, by number. Leaves in them may not have been copied: then
-    nothing else has their bytes.
+    them. `likely`: the indices of others, which are the same arrays, but whose memory
+    may have been written to. `held`: descriptors of files, by number. Leaves in them
+    may not have been copied: then nothing else has their bytes.
     """
 
     root: Backend

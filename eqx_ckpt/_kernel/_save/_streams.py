@@ -2,7 +2,8 @@
 `"ocdbt"`, and `.safetensors`.
 
 A file is a sequence of runs of chunks. `batches` joins runs of small chunks.
-`_segments` gives a call for each batch, or for a piece of a long run of lazy chunks.
+`_segments` gives a call for each batch, or, where lazy leaves are read ahead, for a
+piece of a long run.
 `write_file` makes these calls in order, and hands the bytes to the file as they come.
 
 Of a compressed run nobody knows the end before it is written. So all of this is lazy:
@@ -74,11 +75,12 @@ def _segments(
     threads read ahead."""
     for batch in batches:
         leaf, chunks, *_ = batch.runs[0]
-        size = len(chunks) or 1
+        # A run without chunks has a segment too: it is to be among those written.
+        count = len(chunks) or 1
         if requests > 1 and batch.small is None:
-            size = max(1, _lazies.PART // max(1, data.grids[leaf].full))
-        for first in range(chunks.start, max(chunks.stop, chunks.start + 1), size):
-            own = range(first, min(first + size, chunks.stop))
+            count = max(1, _lazies.PART // max(1, data.grids[leaf].full))
+        for first in range(chunks.start, max(chunks.stop, chunks.start + 1), count):
+            own = range(first, min(first + count, chunks.stop))
             yield ft.partial(_segment, data, batch, own, requests > 1)
 
 

@@ -16,7 +16,7 @@ from ._writing import DataFiles, Destination, Ends, RunsOfFiles, WriteTask, Writ
 
 
 def write(task: WriteTask, into: Destination[Backend]) -> RunsOfFiles:
-    """Writes the chunks of this process."""
+    """Writes the chunks of this process, each as a file: there are no files of runs."""
     data, root, sync = task.data, into.work, into.sync
 
     def write_run(leaf_index: int, numbers: range) -> None:
@@ -42,7 +42,8 @@ def write(task: WriteTask, into: Destination[Backend]) -> RunsOfFiles:
 def files_of_process(
     task: WriteTask, process: int, ends: Ends, into: Destination[Backend]
 ) -> RunsOfFiles:
-    """**Raises:** `ValueError` unless the chunks of another process are there."""
+    """Checks that the chunks of another process are there, as there are no files of
+    runs. **Raises:** `ValueError` unless they are."""
     for _, runs in task.files_of(process):
         for leaf_index, numbers in runs:
             parent = _files.directory(task.leaves[leaf_index].name)
@@ -78,8 +79,8 @@ def finish(task: WriteTask, files: RunsOfFiles, into: Destination[Backend]) -> W
     digests = bytes(task.data.digests)
     root.write(_files.DIGESTS, [digests], sync)
     side = {"zarr.json": _group(task.spec)}
-    text = _index.digest(digests)
-    return Written(_NOWHERE, text, {}, side=side, has_planned_places=True)
+    page_digest = _index.digest(digests)
+    return Written(_NOWHERE, page_digest, {}, side=side, has_planned_places=True)
 
 
 # The dtypes of stored arrays that zarr-python can decode.

@@ -86,7 +86,8 @@ class TreeSpec:
 
     @ft.cached_property
     def first_digests(self) -> list[int]:
-        """The number of the first digest of each leaf, and that of all digests."""
+        """The number of the first digest of each leaf among all digests; and at the
+        end, how many digests there are."""
         counts = [grid.blocks[-1] for grid in self.grids]
         for leaf_index, _ in self.aliases:
             counts[leaf_index] = 0

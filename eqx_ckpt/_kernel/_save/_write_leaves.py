@@ -75,7 +75,7 @@ def prepare_task(
         linked = _reuse.link_unchanged(reused, plan, into)
     leaves, max_bytes, requests = plan.leaves, plan.max_bytes, 1
     if plan.has_lazies:
-        requests = _lazies.requests(leaves, max_bytes)
+        requests = _lazies.limit_reads(leaves, max_bytes)
         if processes.leads:
             skipped = {leaf_index for leaf_index, *_ in linked.digests}
             leaves = _lazies.read_small(leaves, skipped, max_bytes)

@@ -130,12 +130,13 @@ def largest_sent(max_bytes: int) -> int:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Deal:
     """The files to which the chunks of a save are dealt out: of each, its process and
-    its runs. It has an identity, which a list has not: `remembered` goes by that."""
+    its runs. Unlike a list it can be hashed, by its identity, as a key of what is
+    `remembered`."""
 
     files: list[tuple[int, _assign.Runs]]
 
 
-# What follows from a deal of more runs is not kept for the next save.
+# Of a deal to many processes with more runs nothing is kept for the next save.
 _KEPT_RUNS = 2**20
 
 

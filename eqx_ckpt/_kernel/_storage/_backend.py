@@ -310,8 +310,8 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def delete_files(self, keys: Iterable[str]) -> None:
-        """Deletes files, together, and nothing below such a key; those that are not
-        there are."""
+        """Deletes files, together, and nothing below such a key. One that is not there
+        is no error."""
 
     @abc.abstractmethod
     def delete_as(self, key: str, stamp: str) -> bool:

@@ -30,17 +30,17 @@ _WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 # Directories that this process has made and locked: by their paths, the descriptors of
 # their locks.
 _own_directories: dict[str, Descriptor] = {}
-# Directories that this process has synced, as all that lead to them: by path, the
-# device, inode and ctime right before. Another directory at the path has another inode,
-# and a new name in it changes its ctime.
+# Directories that this process has synced, with all above them: by path, the device,
+# inode and ctime right before. Another directory at the path has another inode, and a
+# new name in it changes its ctime.
 _lasting: dict[str, tuple[int, int, int]] = {}
 _MOST_LASTING = 4096
 
 
 @contextlib.contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Errors of the system in the block are of a path. They would have the number of
-    the directory that is open, a name in it, or nothing."""
+    """Errors of the system in the block get this path as their file name. By themselves
+    they have the number of an open directory, a name in it, or nothing."""
     try:
         yield
     except OSError as e:
@@ -462,7 +462,7 @@ class LocalDirectory(Backend):
         if not _local_files.reports_all(self.path):
             yield None
             return
-        # It hears of what cannot be written from when it is opened on.
+        # `syncfs` tells what could not be written since this was opened.
         with Descriptor(self.path, DIRECTORY) as fd:
             yield lambda: _local_files.syncfs(fd)
 
@@ -554,6 +554,7 @@ class LocalDirectory(Backend):
     ) -> None:
         """Renames this, a file or a directory, to where nothing is, or to the place of
         a file or an empty directory, whose mode it gets; else `mode`, if that is said.
+        Without `overwrite` a file keeps its old name too, where there are links.
 
         **Raises:** `FileExistsError` if there is a file, and not `overwrite`.
         """
@@ -576,6 +577,7 @@ class LocalDirectory(Backend):
             os.replace(self.path, target.path)
 
     def exchange(self, target: "LocalDirectory") -> None:
-        """Lets two directories change places, each with the mode of the other."""
+        """Lets two directories change places. This one gets the mode of the `target`,
+        which keeps its own."""
         _local_files.adopt_mode(self.path, target.path)
         _local_files.exchange(self.path, target.path)

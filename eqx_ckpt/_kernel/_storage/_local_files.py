@@ -222,8 +222,9 @@ def names_in(fd: int) -> dict[str, bool]:
 
 def remove(above: int, name: str, way: Sequence[int] = ()) -> None:
     """Deletes a file or a directory in an open one, by descriptors: whatever comes to
-    the place of a directory that is being deleted is left alone. `way`: the
-    directories, of the one that is deleted, that this is in."""
+    the place of a directory that is being deleted is left alone. `way`: the descriptors
+    of the directories that this is in, from the one that the first call deletes down to
+    `above`; none in that call."""
     with contextlib.suppress(FileNotFoundError):
         try:
             here = Descriptor(name, DIRECTORY | os.O_NOFOLLOW, above)

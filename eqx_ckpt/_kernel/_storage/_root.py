@@ -51,7 +51,7 @@ def _store_of_url(path: Any, url: str) -> Backend:
 
 
 def _kinds_of_stores() -> dict[str, Callable[[Any], Backend]]:
-    """The makers of stores by the schemes of URLs; "*" is any other path."""
+    """The makers of stores by the schemes of URLs; "*" is for all other schemes."""
     return {"memory": _in_memory, **_rooms.kinds_of_stores()}
 
 
@@ -74,12 +74,12 @@ def _text_of(path: Any) -> str:
     except TypeError:
         text = None
     if not isinstance(text, str):
-        inside = ": pass its `path`" if hasattr(path, "path") else ""
+        hint = ": pass its `path`" if hasattr(path, "path") else ""
         if isinstance(path, (dict, list, tuple)):
-            inside = ": to read a tree that you have, save it at `memory://tree` first"
+            hint = ": to read a tree that you have, save it at `memory://tree` first"
         raise TypeError(
             f"A path must be a string or an `os.PathLike` of one, not a "
-            f"`{type(path).__name__}`{inside}."
+            f"`{type(path).__name__}`{hint}."
         )
     if text == "" or "\0" in text:
         raise ValueError(f"{text!r} is not a path.")

@@ -14,8 +14,9 @@ import tensorstore as ts
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOCK = 2**17  # What a block makes at most.
 _RAW, _RLE, _PACKED = 0, 1, 2
-# Bits of the byte that describes a frame: its window is all of it; a checksum ends it;
-# it is of another version, or needs a dictionary. Of the head of a block: it is last.
+# Bits of the byte that describes a frame. `_SINGLE`: its window is all of it.
+# `_CHECKSUM`: a checksum ends it. `_NOT_READ`: it is of another version, or needs a
+# dictionary. `_LAST_BLOCK` is a bit of the head of a block.
 _SINGLE, _CHECKSUM, _NOT_READ, _LAST_BLOCK = 32, 4, 8 | 3, 1
 # TensorStore refuses a file of a zip that is more than so many times its packed size.
 _MAX_RATIO = 1000
@@ -29,8 +30,9 @@ def decode(data: bytes, most: int) -> bytes:
     frame = _walk(data, most)
     if frame.size is not None:
         return _decode(data, frame.size)
-    # It goes on with a mark and then zeros, and without its checksum: so there are as
-    # many bytes as are read, and the mark says how many of them were its own.
+    # Its size is not known, and TensorStore has to be asked for a size that is there.
+    # So the frame loses its checksum, and gets a random mark and then zeros: all before
+    # the mark was its own.
     mark = secrets.token_bytes(16)
     rest = frame.max_total
     blocks = [_block(_RAW, len(mark), rest == 0) + mark]
@@ -54,8 +56,9 @@ def _block(kind: int, size: int, is_last: bool) -> bytes:
 
 
 class _Frame(NamedTuple):
-    """Bounds of a frame: the decoded bytes, if it says so; the most that a block makes,
-    and that all of them make; and from where to where the last block lies."""
+    """Bounds of a frame. `size`: its decoded bytes, if it says so. `max_block`,
+    `max_total`: the most bytes that one block makes, and that all of them make. `last`,
+    `end`: where the last block begins and ends."""
 
     size: int | None
     max_block: int

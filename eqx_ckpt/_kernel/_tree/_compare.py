@@ -61,10 +61,10 @@ class _Side(NamedTuple):
 class Comparison:
     """Finds in what the static values of two trees differ.
 
-    A value may be on one side only: where the other has no such part, it is no
-    difference, as classes gain and lose fields; nor where that has None, as in a tree
-    of which `eqx.filter` has taken the functions. But a value differs from a node
-    without leaves, and a node with values from one of another class that has none.
+    A value may be on one side only. That is no difference if the other side lacks the
+    part, as classes gain and lose fields, or has None there, as a tree has from which
+    `eqx.filter` has taken the functions. It is one if the other side has a node without
+    leaves there. Nodes of two classes differ, too, if only one of them has values.
 
     A class may have become a node, or been one, and so may a static field: then its
     value is compared by its parts with the values of the node.
@@ -176,7 +176,8 @@ class Comparison:
             return
         moved: dict[str, str | None] = {}
         if saved.kind(a).labels and here.kind(b).labels:
-            # Without labels, a child that is not there may have been a static field.
+            # A child that no saved one stands for has no saved value. Without labels
+            # its part may be that of a saved static field.
             moved = dict.fromkeys(here.kind(b).parts)
         moved |= {pair.part: pair.saved_part for pair in pairs}
         for part, y in new.items():
@@ -196,9 +197,9 @@ class Comparison:
             yield from self._once_static(a, b, old, new)
 
     def _one_sided(self, name: str, a: int, b: int) -> Iterator[_Change]:
-        """The changes of two children of a name, of which one is a value and the other
-        is none, or only one has values; if neither has stored leaves: an
-        `eqx.nn.Lambda` and an `Identity`."""
+        """The changes of two children that stand for each other, of which only one is a
+        value, or only one has values, as an `eqx.nn.Lambda` and an `Identity`. None if
+        either has stored leaves."""
         sides = (self._saved, a), (self._here, b)
         if not any(x.is_value[row] or _is_bare(x, row) for x, row in sides):
             return  # Two nodes: what is in them is compared.
@@ -231,11 +232,11 @@ class Comparison:
         self, a: int, b: int, stored: str, name: str, passes: Callable[[str], bool]
     ) -> Iterator[Difference]:
         """The differences of two rows themselves, by the names of these."""
-        for value, part, *forms in self._changed(a, b):
-            ends = [_names.joined(z, value) or _names.ROOT for z in (stored, name)]
+        for below, part, *forms in self._changed(a, b):
+            ends = [_names.joined(x, below) or _names.ROOT for x in (stored, name)]
             may_differ = any(map(passes, ends))
-            for below, was, now in _values.changes(*forms):
-                rest = _names.joined(part, below)
+            for inner, was, now in _values.changes(*forms):
+                rest = _names.joined(part, inner)
                 there, here = (_names.joined(end, rest) for end in ends)
                 good = may_differ or _passes_any(passes, (there, here), rest)
                 shown = _values.show(was), _values.show(now)
@@ -338,9 +339,9 @@ def moved_nodes(
     above: str,
     stored_nodes: Callable[[str], Sequence[str]] = lambda there: [there],
 ) -> Iterator[MovedNode]:
-    """The moved nodes at and below two that stand for each other: `there`, and called
-    `name` here. `above` is the name of the tree that is here. `stored_nodes` gives the
-    nodes of the record that stand for the node of a name there."""
+    """The moved nodes at and below `name`, which the saved tree calls `there`. `above`
+    is the name of the tree `here`. `stored_nodes`: from a name in the saved tree to the
+    nodes of its record that the name stands for."""
     row = here.row_at(_names.below(name, above))
     stack = [] if row is None else [(row, there, name)]
     while stack:
@@ -414,8 +415,8 @@ def passing(
     """A function that says whether the static value of a name may differ. `sides` gives
     the records of both, each with the name of its tree.
 
-    **Raises:** `ValueError` for a pattern that is the name of none. It says `what` the
-    fields are in.
+    **Raises:** `ValueError` for a pattern that matches the name of no static field.
+    `what` is what the fields are in, as the error says it.
     """
     check_static(static)
     if isinstance(static, str):

@@ -198,7 +198,7 @@ class Node:
         return body_of(self).reduce()
 
 
-# The slot itself, as a stored name may be called as it is.
+# The slot itself: `node._body` would give a stored child of that name.
 _slot: Any = vars(Node)["_body"]
 
 

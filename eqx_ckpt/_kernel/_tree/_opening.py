@@ -128,8 +128,9 @@ def _open_modules(cls: type, nodes: Sequence[Any]) -> list[Opened]:
         absent |= {name: _default(cls, name) for name in static}
         own = [absent | x for x in own]
         more = [{type(x[key]) for key in x.keys() - fields} for x in own]
-        # A wrapper, as of a function, has more than its fields. So has a Module that
-        # lacks one, once Equinox has put it together: MISSING, at each name of those.
+        # A wrapper, as of a function, has more than its fields: `__doc__` and such. So
+        # has a Module that lacks a field, once Equinox has put it together: all of
+        # these are MISSING then.
         hows = [kind.how if x <= {_Missing} else "wrapper" for x in more]
         groups = [
             (kind._replace(how=how), places, [own[i] for i in places])
@@ -178,6 +179,8 @@ def _open_sequences(cls: type, nodes: Sequence[Any]) -> list[Opened]:
 
 
 def by_signature(signatures: Sequence[Any]) -> dict[Any, list[int]]:
+    """The places at which each signature stands, such as a type: nodes of one signature
+    are opened together."""
     out: dict[Any, list[int]] = {}
     for place, signature in enumerate(signatures):
         out.setdefault(signature, []).append(place)

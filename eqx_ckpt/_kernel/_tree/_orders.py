@@ -49,15 +49,15 @@ def layer_of(tree: Any, path: Sequence[Any]) -> Any:
 
 def rank(layer: Any) -> int:
     """The number of axes of the weight of one layer, without those along which layers
-    are stacked; 0 for what is no layer of Equinox that libraries store in several
-    orders."""
+    are stacked; 0 for all but the layers of Equinox whose weights libraries store in
+    several orders."""
     if isinstance(layer, eqx.nn.Linear):
         return 2
     is_conv = isinstance(layer, (eqx.nn.Conv, eqx.nn.ConvTranspose))
     return layer.num_spatial_dims + 2 if is_conv else 0
 
 
-def square_adapter(layer: Any, shape: Sequence[int]) -> str | None:
+def adapter_if_square(layer: Any, shape: Sequence[int]) -> str | None:
     """The adapter that moves the channels of a weight from the end to the front, if
     that leaves its shape as it is: then the shape does not tell whether it is needed.
     None if not."""
@@ -79,7 +79,8 @@ def adapter_between(saved: tuple[int, ...], wanted: tuple[int, ...]) -> str | No
     neither is so."""
     some, others = ([n for n in shape if n != 1] for shape in (saved, wanted))
     is_moved = len(saved) > 1 and wanted == (*saved[:-3:-1], *saved[:-2])
-    # Of a kernel of 1 x 1 with as many channels in as out both would fit.
+    # If only axes of one element have moved, `unit_axes` is enough. Of a 1 x 1 kernel
+    # with as many channels in as out both would fit, and the channels move.
     if is_moved and (some != others or len(some) > 1):
         return "transpose()" if len(saved) == 2 else "channels_first()"
     return "unit_axes()" if some == others else None
@@ -90,13 +91,15 @@ def kernel_advice(adapter: str) -> str:
     return f"kernels of flax, Keras and Haiku need `ec.adapters.{adapter}`"
 
 
-def warn(rows: Mapping[str, Sequence[tuple[str, str]]], advice: str) -> None:
+def warn_of_unknown_orders(
+    rows: Mapping[str, Sequence[tuple[str, str]]], advice: str
+) -> None:
     """Warns of leaves whose order nothing says, if there are any. `rows`: by what
     leaves may need, the name of each and where it is from."""
     if not rows or not _processes.leads():
         return
     lines = ["The shapes of these leaves fit, and do not say how they are stored:"]
-    for how, some in rows.items():
-        listed = [f"  {x}  {text}: {how}" for x, text in _folding.fold_rows(some)]
+    for need, leaves in rows.items():
+        listed = [f"  {x}  {text}: {need}" for x, text in _folding.fold_rows(leaves)]
         lines += _text.first(listed, _MOST)
     _log.warn("\n".join([*lines, f"  {advice} See docs/layouts.md."]))

@@ -40,18 +40,19 @@ class _LeftOut(NamedTuple):
 def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRecord:
     """The record of a tree of which the `chosen` leaves are stored. That of a walk that
     is kept is made once for all trees like it."""
-    own_types, left_out = _own_types(leaves, chosen), _left_out(walk, leaves, chosen)
-    make = lambda: _Recorder(walk).record(leaves, own_types, left_out)
+    named_types = _named_types(leaves, chosen)
+    left_out = _left_out(walk, leaves, chosen)
+    make = lambda: _Recorder(walk).record(leaves, named_types, left_out)
     if not walk.is_kept:
         return make()
     # What is stored is not in the key: a skeleton has the record of its tree. The types
     # of the others say which were left out on purpose.
     others = tuple((out.text, type(leaves[i])) for i, out in left_out.items())
-    key = "record", bytes(chosen), tuple(own_types.items()), others
+    key = "record", bytes(chosen), tuple(named_types.items()), others
     return walk.kept_result(key, None, make)
 
 
-def _own_types(leaves: Sequence[Any], chosen: Sequence[bool]) -> dict[int, type]:
+def _named_types(leaves: Sequence[Any], chosen: Sequence[bool]) -> dict[int, type]:
     """The types of those `chosen` leaves that the record has to name, by the numbers of
     the leaves."""
     types = list(map(type, leaves))
@@ -92,10 +93,10 @@ class _Recorder:
     def record(
         self,
         leaves: Sequence[Any],
-        own_types: dict[int, type],
+        named_types: dict[int, type],
         left_out: dict[int, _LeftOut],
     ) -> TreeRecord:
-        of_leaves = self._rows_of_leaves(leaves, own_types, left_out)
+        of_leaves = self._rows_of_leaves(leaves, named_types, left_out)
         # From JAX's order into that of the layers.
         in_layers = [_LEAF] * len(of_leaves)
         for number, row in zip(self._walk.order, of_leaves):
@@ -109,11 +110,11 @@ class _Recorder:
     def _rows_of_leaves(
         self,
         leaves: Sequence[Any],
-        own_types: dict[int, type],
+        named_types: dict[int, type],
         left_out: dict[int, _LeftOut],
     ) -> list[int]:
         out = [_LEAF] * len(leaves)
-        for number, cls in own_types.items():
+        for number, cls in named_types.items():
             out[number] = self._row(Kind("leaf", _named.class_name(cls)))
         for number, (text, encoded) in left_out.items():
             x = leaves[number]

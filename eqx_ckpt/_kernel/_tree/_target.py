@@ -144,7 +144,8 @@ def impl_of(dtype: object) -> str:
     return found[0]
 
 
-# Leaves that are read alike have one target: a read plans, and makes, those together.
+# These are cached, so that leaves which are read alike share one `Target`: a read plans
+# and makes those together.
 
 
 @ft.lru_cache
@@ -199,10 +200,11 @@ def misfit(template: Template, target: Target) -> Misfit | None:
             types = "int", types[1]
         if types[0] != types[1] or types[0] == "none":
             return Misfit("dtype")
-        # Of one number the kind may be another one.
+        # A single number may come back as one of another kind, and so of another dtype;
+        # but not one of JAX as one of NumPy, or the other way round.
         is_free = target.shape == () and len(kinds) == 2 and kinds != {"jax", "numpy"}
         if not (target.cast or is_free):
-            hint = _kept(template, target) or "`cast=True` converts it."
+            hint = _hint_of_numpy(template, target) or "`cast=True` converts it."
             return Misfit("dtype", hint)
     if target.kind == "jax" and not target.cast:
         if jax.dtypes.canonicalize_dtype(wanted) != wanted:
@@ -233,9 +235,9 @@ def as_read(template: Template, target: Target) -> Template:
     return own._replace(impl=target.impl)
 
 
-def _kept(template: Template, target: Target) -> str:
-    """The way to load an array of NumPy as it is where `jax.eval_shape` has made a
-    narrower one of JAX of it."""
+def _hint_of_numpy(template: Template, target: Target) -> str:
+    """A hint for an array of NumPy of which `jax.eval_shape` has made a narrower one of
+    JAX; "" for any other."""
     if (template.kind, target.kind) != ("numpy", "jax"):
         return ""
     saved = _leaf.saved_dtype(template)
@@ -259,6 +261,8 @@ def is_as_saved(template: Template, target: Target) -> bool:
 
 
 def wanted_dtype(template: Template, target: Target) -> np.dtype:
+    """The dtype of what is loaded. An int of Python has the saved dtype where it may be
+    beyond int64, and other scalars that of their kind."""
     if target.dtype is None:
         if target.kind == "int" and template.dtype in ("int", "uint64"):
             return _leaf.saved_dtype(template)

@@ -131,7 +131,7 @@ class Walk:
         self.above = above
         self.values = Values()
         self.layers: list[Layer] = []
-        # The number, in the order of the layers, of each leaf in JAX's order.
+        # For each leaf in JAX's order its number: leaves are counted layer by layer.
         self.order: list[int] = []
         # The results of `kept_result`, each with the objects that it keeps.
         self._made: dict[Any, tuple[object, Any]] = {}
@@ -204,7 +204,8 @@ class Walk:
         return Layer(len(types), groups, sorted(leaves)), below
 
     def _find_order(self) -> list[int]:
-        """The numbers of the leaves, in the order of the layers, in JAX's order."""
+        """For each leaf in JAX's order its number, where leaves are counted layer by
+        layer."""
         count = sum(len(layer.leaves) for layer in self.layers)
         # An int for a leaf, and for a node the sequence of those of its children.
         nested: Any = self.fold(range(count), Group.rows)
@@ -222,9 +223,9 @@ class Walk:
         leaves: Sequence[T],
         join: Callable[[Group, list[T]], Iterable[T]],
     ) -> T:
-        """What the tree is, made from below: `leaves` has what each leaf is, in the
-        order of the layers, and `join` gives what each node of a group is, by what is
-        in the next layer."""
+        """Computes a value for the tree, from the lowest layer up. `leaves` has the
+        value of each leaf, layer by layer. `join` gives those of the nodes of a group,
+        from the list of all values in the next layer."""
         below: list[Any] = []
         stop = len(leaves)
         for layer in reversed(self.layers):
