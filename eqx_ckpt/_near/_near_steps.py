@@ -75,6 +75,8 @@ class Near(NearSteps):
         self._attempt: Attempt | None = None
         self._is_asked = True
         self._saving: NearSaving | None = None
+        # The step that was due when Ctrl-C came, and that others may begin.
+        self._not_begun: int | None = None
         # Calls of `save_if_due` that have begun. None begins while the lock is held.
         self._calls = 0
         self._lock = _threads.Lock()
@@ -113,6 +115,11 @@ class Near(NearSteps):
                     error.add_note(
                         f"Step {saving.step} is not saved to near disks: {e}"
                     )
+            # The others may wait for this process already.
+            if saving.call is not None:
+                self._of_copy(saving.step).tell_failed(error)
+            if self._not_begun is not None:
+                self._of_part(self._not_begun).tell_failed(error)
 
     def latest(self) -> int | None:
         self.wait()
@@ -132,30 +139,37 @@ class Near(NearSteps):
         )
         return json.dumps(latest).encode()
 
-    def _count(self) -> None:
-        self._calls += 1
+    def _count(self, calls: int) -> None:
+        self._calls += calls
 
     def save_if_due(self, state: PendingState) -> None:
         """Saves a state if it is due. Sends the copies of the near step before, if that
         is due: at the latest before the next near step is saved."""
-        self._lock.run(self._count)
+        self._lock.run(lambda: self._count(1))
         is_due = state.step % self._every == 0
         saving = self._saving
         # All processes agreed on this call before any of them makes it.
         call = None if saving is None else saving.call
+        waits = is_due or (call is not None and self._calls >= call)
         try:
-            if is_due or (call is not None and self._calls >= call):
+            if waits:
                 self.wait()
         finally:
-            if is_due:
+            self._not_begun = None
+            if waits and self._saving is saving is not None:
+                # Ctrl-C came before this process has told the others that it copies the
+                # step before. They wait until it makes this call again.
+                self._lock.run(lambda: self._count(-1))
+                self._not_begun = state.step if is_due else None
+            elif is_due:
                 self._begin(state)
 
     def _begin(self, state: PendingState) -> None:
         """Begins to save a state. It may be changed once this returns."""
-        step, what = state.step, f"Saving step {state.step} to near disks"
+        step = state.step
         if self._is_asked:
             self._begin_attempt(state)
-        processes = self._saves.run_processes.of_call("save a near step", what, step)
+        processes = self._of_part(step)
         with _noted(step):
             with _log.timed("near") as timer, processes.share_errors():
                 plan = _async.stage(self._plan(state), frozenset())
@@ -169,6 +183,14 @@ class Near(NearSteps):
             saving.handle.staged()
         steps = self._saves.steps
         steps.log_step(_log.DEBUG, "Copied to memory", step, seconds=timer.seconds)
+
+    def _of_part(self, step: int) -> Processes:
+        what = f"Saving step {step} to near disks"
+        return self._saves.run_processes.of_call("save a near step", what, step)
+
+    def _of_copy(self, step: int) -> Processes:
+        what = f"Copying step {step} to near disks"
+        return self._saves.run_processes.of_call("copy a near step", what, step)
 
     def _begin_attempt(self, state: PendingState) -> None:
         """Begins an attempt if the step needs one. Before that, each process checks its
@@ -253,8 +275,8 @@ class Near(NearSteps):
         """Sends copies, if there are to be some, and deletes what is older."""
         if saving.call is None or saving.part is None:
             return
-        step, what = saving.step, f"Copying step {saving.step} to near disks"
-        processes = self._saves.run_processes.of_call("copy a near step", what, step)
+        step = saving.step
+        processes = self._of_copy(step)
         with _log.timed("near") as timer, processes.share_errors():
             processes.round()
             own = self._copy(saving.part, saving.rows, processes)

@@ -310,6 +310,19 @@ def test_a_part_that_fails_after_an_error_is_told_with_it(
     assert e.value.__notes__[-1] == "Step 2 is not saved to near disks: no room"
 
 
+@pytest.mark.parametrize("how", ["again", "ends"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_ctrl_c_in_one_process_loses_no_near_step(tmp_path, which, how):
+    """Nor does the other process wait for long: it would give up after a minute."""
+    name = "team_whose_near_step_is_interrupted"
+    done = good(run_team_program(2, name, tmp_path, which, how, timeout=50))
+    assert "interrupted" in done[which] and "interrupted" not in done[1 - which]
+    if how == "again":
+        assert all(out.endswith("[4.0, 4.0] 4\n") for out in done)
+    else:
+        assert f"process {which} has failed: KeyboardInterrupt" in done[1 - which]
+
+
 def test_a_copy_for_which_there_is_no_memory(tmp_path):
     """It is an error in both processes, which go on to the next step. In a restore it
     says nothing of the part that is copied, and no older step is restored."""
