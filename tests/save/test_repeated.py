@@ -389,6 +389,9 @@ def test_named_tuples_that_are_registered_meanwhile_have_their_new_order(tmp_pat
     ec.tree_serialise_leaves(tmp_path / "c", tree)
     ckpt = ec.open(tmp_path / "c")
     assert [ckpt[f"0.{name}"].read().tolist() for name in "nm"] == [[0, 0], [1, 1]]
+    tree = {"a": tree}  # Nothing is kept of its structure.
+    ec.tree_serialise_leaves(tmp_path / "d", tree)
+    assert eqx.tree_equal(ec.tree_deserialise_leaves(tmp_path / "d", tree), tree)
 
 
 def test_arrays_that_lie_otherwise_than_those_before_are_stored_alike(tmp_path):

@@ -61,7 +61,7 @@ def opener_of(cls: type, example: object) -> Opener | None:
         return None
     if _named.is_module(cls):
         return _open_modules if _opens_as_known(example) else _open_each
-    if is_namedtuple(cls) and _is_plain_tuple(cls):
+    if is_namedtuple(cls):
         return _open_namedtuples
     return _open_each
 
@@ -267,9 +267,9 @@ def is_namedtuple(cls: type) -> bool:
     return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
-@ft.lru_cache(maxsize=4096)
 def _is_plain_tuple(cls: Any) -> bool:
-    """Whether JAX knows a type of named tuples without that anybody registered it."""
+    """Whether JAX knows a type of named tuples without that anybody registered it, who
+    may do so at any time."""
     try:
         one = jtu.tree_structure(tuple.__new__(cls, cls._fields))
     except Exception:
@@ -278,6 +278,8 @@ def _is_plain_tuple(cls: Any) -> bool:
 
 
 def _open_namedtuples(cls: Any, nodes: Sequence[Any]) -> list[Opened]:
+    if not _is_plain_tuple(cls):
+        return _open_each(cls, nodes)
     parts = tuple(map(_names.quote, cls._fields))
     kind = Kind("namedtuple", _named.class_name(cls), parts)
     children, by_node = _lay(nodes, len(parts))
