@@ -1,7 +1,9 @@
 """What a save keeps from the one before it never shows: files are those of a first
 save, whatever has changed between the two."""
 
+import collections
 import concurrent.futures as cf
+import dataclasses
 import enum
 import functools as ft
 import gc
@@ -338,6 +340,55 @@ def test_what_is_changed_in_place_is_recorded_anew(tmp_path, monkeypatch, change
     after = _recorded(tmp_path / "c", tree)
     inside.forget()
     assert _recorded(tmp_path / "c", tree) == after != before[0]
+
+
+@dataclasses.dataclass
+class Tagged:
+    """Whose `tag` is in JAX's structure, and is none of its fields."""
+
+    n: Any
+    tag = ""
+
+    def with_tag(self, tag):
+        self.tag = tag
+        return self
+
+
+jax.tree_util.register_pytree_with_keys(
+    Tagged,
+    lambda x: (((jax.tree_util.GetAttrKey("n"), x.n),), x.tag),
+    lambda tag, children: Tagged(*children).with_tag(tag),
+)
+
+
+class Key:
+    """Whose objects differ, and are shown alike."""
+
+    def __repr__(self):
+        return "Key"
+
+
+# Trees that are alike, and whose structures differ.
+STRUCTURES: dict[str, Any] = {
+    "classes of one name": lambda x, i: {enum.Enum("E", "A").A: x},
+    "keys that are shown alike": lambda x, i: {Key(): x},
+    "more than its fields": lambda x, i: Tagged(x).with_tag(f"{i}"),
+    "NaN as a key": lambda x, i: {float("nan"): x},
+    "NaN in a static field": lambda x, i: Model(x, (1, float("nan"))),
+    "a scalar that is NaN": lambda x, i: Model(x, np.float32("nan")),
+    "a list": lambda x, i: Model(x, [1]),
+    "an order of keys": lambda x, i: collections.OrderedDict([(i, x), (1 - i, x)]),
+}
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_a_tree_that_is_loaded_has_the_structure_of_its_own_like(tmp_path, kind):
+    for number in range(2):
+        like = [STRUCTURES[kind](jnp.full(2, number), number)]
+        ec.tree_serialise_leaves(tmp_path / f"{number}", like)
+        found = ec.tree_deserialise_leaves(tmp_path / f"{number}", like)
+        assert jax.tree.structure(found) == jax.tree.structure(like)
+        assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(like)))
 
 
 def test_what_is_kept_of_a_structure_holds_no_arrays(tmp_path):

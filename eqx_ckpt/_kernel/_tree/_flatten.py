@@ -1,6 +1,8 @@
 """A pytree as the rest sees it: leaves with names, and the record of all else."""
 
 import functools as ft
+import itertools as it
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -42,9 +44,10 @@ class Flat:
 
     def _kept(self, what: str, make: Callable[[], T]) -> T:
         """A result that has static values and keys of the tree in it: kept for others
-        like it, if none of these can change."""
-        if self.is_walk_kept and all(map(_is_fixed, self.walk.values.encoded)):
-            return self.walk.kept_result(what, None, make)
+        like it, if all of them have the very same ones."""
+        walk = self.walk
+        if self.is_walk_kept and walk.kept_result("told", None, lambda: _is_told(walk)):
+            return walk.kept_result(what, None, make)
         return make()
 
     def names(self, above: str = "") -> list[str]:
@@ -83,11 +86,26 @@ def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
     return Flat(tree, is_leaf, *_walk.walk_of(tree, is_leaf))
 
 
+# Nodes that give JAX their children, keys and static values, and nothing else. Others
+# have a function of the caller's, which may give more than is recorded.
+_TOLD = frozenset(
+    "none absent list tuple dict ordered default namedtuple module state index".split()
+)
+
+
+def _is_told(walk: Walk) -> bool:
+    """Whether a walk tells all that JAX has of a tree beside its leaves."""
+    keys = (json.loads(kind.keys or "[]") for kind in walk.kinds)
+    values = it.chain(walk.values.encoded, *keys)
+    are_told = all(kind.how in _TOLD for kind in walk.kinds)
+    return are_told and all(map(_is_fixed, values))
+
+
 # Kinds of encoded values that cannot change in place, and have no other value in them.
-# Of "tuple" and "absent" the list of values in them is looked at, if they have one.
+# What is encoded alike is equal, as a NaN is not. Of "tuple" and "absent" the list of
+# values in them is looked at, if they have one.
 _FIXED = frozenset(
-    "float int str complex bytes ellipsis dtype numpy jax builtin scalar absent "
-    "markers tuple range".split()
+    "int str bytes ellipsis dtype numpy jax builtin absent markers tuple range".split()
 )
 
 

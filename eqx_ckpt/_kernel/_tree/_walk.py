@@ -388,8 +388,7 @@ class Walk:
     def are_names_apart(self) -> bool:
         """Whether no two nodes or leaves have one name: no two children of a node have
         one part."""
-        kinds = {group.kind for layer in self.layers for group in layer.groups}
-        return all(len({*kind.parts}) == len(kind.parts) for kind in kinds)
+        return all(len({*kind.parts}) == len(kind.parts) for kind in self.kinds)
 
     def owner(self, number: int) -> type | None:
         """The class of the Module or the dataclass that a leaf is a field of."""
@@ -400,6 +399,11 @@ class Walk:
                 has_fields = group.kind.how in ("module", "dataclass", "index")
                 return group.cls if has_fields else None
         return None
+
+    @ft.cached_property
+    def kinds(self) -> set[Kind]:
+        """The kinds of its nodes."""
+        return {group.kind for layer in self.layers for group in layer.groups}
 
     @ft.cached_property
     def types(self) -> set[type]:
