@@ -122,9 +122,7 @@ class OpenedPieces(NamedTuple):
             if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
                 raise MissingError(f"the end of `{key}` is missing")
         steps = [stride * into.itemsize for stride in strides]
-        into[...] = np.lib.stride_tricks.as_strided(
-            whole, into.shape, steps, writeable=False
-        )
+        into[...] = np.ndarray(into.shape, into.dtype, whole, strides=steps)
 
 
 def _places_in(axis: range, start: int, length: int) -> range:
