@@ -27,9 +27,9 @@ class Key(NamedTuple):
 
 
 class Global(NamedTuple):
-    """The meaning of a known name in a pickle. `kind`: "tensor" or "storage" (of a
-    class), "dtype" or "function". `call` is the function: it is called with the tuple
-    of its arguments, which are anything that a pickle builds."""
+    """The meaning of a known name in a pickle. `kind`: "tensor", "storage" or
+    "quantised" (of a class), "dtype" or "function". `call` is the function: it is
+    called with the tuple of its arguments, which are anything that a pickle builds."""
 
     kind: str
     name: str | None

@@ -27,6 +27,14 @@ _STORAGES = {
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
 }
+# The bytes of these have to be found in old files, where other storages follow them.
+_QUANTISED = {
+    "QInt8": "int8",
+    "QUInt8": "uint8",
+    "QInt32": "int32",
+    "QUInt4x2": "uint8",
+    "QUInt2x4": "uint8",
+}
 _DTYPES = [
     *_STORAGES.values(),
     *("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e4m3fnuz"),
@@ -35,11 +43,13 @@ _DTYPES = [
 
 
 class Storage(NamedTuple):
-    """A file of the zip, and the dtype that its class has."""
+    """A file of the zip, or a part of an old file; the dtype that its class has; and
+    why no tensor of it can be read, if that is so."""
 
     key: str
     nbytes: int
     dtype: str
+    unreadable: Unreadable | None
 
 
 class Tensor(NamedTuple):
@@ -74,12 +84,15 @@ def storage(pid: object) -> Any:
     _, kind, key, _, count, *view = pid
     if type(kind) is Unreadable:
         return kind
-    if any(x is not None for x in view):
-        return _VIEW
-    dtype = kind.name if type(kind) is Global and kind.kind == "storage" else None
+    is_class = type(kind) is Global and kind.kind in ("storage", "quantised")
+    dtype = kind.name if is_class else None
     if dtype is None or type(key) is not str:
         raise _bad("an id of a storage")
-    return Storage(key, _natural(count) * _template.dtype_of(dtype).itemsize, dtype)
+    why = _no_tensor("quantised") if kind.kind == "quantised" else None
+    if any(x is not None for x in view):
+        why = _VIEW
+    nbytes = _natural(count) * _template.dtype_of(dtype).itemsize
+    return Storage(key, nbytes, dtype, why)
 
 
 _VIEW = Unreadable(
@@ -121,6 +134,8 @@ def _tensor_v3(args: tuple) -> Tensor | Unreadable:
 
 def _tensor(args: tuple, dtype: str, metadata: tuple) -> Tensor | Unreadable:
     storage, *where = args[:4]
+    if storage.unreadable is not None:
+        return storage.unreadable
     if any(metadata):
         return Unreadable(
             f"{dtype} tensor",
@@ -325,10 +340,7 @@ NAMES: dict[str, Any] = {
     },
     **{f"torch {dtype}": Global("dtype", dtype) for dtype in _DTYPES},
     **{f"torch {x}Storage": Global("storage", y) for x, y in _STORAGES.items()},
-    **{
-        f"torch {x}Storage": _no_tensor("quantised")
-        for x in ("QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4")
-    },
+    **{f"torch {x}Storage": Global("quantised", y) for x, y in _QUANTISED.items()},
     "torch UntypedStorage": Global("storage", "uint8"),
     "torch.storage UntypedStorage": Global("storage", "uint8"),
     "torch Tensor": _TENSOR,

@@ -73,12 +73,16 @@ def old(
     keys = [str(i) for i in range(count)]
     of = {x: storage(x, 4)[:-2] + b"NtQ" for x in keys}
     tensors = {x: tensor(shape, strides, of=of[x]) for x in keys}
+    stored = {x: struct.pack("<Q4f", 4, *[int(x)] * 4) for x in keys}
+    return old_file(state(**tensors), stored)
+
+
+def old_file(pickle_of_all: bytes, stored: dict[str, bytes]) -> bytes:
+    """A file of before version 1.6, of a pickle and of storages, each with its length
+    in elements before it."""
     head = 0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}
-    parts = [*(pickle.dumps(x, 2) for x in head), state(**tensors)]
-    parts.append(pickle.dumps(keys, 2))
-    for i in range(count):
-        parts.append(struct.pack("<Q4f", 4, i, i, i, i))
-    return b"".join(parts)
+    parts = [*(pickle.dumps(x, 2) for x in head), pickle_of_all]
+    return b"".join([*parts, pickle.dumps([*stored], 2), *stored.values()])
 
 
 _DO = b"(" + text("touch canary") + b"tR"

@@ -7,6 +7,7 @@ import datetime
 import json
 import pickle
 import re
+import struct
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -41,6 +42,22 @@ def _torch(bad):
         made = pickle.dumps(bad, 2)[2:-1] if not isinstance(bad, bytes) else bad
         rows = good[:-2] + pickles.text("bad") + made + good[-2:]
         pickles.write(path, rows)
+
+    return make
+
+
+def _old(kind, view):
+    """A tensor of an old file, before whose storages another one lies."""
+
+    def make(path):
+        of = {x: pickles.storage(x, 2) for x in "ab"}
+        of["a"] = pickles.storage("a", 3, kind)[:-2] + view + b"tQ"
+        of["b"] = of["b"][:-2] + b"NtQ"
+        rows = {"bad": pickles.tensor((2,), of=of["a"])}
+        rows |= {"w": pickles.tensor((2,), of=of["b"]), "z": b"K\0"}
+        stored = {"a": struct.pack("<Q3i", 3, 1, 2, 3)}
+        stored["b"] = struct.pack("<Q2f", 2, 0, 0)
+        path.write_bytes(pickles.old_file(pickles.state(**rows), stored))
 
     return make
 
@@ -104,6 +121,12 @@ FILES = {
     "axes.pt": (_torch(pickles.tensor((1,) * 40, (1,) * 40)), "float32", "40 axes"),
     "generator.pt": (_torch(np.random.default_rng()), "numpy", "numpy.random"),
     "array.pt": (_torch(np.ones(2)), "numpy", "_reconstruct"),
+    "quantised.pth": (_old("QInt32Storage", b"N"), "quantised", "x.dequantize"),
+    "view.pth": (
+        _old("FloatStorage", b"(" + pickles.text("c") + b"K\1K\2t"),
+        "tensor",
+        "part of a storage",
+    ),
     "type.msgpack": (_msgpack(msgpack.ExtType(9, b"abc")), "msgpack type 9", "type 9"),
     "dtype.msgpack": (
         _msgpack(msgpack.ExtType(1, msgpack.packb(((2,), "object", b"12")))),
