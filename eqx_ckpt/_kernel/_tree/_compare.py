@@ -137,7 +137,7 @@ class Comparison:
                 found[rows] = True
             else:
                 below = {(pair.saved_row, pair.row) for pair in self._children(x, y)}
-                if new := below - found.keys():
+                if new := below.difference(found):  # `-` looks at all of it.
                     stack += new
                 else:
                     is_clean_below = all(map(found.__getitem__, below))
