@@ -102,6 +102,11 @@ def _apply(
     if isinstance(step, Rename):
         values = _nested.flat(value)
         if len(values) != len(of_rules):
+            if len({*of_rules}) > 1:
+                raise ValueError(
+                    "the rename has other adapters for some of these leaves than for "
+                    "others, and they are one array by then: put it first"
+                )
             of_rules = [of_rules[0]] * len(values)
         made = [
             ft.reduce(lambda x, adapter: adapter(x, first), adapters, x)

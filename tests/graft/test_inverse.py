@@ -422,3 +422,15 @@ def test_several_lists_and_back(tmp_path):
     like = jax.tree.map(jnp.zeros_like, listed)
     back, _ = ec.graft(like, tmp_path / "stacked", [pair])
     assert eqx.tree_equal(back, listed)
+
+
+def test_a_rename_after_what_puts_leaves_together(tmp_path):
+    saved = {"a": {"kernel": np.ones((2, 2))}, "b": {"weight": np.ones((2, 2))}}
+    ec.tree_serialise_leaves(tmp_path / "c", saved)
+    rules = ec.rename([("kernel", "weight", adapt.transpose())])
+    like = {"weight": np.zeros((2, 2, 2))}
+    nodes = lambda c: [c.a, c.b]
+    with pytest.raises(RuntimeError, match="one array by then: put it first"):
+        pair = (lambda m: m, nodes, adapt.stack(), rules)
+        ec.graft(like, tmp_path / "c", [pair])
+    ec.graft(like, tmp_path / "c", [(lambda m: m, nodes, rules, adapt.stack())])
