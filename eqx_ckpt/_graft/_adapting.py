@@ -1,6 +1,5 @@
 """The value of a leaf of the model, or of those that an adapter makes together."""
 
-import functools as ft
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -98,7 +97,6 @@ def _apply(
             raise ValueError(f"it gives {made} arrays, and the model has {count}")
         return value
     step, *rest = steps
-    first = _nested.flat(likes)[0]
     if isinstance(step, Rename):
         values = _nested.flat(value)
         if len(values) != len(of_rules):
@@ -109,23 +107,39 @@ def _apply(
                 )
             of_rules = [of_rules[0]] * len(values)
         made = [
-            ft.reduce(lambda x, adapter: adapter(x, first), adapters, x)
+            _apply_rules(adapters, x, rest, value, likes)
             for x, adapters in zip(values, of_rules)
         ]
         value = _nested.filled(value, iter(made))
     elif step.many == "like":
-        before = [_before(rest, like, of_rules[0]) for like in likes]
+        before = [_before(rest, value, like, of_rules[0]) for like in likes]
         some = _items(step(value, before), likes)
         return [_apply(rest, x, like, of_rules) for x, like in zip(some, likes)]
     elif step.many == "saved":
-        value = _innermost(step, value, first)
+        value = _innermost(step, value, _nested.flat(likes)[0])
     elif _makes_one_of_the_other(step, rest, value, likes):
         value = step(value, likes)
         if isinstance(likes, list):
             value = _items(value, likes)
     else:
-        value = _nested.mapped(lambda x: step(x, first), value)
+        like = _like(step, rest, value, likes, of_rules[0])
+        value = _nested.mapped(lambda x: step(x, like), value)
     return _apply(rest, value, likes, of_rules)
+
+
+def _apply_rules(
+    adapters: Sequence[Adapter],
+    x: Any,
+    rest: Sequence[PairStep],
+    value: Nested,
+    likes: Nested,
+) -> Any:
+    """A leaf by the adapters that the rules of a rename have for it. `rest`: the steps
+    after the rename."""
+    for number, adapter in enumerate(adapters, 1):
+        later = [*adapters[number:], *rest]
+        x = adapter(x, _like(adapter, later, value, likes, ()))
+    return x
 
 
 def _makes_one_of_the_other(
@@ -139,11 +153,41 @@ def _makes_one_of_the_other(
     )
 
 
+class _Like(NamedTuple):
+    """What an adapter of ours is told of a leaf of the model, before later steps."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _like(
+    step: Adapter,
+    rest: Sequence[PairStep],
+    value: Nested,
+    likes: Nested,
+    of_rules: Sequence[Adapter],
+) -> Any:
+    """The leaf of the model that a step makes, as it is before the `rest` of the steps,
+    as far as these can be undone. A function of the user's is given the leaf itself."""
+    first = _nested.flat(likes)[0]
+    if step.own or not rest or not hasattr(first, "dtype"):
+        return first
+    try:
+        before = _nested.flat(_before(rest, value, likes, of_rules))[0]
+    except (ValueError, TypeError, AttributeError):
+        return first
+    return _Like(tuple(before.shape), first.dtype)
+
+
 def _before(
-    steps: Sequence[PairStep], like: Nested, of_rules: Sequence[Adapter]
-) -> LazyArray:
+    steps: Sequence[PairStep],
+    saved: Nested,
+    like: Nested,
+    of_rules: Sequence[Adapter],
+) -> Any:
     """An array of the shape of a leaf before these steps: that it has to have
-    where an adapter makes several of one by the shapes of those."""
+    where an adapter makes several of one by the shapes of those. `saved` is what the
+    steps are applied to."""
 
     def empty(x: Any) -> LazyArray:
         return _deferred.later([], lambda _: np.zeros(0), np.shape(x), np.uint8)
@@ -155,7 +199,10 @@ def _before(
             undo = adapter.undo and adapter.undo()
             if undo and undo.many == "saved":
                 value = _innermost(undo, value, like)
-            elif undo and undo.many is None:
+            elif undo and undo.many == "like":  # Of the outermost list that is left.
+                value = undo(value, [value] * len(saved))[0]
+                saved = saved[0]
+            elif undo:
                 value = _nested.mapped(lambda x, undo=undo: undo(x, x), value)
     return value
 

@@ -424,6 +424,45 @@ def test_several_lists_and_back(tmp_path):
     assert eqx.tree_equal(back, listed)
 
 
+def test_an_adapter_is_told_the_leaf_before_later_adapters(tmp_path):
+    theirs = [
+        {"kernel": np.random.randn(3, 3, 4, 8), "bias": np.random.randn(8)}
+        for _ in range(2)
+    ]
+    ec.tree_serialise_leaves(tmp_path / "theirs", theirs)
+    moved, spread = adapt.channels_first(), adapt.unit_axes()
+    ours = {"weight": np.zeros((2, 8, 4, 3, 3)), "bias": np.zeros((2, 8, 1, 1))}
+    rules = [("kernel", "weight", moved), ("bias", spread)]
+    renamed = ec.rename([("kernel", "weight")])
+    for how in (
+        [ec.rename(rules), adapt.stack()],
+        [renamed, moved, spread, adapt.stack()],
+        [renamed, spread, moved, adapt.stack()],
+    ):
+        pair = (lambda m: m, lambda c: c, how)
+        made, _ = ec.graft(ours, tmp_path / "theirs", [pair])
+        for i, layer in enumerate(theirs):
+            expected = layer["kernel"].transpose(3, 2, 0, 1)
+            assert np.array_equal(made["weight"][i], expected)
+            assert np.array_equal(made["bias"][i].ravel(), layer["bias"])
+        ec.tree_serialise_leaves(tmp_path / "ours", made, overwrite=True)
+        back = ec.inverse(how, ec.open(tmp_path / "theirs").tree)
+        pair = (lambda m: m, lambda c: c, back)
+        again, _ = ec.graft(theirs, tmp_path / "ours", [pair])
+        assert_alike(again, theirs)
+
+
+@pytest.mark.parametrize("more", [[], [adapt.stack()]])
+def test_rows_before_a_transpose(tmp_path, more):
+    saved = np.arange(12.0).reshape(4, 3)
+    ec.tree_serialise_leaves(tmp_path / "c", {"w": saved})
+    like = np.zeros((*[1] * len(more), 3, 6))
+    how = [adapt.rows(7.0), adapt.transpose(), *more]
+    pair = (lambda m: m, lambda c: [c.w], how)
+    made, _ = ec.graft(like, tmp_path / "c", [pair])
+    assert np.array_equal(made.reshape(3, 6).T, [*saved, [7.0] * 3, [7.0] * 3])
+
+
 def test_a_rename_after_what_puts_leaves_together(tmp_path):
     saved = {"a": {"kernel": np.ones((2, 2))}, "b": {"weight": np.ones((2, 2))}}
     ec.tree_serialise_leaves(tmp_path / "c", saved)
