@@ -28,7 +28,8 @@ from ._foreign_index import ForeignLeaf, names_of, names_of_paths
 MAGIC = b"\x93NUMPY"
 # NumPy writes this, and pads it with spaces to a multiple of 64 bytes.
 _pattern = re.compile(
-    rb"\{ *'descr': *(?:'([<>|=]?[A-Za-z][0-9]*(?:\[[0-9A-Za-z]*\])?)'|(\[[ -~]*\])), *"
+    rb"\{ *'descr': *"
+    rb"(?:'([<>|=]?[A-Za-z][0-9]*(?:\[[0-9A-Za-z]*\])?)'|(\[[^\0-\x1f]*\])), *"
     rb"'fortran_order': *(True|False), *"
     rb"'shape': *\(([0-9L, ]*)\) *(?:, *)?\} *\n?"
 )

@@ -101,6 +101,7 @@ FILES = {
     "object.npz": (_npz(np.array([{}], object)), r"O\[1\]", "Python's objects"),
     "date.npz": (_npz(np.zeros(2, "M8[s]")), r"M8\[s\]\[2\]", "of dates"),
     "fields.npz": (_npz(np.zeros(2, [("a", "f4")])), r"V\[2\]", "records with fields"),
+    "letters.npz": (_npz(np.zeros(2, [("é", "f4")])), r"V\[2\]", "records with"),
     "long.npz": (_npz(np.zeros(2, np.longdouble)), r"f16\[2\]", "longdouble|float128"),
     "axes.npz": (_npz(np.zeros((1,) * 40, "f4")), "float32", "40 axes, and at most 32"),
     "date.pt": (
