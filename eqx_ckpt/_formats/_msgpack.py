@@ -231,7 +231,10 @@ class _Reader:
         if kind not in ("str", "bin"):
             return token
         if value > _MAX_TEXT:
-            raise ValueError(f"it has a text of {value} bytes")
+            self.pass_over(value)
+            what = "a text" if kind == "str" else "bytes"
+            why = f"it has {value} bytes, and at most {_MAX_TEXT} are read of {what}"
+            return _Token("value", Unreadable(what, f"{why}. Load it with flax"))
         data = self._take(value)
         try:
             return _Token("value", data if kind == "bin" else data.decode())

@@ -113,7 +113,7 @@ HOSTILE = {
     "more than a map": (_file(_good) + b"x", "more bytes"),
     "a map of 2^32 items": (b"\xdf\xff\xff\xff\xff\xa1a\x01", "middle"),
     "a list of 2^32 items": (b"\x81\xa1a\xdd\xff\xff\xff\xff", "middle"),
-    "a text of 4 GB": (b"\x81\xdb\xff\xff\xff\xffabc", "a text of"),
+    "a text of 4 GB": (b"\x81\xdb\xff\xff\xff\xffabc", "middle"),
     "an array of 4 GB that is not there": (
         b"\x81\xa1w\xc9"
         + struct.pack(">Ib", 2**32 - 1, 1)
@@ -133,6 +133,7 @@ HOSTILE = {
     "a key that is a list": (b"\x82\xa1a\x01\x91\x01\x01", "no string"),
     "a nest of 10,000 maps": (b"\x81\xa1a" * 10_000 + b"\x01", "nested more"),
     "a byte that is nothing": (b"\x81\xa1a\xc1", "which is nothing"),
+    "a key of 2 MiB": (msgpack.packb({"k" * 2**21: 1}), "no string"),
     "a text that is not UTF-8": (b"\x81\xa1\xff\x01", "not UTF-8"),
     "an array in pieces": (
         msgpack.packb({"w": {"__msgpack_chunked_array__": True}}),

@@ -139,6 +139,8 @@ FILES = {
         "an array in pieces",
         "1 GiB",
     ),
+    "text.msgpack": (_msgpack("é" * 2**20), "a text", "it has 2097152 bytes"),
+    "bytes.msgpack": (_msgpack(bytes(2**21)), "bytes", "it has 2097152 bytes"),
     "orbax": (_orbax, "array", "unknown dtype 'r16'"),
 }
 
