@@ -3,6 +3,7 @@ save, whatever has changed between the two."""
 
 import collections
 import concurrent.futures as cf
+import contextlib
 import dataclasses
 import enum
 import functools as ft
@@ -302,9 +303,9 @@ def _check_calls(calls):
             assert _given(route, path, [like, SHARED], root) == found
 
 
-def _recorded(path, tree):
+def _recorded(path, tree, **options):
     """The templates of a save, and the record of its tree."""
-    index, _ = _saved(path, tree, {}, "sync")
+    index, _ = _saved(path, tree, options, "sync")
     return index["templates"], index["tree"]
 
 
@@ -421,6 +422,30 @@ def test_what_is_kept_of_a_structure_knows_registered_types(tmp_path):
         inside.forget()
         assert registered == _recorded(tmp_path / "c", tree) != before[0]
     assert _recorded(tmp_path / "c", tree) == before[0] == before[1]
+
+
+class Holder:
+    """An object that is recorded by its class alone."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize("kind", ["registered", "with an array"])
+def test_what_is_kept_of_a_structure_knows_what_is_left_out_on_purpose(tmp_path, kind):
+    def record(value):
+        tree = {"a": jnp.ones(2), "b": Holder(value)}
+        return _recorded(tmp_path / "c", tree, filter_spec=eqx.is_array)
+
+    before = [record(1) for _ in range(3)]
+    with contextlib.ExitStack() as stack:
+        if kind == "registered":
+            get = lambda x: x.value
+            stack.enter_context(ec.register_leaf(Holder, get, Holder))
+        value = 1 if kind == "registered" else jnp.ones(2)
+        after = record(value)
+        inside.forget()
+        assert after == record(value) != before[0]
 
 
 def test_named_tuples_that_are_registered_meanwhile_have_their_new_order(tmp_path):

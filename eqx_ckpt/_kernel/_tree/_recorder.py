@@ -31,10 +31,12 @@ _PLAIN = tuple(_leaf.PLAIN.values())
 
 
 class _LeftOut(NamedTuple):
-    """The encoded value of a leaf that is not stored, and its JSON."""
+    """The encoded value of a leaf that is not stored, and its JSON. `is_left`: it was
+    left out on purpose, as a save stores it by default."""
 
     text: str
     encoded: Any
+    is_left: bool
 
 
 def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRecord:
@@ -42,12 +44,11 @@ def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRec
     is kept is made once for all trees like it."""
     named_types = _named_types(leaves, chosen)
     left_out = _left_out(walk, leaves, chosen)
-    make = lambda: _Recorder(walk).record(leaves, named_types, left_out)
+    make = lambda: _Recorder(walk).record(len(leaves), named_types, left_out)
     if not walk.is_kept:
         return make()
-    # What is stored is not in the key: a skeleton has the record of its tree. The types
-    # of the others say which were left out on purpose.
-    others = tuple((out.text, type(leaves[i])) for i, out in left_out.items())
+    # What is stored is not in the key: a skeleton has the record of its tree.
+    others = tuple((out.text, out.is_left) for out in left_out.values())
     key = "record", bytes(chosen), tuple(named_types.items()), others
     return walk.kept_result(key, None, make)
 
@@ -73,7 +74,8 @@ def _left_out(
         if (id(x), owner) not in known:
             is_array = isinstance(x, (jax.Array, np.ndarray))
             made = _ARRAY if is_array else _codec.encode(x, owner)
-            known[id(x), owner] = _LeftOut(json.dumps(made), made)
+            is_left = not callable(x) and _filters.by_default(x)
+            known[id(x), owner] = _LeftOut(json.dumps(made), made, is_left)
         out[number] = known[id(x), owner]
     return out
 
@@ -91,12 +93,10 @@ class _Recorder:
         self._row(Kind("leaf"))  # `_LEAF`
 
     def record(
-        self,
-        leaves: Sequence[Any],
-        named_types: dict[int, type],
-        left_out: dict[int, _LeftOut],
+        self, count: int, named_types: dict[int, type], left_out: dict[int, _LeftOut]
     ) -> TreeRecord:
-        of_leaves = self._rows_of_leaves(leaves, named_types, left_out)
+        """The record of a tree of so many leaves."""
+        of_leaves = self._rows_of_leaves(count, named_types, left_out)
         # From JAX's order into that of the layers.
         in_layers = [_LEAF] * len(of_leaves)
         for number, row in zip(self._walk.order, of_leaves):
@@ -108,18 +108,12 @@ class _Recorder:
         return TreeRecord(list(self._kinds), self._values.encoded, rows)
 
     def _rows_of_leaves(
-        self,
-        leaves: Sequence[Any],
-        named_types: dict[int, type],
-        left_out: dict[int, _LeftOut],
+        self, count: int, named_types: dict[int, type], left_out: dict[int, _LeftOut]
     ) -> list[int]:
-        out = [_LEAF] * len(leaves)
+        out = [_LEAF] * count
         for number, cls in named_types.items():
             out[number] = self._row(Kind("leaf", _named.class_name(cls)))
-        for number, (text, encoded) in left_out.items():
-            x = leaves[number]
-            # One that a save stores by default was left out on purpose.
-            is_left = not callable(x) and _filters.by_default(x)
+        for number, (text, encoded, is_left) in left_out.items():
             kind = Kind("left" if is_left else "value", data=("",))
             out[number] = self._row(kind, values=[self._values.add(text, encoded)])
         return out
