@@ -95,7 +95,7 @@ class ForeignSource(Source):
         return self.is_stored(record) or record.leaf_index in self.strides
 
     def _origin(self, record: LeafRecord, file: int, offset: int) -> Stored:
-        """The array that a leaf is read from. A leaf that is a run of bytes is one
+        """The array that a scattered leaf is read from. One with `strides` is one
         piece, from `offset` of the `file` on."""
         if record.leaf_index in self.stored:
             return self.stored[record.leaf_index]
@@ -109,7 +109,7 @@ class ForeignSource(Source):
         wanted: Sequence[tuple[LeafRecord, Sequence[int]]],
         unpinned: Backend | None = None,
     ) -> list[Any]:
-        # Only scattered leaves are opened together, and a run of bytes alone.
+        # All of them are scattered, or there is one leaf, a run of bytes.
         if not self.is_scattered(wanted[0][0]):
             return super().open(wanted, unpinned)
         starts = self.index.extents.starts(r.leaf_index for r, _ in wanted)
@@ -148,16 +148,16 @@ class ForeignSource(Source):
         else:
             context = ts.Context({_arrays.NODES: {}}, parent=context)
             has_driver = root.has_driver()
-            make_stores = self._make_databases if has_driver else self._copy_to_memory
+            make_stores = self._make_database if has_driver else self._copy_to_memory
             kvstores = make_stores(stored, context)
         specs = [{**x.spec, "kvstore": kv} for (x, _), kv in zip(stored, kvstores)]
         return _arrays.opened(specs, context)
 
-    def _make_databases(
+    def _make_database(
         self, stored: Sequence[tuple[ForeignArray, Sequence[int]]], context: ts.Context
     ) -> list[dict[str, Any]]:
-        """Makes databases of our own, which say where the chunks of some arrays lie in
-        the files of this one: a directory in one for each array."""
+        """Makes a database in memory that says where chunks of some arrays lie in the
+        files of `nodes`. Returns the spec of a directory in it for each array."""
         assert self.nodes is not None
         find, files, inline = self.nodes.locate, self.nodes.files, self.nodes.inline
         chunks = [
@@ -188,6 +188,7 @@ class ForeignSource(Source):
                         continue
                     file, start, size = at
                     stop = start + size
+                    # The number after that of the last file: it lies in a node.
                     if file == len(database.files):
                         kv.write(name, database.inline[start:stop]).result()
                         continue

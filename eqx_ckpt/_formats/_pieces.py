@@ -151,8 +151,8 @@ def span(shape: Sequence[int], strides: Sequence[int]) -> int:
 def choose_strided(
     shape: Sequence[int], strides: Sequence[int], itemsize: int, target: int
 ) -> tuple[int, ...]:
-    """The shape of the chunks in which an array is read that does not lie row after
-    row. A chunk has at most about `target` bytes, and so has all that lies from its
+    """The shape of the chunks in which an array is read whose elements lie `strides`
+    apart. A chunk has at most about `target` bytes, and so has all that lies from its
     first element to its last. The axis with the longest steps is cut first."""
     chunk = [max(1, n) for n in shape]
     target //= itemsize

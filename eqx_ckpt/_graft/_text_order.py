@@ -13,23 +13,26 @@ _SIDES = "model", "checkpoint"
 
 
 class _Numbered(NamedTuple):
-    """Names that differ only in a number: what is before it, what is after it, and the
-    numbers of each."""
+    """Names that differ only in numbers. `parts` has each name, cut at its numbers, and
+    `places` says which of the parts are the numbers that differ."""
 
-    before: str
-    after: str
-    numbers: list[str]
+    names: Sequence[str]
+    parts: list[list[str]]
+    places: list[int]
 
     @property
     def order(self) -> list[int]:
-        """The places of the names, by their numbers."""
-        return sorted(range(len(self.numbers)), key=lambda i: int(self.numbers[i]))
+        """The places of the names in `names`, by their numbers."""
+        numbers = lambda i: [int(self.parts[i][at]) for at in self.places]
+        return sorted(range(len(self.parts)), key=numbers)
 
     @property
     def is_in_text_order(self) -> bool:
-        """Whether they are sorted as texts, and not as numbers."""
-        is_by_number = self.order == [*range(len(self.numbers))]
-        return self.numbers == sorted(self.numbers) and not is_by_number
+        """Whether they are sorted as texts, as JAX sorts the keys of dicts, and not by
+        their numbers: `10_a` is before `1_a`, as `0` is before `_`."""
+        texts = [name.split(".") for name in self.names]
+        is_by_number = self.order == [*range(len(texts))]
+        return texts == sorted(texts) and not is_by_number
 
 
 def check_nodes(
@@ -37,29 +40,29 @@ def check_nodes(
     groups: Sequence[tuple[Nested, Nested]],
     code_of: Callable[[str], str | None],
 ) -> None:
-    """Checks the order of the nodes of a pair, on both sides. Two things have an order:
-    a list of which an adapter makes one leaf, or that it makes of one; and the
-    `groups`, which are paired one by one. `code_of` gives the code of a node of the
-    model.
+    """Checks the order of the nodes of a pair, on both sides. The order counts in two
+    places: in a list of which an adapter makes one leaf, or which it makes of one; and
+    among the `groups`, whose nodes are paired one by one. `code_of` gives the code of a
+    node of the model.
 
     **Raises:** `ValueError` for a list of nodes in the order of texts; and for nodes in
     that order that are paired with nodes in another one. Names that differ in more than
-    one number are not checked.
+    numbers are not checked.
     """
     for group in groups:
         for side, nodes in zip(_SIDES, group):
             for names in _lists(nodes):
                 found = _numbered(names)
                 if found is not None and found.is_in_text_order:
-                    raise _error(label, side, found, names, code_of)
+                    raise _error(label, side, found, code_of)
     sides = [[_first_name(group[i]) for group in groups] for i in range(len(_SIDES))]
     ours, theirs = map(_numbered, sides)
     # One side may count from 0 and the other from 1.
     if ours is None or theirs is None or ours.order == theirs.order:
         return
-    for side, names, found in zip(_SIDES, sides, (ours, theirs)):
+    for side, found in zip(_SIDES, (ours, theirs)):
         if found.is_in_text_order:
-            raise _error(label, side, found, names, code_of)
+            raise _error(label, side, found, code_of)
 
 
 def _lists(nodes: Nested) -> Iterator[list[str]]:
@@ -76,35 +79,31 @@ def _first_name(nodes: Nested) -> str:
 
 
 def _numbered(names: Sequence[str]) -> _Numbered | None:
-    """None unless they differ in one number alone."""
+    """The names, cut at their numbers; None if they differ in anything else, or not at
+    all."""
     parts = [_names.NUMBERS.split(x) for x in names]
     if len({len(x) for x in parts}) != 1:
         return None
     places = [i for i, some in enumerate(zip(*parts)) if len(set(some)) > 1]
-    if len(places) != 1 or places[0] % 2 == 0:
-        return None
-    (at,) = places
-    first = parts[0]
-    numbers = [x[at] for x in parts]
-    return _Numbered("".join(first[:at]), "".join(first[at + 1 :]), numbers)
+    are_numbers = places and all(at % 2 for at in places)
+    return _Numbered(names, parts, places) if are_numbers else None
 
 
 def _error(
-    label: str,
-    side: str,
-    found: _Numbered,
-    names: Sequence[str],
-    code_of: Callable[[str], str | None],
+    label: str, side: str, found: _Numbered, code_of: Callable[[str], str | None]
 ) -> ValueError:
-    before, after, numbers = found
-    form = f'f"{before}{{i}}{after}"'
-    if side == "model":
-        # The key of the node, and what is around it in the code.
-        last, end = before.rpartition(".")[2], after.partition(".")[0]
-        key = f"{last}{numbers[0]}{end}"
-        head, found_key, tail = (code_of(names[0]) or "").rpartition(f"['{key}']")
-        form = f'{head}[f"{last}{{i}}{end}"]{tail}' if found_key else ""
-    values = sorted(map(int, numbers))
+    names, form = found.names, ""
+    at, first = found.places[0], found.parts[0]
+    if len(found.places) == 1:
+        before, after = "".join(first[:at]), "".join(first[at + 1 :])
+        form = f'f"{before}{{i}}{after}"'
+        if side == "model":
+            # The key of the node, and what is around it in the code.
+            last, end = before.rpartition(".")[2], after.partition(".")[0]
+            key = f"{last}{first[at]}{end}"
+            head, found_key, tail = (code_of(names[0]) or "").rpartition(f"['{key}']")
+            form = f'{head}[f"{last}{{i}}{end}"]{tail}' if found_key else ""
+    values = sorted(int(x[at]) for x in found.parts)
     is_range = values == [*range(len(values))]
     loop = f"for i in {f'range({len(values)})' if is_range else values}"
     shown = ", ".join(f"`{x}`" for x in names[:4]) + (", ..." if names[4:] else "")

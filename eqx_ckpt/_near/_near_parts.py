@@ -85,7 +85,8 @@ class Parts:
             whole = Checkpoint(dataclasses.replace(source, index=index))
             try:
                 found = _checkpoint.match_leaves(whole, self._like, self._options)
-            except DamagedError:  # An `OSError` may be of the function `source=`.
+            # Not by `_reading`: an `OSError` may be that of the caller's `source=`.
+            except DamagedError:
                 self.unreadable.add(part)
                 raise
             self._matches[part] = found
@@ -108,7 +109,8 @@ class Parts:
         return _part_choice.report(leaves, nbytes, wanted, count)
 
     def own_state(self, part: int) -> bytes:
-        """The own state in a part, as it is stored."""
+        """The own state in a part (`own=` of `CheckpointManager.save`), as it is
+        stored."""
         source = self._source(part)
         with self._reading(part):
             return _own.bytes_of(Checkpoint(source), 0)

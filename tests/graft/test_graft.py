@@ -859,6 +859,23 @@ def test_layers_in_the_order_of_texts(
     assert eqx.tree_equal(made, model)
 
 
+@pytest.mark.parametrize("form", ["layer_{}_attn", "block{}.attn", "h{0}_{0}", "{}-x"])
+def test_layers_in_the_order_of_other_texts(tmp_path, form):
+    """With more after the number, or with more numbers."""
+    saved = {form.format(i): jnp.full(2, float(i)) for i in range(12)}
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    listed, zeros = jnp.zeros((12, 2)), [jnp.zeros(2)] * 12
+    every = lambda c: [c[key] for key in c]
+    for model, *steps in ((listed, ec.adapters.stack()), (zeros,)):
+        pair = (lambda m: m, every, *steps)
+        text = refused(tmp_path / "x", model, [pair], ValueError)
+        assert "in this order, which is that of texts" in text
+        keys = [form.format(i) for i in range(12)]
+        by_number = lambda c: [c[key] for key in keys]
+        made, _ = ec.graft(model, tmp_path / "x", [(lambda m: m, by_number, *steps)])
+        assert [float(x[0]) for x in made] == [*range(12)]
+
+
 def test_layers_in_another_order_that_is_meant(tmp_path):
     """Or in one that both sides have."""
     ec.tree_serialise_leaves(tmp_path / "x", {"layers": LAYERS})

@@ -23,8 +23,9 @@ class Kind(NamedTuple):
     - `cls`: the module and the qualified name of the class; `""` for Python's own.
     - `parts`: the part that each child adds to its dotted name. Empty for a dict
       whose keys are not recorded, as the names of its leaves tell them.
-    - `data`: the parts that static values add to that name.
-    - `labels`: for children without keys, the attribute that each is; None if none.
+    - `data`: the part that each static value adds to it.
+    - `labels`: for children without keys, the attribute that each is; None if none. (A
+        `Label`, of an entry of an eqx.nn.State, is something else.)
     - `keys`: the keys of a dict, encoded as JSON, if not all are strings.
     """
 
@@ -234,8 +235,12 @@ class TreeRecord:
 
     def node_names(self, root_name: str = "") -> list[str]:
         """The names of all nodes with children or values."""
-        some = zip(self.rows, self.has_values, self.is_value)
-        wanted = [bool(row.children) or own and not leaf for row, own, leaf in some]
+        # A row without children has no values but its own.
+        found = zip(self.rows, self.has_values, self.is_value)
+        wanted = [
+            bool(row.children) or has_values and not is_value
+            for row, has_values, is_value in found
+        ]
         return [name for name, _ in self.nodes(wanted, root_name)]
 
     # ---- Static values.

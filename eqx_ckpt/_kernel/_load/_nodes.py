@@ -64,7 +64,7 @@ class StoredBody(Body):
 
     @ft.cached_property
     def _groups(self) -> dict[str, list[int | str]]:
-        """The members below each child, by its component."""
+        """The members at and below each child, by its component."""
         names = self.source.index.leaves.names
         start = len(self.name) + 1 if self.name else 0
         out: dict[str, list[int | str]] = {}
@@ -110,10 +110,11 @@ class StoredBody(Body):
             return Node(StoredBody(self.source, name, members, self._gaps_left, above))
         if len(leaf_indices) > 1:
             raise DamagedError(f"The index has a leaf and a node at {name!r}.")
-        # Of the nodes above it each has looked at one component of the name.
+        # This node and those above it have each checked one component (`_key`).
         keys = leaves.templates[leaves.template_of[leaf_indices[0]]].keys
-        known = len(keys) == self._depth + 1 and len(name) <= _names.MAX_NAME
-        return _lazy.lazy_of(self.source, leaves.record(leaf_indices[0], known))
+        is_checked = len(keys) == self._depth + 1 and len(name) <= _names.MAX_NAME
+        record = leaves.record(leaf_indices[0], is_name_checked=is_checked)
+        return _lazy.lazy_of(self.source, record)
 
     def _letters(self, members: list[int | str]) -> set[str]:
         """The letters of the keys (see `Template.keys`) by which the node leads to the
@@ -147,8 +148,9 @@ class StoredBody(Body):
     def _likely_key(self, component: str) -> NodeKey:
         """A likely key of a child without leaves. The index does not say of which kind
         it is, so it gets the kind of those beside it, if it can have that."""
-        # Letters of the children beside it come first; if none can have this component,
-        # any that can. FORMAT.md has all letters.
+        # First the letters of the children beside it, then any that can have this
+        # component: s and f for a number, i for an integer key, o for any other key, a
+        # for an attribute, k for a string (FORMAT.md, "Templates").
         for letter in [*filter(self._all_letters.__contains__, "sfiak"), *"sioa"]:
             with contextlib.suppress(ValueError):
                 key = _names.key_of(letter, component, self._depth == 0)

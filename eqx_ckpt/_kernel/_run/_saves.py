@@ -154,7 +154,8 @@ class Saves:
         given = state.metadata or {}
         may_reuse = self._policy.reuse and self.options.layout in _layouts.PACKED
         options = self.options._replace(
-            # Its tag is its own: it never meets what an interrupted save has left.
+            # The processes of the save itself have a tag of this call alone, so they
+            # never meet messages that an interrupted save has left.
             processes=call.for_part(self.run_processes.together, f"step {step}, save"),
             overwrite=decision.may_replace,
             reuse=self._last_whole if may_reuse else None,
@@ -250,7 +251,7 @@ class Saves:
                     if writers.leads:
                         self._make_way(step, options.overwrite)
                 except BaseException:
-                    is_told = True  # `share_errors` tells the others, not those below.
+                    is_told = True  # By `share_errors`. No error of `start` is yet.
                     raise
             start()
         except BaseException as e:
@@ -284,7 +285,8 @@ class Saves:
             saving.over.set()
 
     def wait(self) -> None:
-        """Waits for the running save and for its follow-up."""
+        """Waits for the saves that go on, and for their follow-ups. **Raises:** the
+        error of the first that has failed, which is told once."""
         _context.check_fork()  # In a child nobody ends the save.
         self._follow_up.check_thread()
         for saving in self._running.copy():
@@ -344,8 +346,8 @@ class Saves:
 
     def _end(self) -> None:
         try:
-            # Without a `wait` before: a save of the kept state waits for the one before
-            # in a round in which the other processes hear of an error.
+            # No `wait` before this: `_prepare` waits in a round of all processes, so
+            # that the others hear of an error of the save before.
             if why := self._save_last():
                 _log.warn(self._last.not_saved(why))
             self.wait()

@@ -61,10 +61,10 @@ class _Side(NamedTuple):
 class Comparison:
     """Finds in what the static values of two trees differ.
 
-    A value may be on one side only. That is no difference if the other side lacks the
-    part, as classes gain and lose fields, or has None there, as a tree has from which
-    `eqx.filter` has taken the functions. It is one if the other side has a node without
-    leaves there. Nodes of two classes differ, too, if only one of them has values.
+    A value may be on one side only. That is a difference if the other side has a node
+    without leaves there. It is none if the other side lacks the part, as classes gain
+    and lose fields, or has None there, which `eqx.filter` leaves in the place of a
+    function. Nodes of two classes differ, too, if only one of them has values.
 
     A class may have become a node, or been one, and so may a static field: then its
     value is compared by its parts with the values of the node.
@@ -176,8 +176,8 @@ class Comparison:
             return
         moved: dict[str, str | None] = {}
         if saved.kind(a).labels and here.kind(b).labels:
-            # A child that no saved one stands for has no saved value. Without labels
-            # its part may be that of a saved static field.
+            # With labels, a child that is in no pair has no saved value, whatever was
+            # saved under its part. Without, its part may be that of a static field.
             moved = dict.fromkeys(here.kind(b).parts)
         moved |= {pair.part: pair.saved_part for pair in pairs}
         for part, y in new.items():
@@ -198,8 +198,8 @@ class Comparison:
 
     def _one_sided(self, name: str, a: int, b: int) -> Iterator[_Change]:
         """The changes of two children that stand for each other, of which only one is a
-        value, or only one has values, as an `eqx.nn.Lambda` and an `Identity`. None if
-        either has stored leaves."""
+        value, or only one has values, as an `eqx.nn.Lambda` and an `Identity`. Nothing
+        is given if either is not certain (`_is_certain`)."""
         sides = (self._saved, a), (self._here, b)
         if not any(x.is_value[row] or _is_bare(x, row) for x, row in sides):
             return  # Two nodes: what is in them is compared.
@@ -234,13 +234,13 @@ class Comparison:
         """The differences of two rows themselves, by the names of these."""
         for below, part, *forms in self._changed(a, b):
             ends = [_names.joined(x, below) or _names.ROOT for x in (stored, name)]
-            may_differ = any(map(passes, ends))
+            whole_passes = any(map(passes, ends))
             for inner, was, now in _values.changes(*forms):
                 rest = _names.joined(part, inner)
                 there, here = (_names.joined(end, rest) for end in ends)
-                good = may_differ or _passes_any(passes, (there, here), rest)
+                may_differ = whole_passes or _passes_any(passes, (there, here), rest)
                 shown = _values.show(was), _values.show(now)
-                yield Difference(here, *shown, good, there)
+                yield Difference(here, *shown, may_differ, there)
 
 
 def _side_of(record: TreeRecord, row: int) -> _Side:
@@ -260,8 +260,8 @@ def _side_of_field(record: TreeRecord, value: int) -> _Side:
 
 
 def _changes_below(name: str, saved: _Side, here: _Side) -> Iterator[_Change]:
-    """The changes of all at and below a name. One class may have got or lost fields: of
-    it those are compared that both sides have."""
+    """The changes of all at and below a name. If both sides are of one class, only the
+    fields that both have are compared, as classes gain and lose fields."""
     is_value = "" in saved.forms or "" in here.forms
     old = _values.spread(saved.forms, here.forms)
     new = _values.spread(here.forms, saved.forms)

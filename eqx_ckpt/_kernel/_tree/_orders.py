@@ -95,7 +95,7 @@ def warn_of_unknown_orders(
     rows: Mapping[str, Sequence[tuple[str, str]]], advice: str
 ) -> None:
     """Warns of leaves whose order nothing says, if there are any. `rows`: by what
-    leaves may need, the name of each and where it is from."""
+    leaves may need, the name of each and a text on where it is from."""
     if not rows or not _processes.leads():
         return
     lines = ["The shapes of these leaves fit, and do not say how they are stored:"]
