@@ -868,15 +868,17 @@ def test_a_save_that_is_interrupted_as_it_begins_goes_on(root, monkeypatch):
 
 
 def test_the_error_of_the_save_before_says_what_becomes_of_this_one(root, monkeypatch):
-    errors = [OSError("the disk is full")]
+    errors, has_returned = [OSError("the disk is full")], threading.Event()
 
     def publish(*_):
+        assert has_returned.wait(60)  # Else the first call may tell its error.
         if errors:
             raise errors.pop()
 
     inside.watch(monkeypatch, "publish", publish)
     with ec.CheckpointManager(root) as manager:
         manager.save(20, tree_at(20))
+        has_returned.set()
         with pytest.raises(OSError, match="the disk is full") as e:
             manager.save(30, tree_at(30))
         (note,) = e.value.__notes__

@@ -80,7 +80,7 @@ def _read_once(state: ReadState, reads: Sequence[StoredRead]) -> Results:
             is_small = _small_leaves.is_small(source, one, is_verified)
             if source.is_ours:
                 known[key] = is_small
-        # () is of a process that has no part of it.
+        # Without any view, this process has no part of it.
         if is_small and one.views != ():
             small.append(one)
         elif one.nbytes == 0:

@@ -261,6 +261,7 @@ class LeafBuilder:
                 if plain.is_numpy:
                     self._out[i] = array if owned and is_first else array.copy()
                 else:
+                    # One that is whole and not `owned` is not aligned: JAX copies it.
                     is_copied = is_part or not is_first
                     plain.waiting.append((i, array.copy() if is_copied else array))
                     self._queued += 1

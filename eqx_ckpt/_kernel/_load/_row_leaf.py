@@ -247,8 +247,9 @@ def row_leaf(state: ReadState, read: StoredRead) -> RowLeaf | None:
 
 
 def _is_mapped(leaf: RowLeaf) -> bool:
-    """Whether it is less work for TensorStore, which maps local files into memory: some
-    of all bytes of unverified chunks, which are few."""
+    """Whether it is less work for TensorStore, which maps local files into memory:
+    elements that do not follow each other, in one run of large chunks that are not
+    verified."""
     source, (view, *more) = leaf.state.source, leaf.views
     return (
         leaf.template.full >= _MAPPED

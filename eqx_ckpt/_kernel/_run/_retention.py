@@ -128,8 +128,8 @@ class Retention:
         if saved is not None and new in listed and new not in changed:
             seen[new] = SeenStep(saved.signature, saved.row.metrics)
         self._failures = []
-        some = {step: of for step, of in listed.items() if step not in seen}
-        looks = _step_facts.survey(self._steps, some, deletes)
+        some = {step: save for step, save in listed.items() if step not in seen}
+        looks = _step_facts.survey(self._steps, some, metrics=deletes)
         for step, (signature, metrics, error) in looks.items():
             if error is not None:
                 # It is neither counted nor deleted, and may be the next time.

@@ -30,7 +30,7 @@ def survey(
     steps: Steps, of: Mapping[int, str | None] | Iterable[int], metrics: bool = True
 ) -> dict[int, StepFacts]:
     """Facts about each of some steps, in order, with or without its metrics. `of` may
-    be a list of them, as `Steps.listing` has it."""
+    be some of the `steps` of a `Listing`, each with what that says of its save."""
     listed = of if isinstance(of, Mapping) else dict.fromkeys(of)
     known: dict[int, StepFacts] = {}
     for step, save in listed.items():
@@ -48,7 +48,7 @@ def survey(
 def _facts_of(steps: Steps, step: int, is_listed: bool, metrics: bool) -> StepFacts:
     try:
         signature = steps.signature(step)
-        if signature is None and is_listed:
+        if signature is None and is_listed:  # A store that denies it is asked again.
             signature = steps.signature(step)
         if signature is not None and metrics:
             with contextlib.suppress(FileNotFoundError, ValueError):

@@ -231,7 +231,7 @@ def start(
     worker = _threads.Worker(work, "eqx_ckpt save")
     try:
         _pending.append(handle)
-        if not _is_started(handle, worker):
+        if not _start_thread(handle, worker):
             work()
             handle.result()
     except BaseException as e:
@@ -262,7 +262,8 @@ def make_room(nbytes: int) -> None:
         _wait([handle])
 
 
-def _is_started(handle: SaveHandle, worker: _threads.Worker) -> bool:
+def _start_thread(handle: SaveHandle, worker: _threads.Worker) -> bool:
+    """Starts the thread of a save. Returns whether that could be done."""
     # After the main thread nobody waits for a new one.
     if not threading.main_thread().is_alive() or not worker.start():
         return False

@@ -83,6 +83,7 @@ def delete_outdated(root: Backend) -> None:
 
 
 def _delete_side(root: Backend, entries: Iterable[str]) -> None:
-    """Deletes the files for other readers at a root, which are of another save."""
+    """Deletes what `_files.SIDE` names at a root, as it is of another save: files for
+    other readers, and the claim and the digests of the layout "zarr"."""
     for key in _files.SIDE.intersection(entries):
         _leftovers.discard(root, key)

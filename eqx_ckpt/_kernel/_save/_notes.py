@@ -26,7 +26,7 @@ class CollectedNotes(NamedTuple):
 def leave_note(task: WriteTask, files: RunsOfFiles, into: Destination) -> str:
     """Leaves a note on the files of this process. Returns its digest."""
     note = task.account(files)
-    into.work.write(_note_key(task.index, into), [note])
+    into.work.write(_note_key(task.process, into), [note])
     return _index.digest(note)
 
 

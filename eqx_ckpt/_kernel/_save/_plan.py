@@ -54,7 +54,8 @@ class TreeFacts:
 
 class Plan(NamedTuple):
     """All of a save but the bytes. `root` is where it goes, or an open file, and
-    `max_bytes` the host memory that it may take beyond the tree."""
+    `max_bytes` the host memory that it may take beyond the tree. `leaves`, `spec`,
+    `shardings` and `parts` are those of `DescribedLeaves` in `_describe.py`."""
 
     root: Any
     options: SaveOptions
@@ -151,7 +152,8 @@ def _check_entries(
 def _facts(
     flat: Flat, numbers: Sequence[int], whole_paths: Sequence[tuple]
 ) -> TreeFacts:
-    """Facts about a tree. `whole_paths`: those of the nodes that are stored."""
+    """Facts about a tree. `whole_paths`: those of a `Selection`, of all that `where`
+    gives."""
     stored = {*numbers}
     _states.check_order(flat, stored)
     record = flat.record(list(map(stored.__contains__, range(len(flat.leaves)))))

@@ -145,6 +145,7 @@ def hold_unchanged(
         for leaf_index, numbers, *_ in runs_of[number]:
             chunks[leaf_index] = chunks.get(leaf_index, 0) + len(numbers)
     whole = {i for i, n in chunks.items() if n == leaves[i].template.chunk_count}
+    # Others that are the same are small: it takes less to copy them, too.
     out = whole & (reused.known | reused.likely & same)
     # What is the same now counts as known. The program may write to its memory later,
     # and leaves that were not copied are only in the files that are held.

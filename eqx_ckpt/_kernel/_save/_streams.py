@@ -74,6 +74,7 @@ def _segments(
     """Calls that give the segments of a file in order: a batch each, or less where
     threads read ahead."""
     for batch in batches:
+        # A batch of small chunks is one segment: each of its runs has one chunk.
         leaf, chunks, *_ = batch.runs[0]
         # A run without chunks has a segment too: it is to be among those written.
         count = len(chunks) or 1

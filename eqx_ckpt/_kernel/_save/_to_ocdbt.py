@@ -42,10 +42,10 @@ _LINKED = 256
 def write(task: WriteTask, into: Destination[Sink]) -> RunsOfFiles:
     """Writes the data files of this process, one job for each, on a few threads. Each
     is named by its number."""
-    spec, files = task.spec, task.files_of(task.index)
+    spec, files = task.spec, task.files_of(task.process)
     batches: Sequence[Iterable[Batch]]
     if task.has_planned_places:
-        batches = _batches_of_files(spec, task.deal, task.index)
+        batches = _batches_of_files(spec, task.deal, task.process)
     else:
         batches = [_streams.batches(spec, lay_runs(spec, runs)) for _, runs in files]
     # What is sent is held in memory.

@@ -31,7 +31,7 @@ def write(task: WriteTask, into: Destination[Backend]) -> RunsOfFiles:
             # The directory of the leaf itself has more to come.
             root.sync_directories(_with_those_above(parents) - {parent})
 
-    runs = [run for _, runs in task.files_of(task.index) for run in runs]
+    runs = [run for _, runs in task.files_of(task.process) for run in runs]
     jobs = [ft.partial(write_run, *run) for run in runs]
     # A system that syncs several files at a time writes its journal once for them.
     waiting = root.is_remote or sync or task.requests > 1

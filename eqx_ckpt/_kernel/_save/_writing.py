@@ -161,7 +161,7 @@ class WriteTask:
     ):
         self.data, self.leaves, self.spec = data, data.leaves, data.spec
         self.linked = linked
-        self.index, self.count = processes.index, processes.count
+        self.process, self.count = processes.index, processes.count
         self.max_bytes, self.max_file_bytes = max_bytes, max_file_bytes
         self.requests = requests
         there: dict[int, list[range]] = {}
@@ -200,7 +200,7 @@ class WriteTask:
         """An account of what this process has written, for process 0: its note, as
         `_notes` writes it."""
         ends = [run.ends for file in files for run in file]
-        digests = self.data.digest_table[self._digests_of(self.index)].tobytes()
+        digests = self.data.digest_table[self._digests_of(self.process)].tobytes()
         return json.dumps([ends, digests.hex()]).encode()
 
     def take(self, process: int, account: bytes) -> Ends:
@@ -223,7 +223,7 @@ class WriteTask:
             runs = [run for _, file in self.files_of(process) for run in file]
             return digest_numbers(self.spec, runs)
         # Process 0 takes those of all others.
-        which = range(self.count) if self.index == 0 else range(process, process + 1)
+        which = range(self.count) if self.process == 0 else range(process, process + 1)
         return _digests_of_deal(self.spec, self.deal, which)[process - which.start]
 
 

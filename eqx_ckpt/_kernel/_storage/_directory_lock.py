@@ -62,7 +62,7 @@ class DirectoryLock:
                 # Also for whoever looks whether it is left.
                 self.found, self.call = os.fstat(fd), call
                 _locks[id(self)] = weakref.ref(self)
-                if not _is_taken(fd, self._directory, self._wait):
+                if not _take(fd, self._directory, self._wait):
                     return False
                 # While we waited another directory may have come in its place.
                 if is_same(self._directory, self.found):
@@ -111,7 +111,7 @@ def _is_over(call: types.FrameType | None) -> bool:
     return True
 
 
-def _is_taken(fd: int, directory: str, wait: bool) -> bool:
+def _take(fd: int, directory: str, wait: bool) -> bool:
     """Locks an open directory; if another has locked it and we `wait`, once that can be
     done. Returns whether it has."""
     start, pause, told = time.monotonic(), 0.001, limits.lock_log_seconds

@@ -136,7 +136,7 @@ def write_buffers(fd: int, buffers: Iterable[Any], sync: bool) -> None:
                 is_more = True
                 break
         waiting += size
-        done = 0  # Of the batch, however few bytes a write takes.
+        done = 0  # Buffers that are written whole: a write may take fewer bytes.
         while size:
             written = os.writev(fd, batch[done:])
             size -= written

@@ -99,8 +99,8 @@ class _Recorder:
         of_leaves = self._rows_of_leaves(count, named_types, left_out)
         # From JAX's order into that of the layers.
         in_layers = [_LEAF] * len(of_leaves)
-        for number, row in zip(self._walk.order, of_leaves):
-            in_layers[number] = row
+        for index, row in zip(self._walk.order, of_leaves):
+            in_layers[index] = row
         top = self._walk.fold(in_layers, self._rows_of_group)
         rows = list(self._rows)
         if top != len(rows) - 1:

@@ -131,7 +131,8 @@ class Walk:
         self.above = above
         self.values = Values()
         self.layers: list[Layer] = []
-        # For each leaf in JAX's order its number: leaves are counted layer by layer.
+        # For each leaf in JAX's order its index in the order of the layers. Its place in
+        # JAX's order is its *number*, here and elsewhere.
         self.order: list[int] = []
         # The results of `kept_result`, each with the objects that it keeps.
         self._made: dict[Any, tuple[object, Any]] = {}
@@ -204,8 +205,7 @@ class Walk:
         return Layer(len(types), groups, sorted(leaves)), below
 
     def _find_order(self) -> list[int]:
-        """For each leaf in JAX's order its number, where leaves are counted layer by
-        layer."""
+        """For each leaf in JAX's order its index in the order of the layers."""
         count = sum(len(layer.leaves) for layer in self.layers)
         # An int for a leaf, and for a node the sequence of those of its children.
         nested: Any = self.fold(range(count), Group.rows)
