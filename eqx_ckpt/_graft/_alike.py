@@ -217,12 +217,17 @@ def _names_of(layers: Iterable[NamedLayer]) -> list[str]:
 # ---- By names alone.
 
 
-def may_be_same(a: str, b: str) -> bool:
-    """Whether two names may be of one thing: by their words, or if they have none."""
+def may_be_same(a: str, b: str, is_certain: bool = False) -> bool:
+    """Whether two names may be of one thing: by their words, or if they have none.
+    `is_certain`: not if only one of them has any, or more numbers than the other."""
     some, others = ({*_words.words(x)} for x in (a, b))
-    are_strangers = some and others and some.isdisjoint(others)
+    have_words = some or others if is_certain else some and others
+    are_strangers = have_words and some.isdisjoint(others)
     are_opposites = _words.are_opposites(some - others, others - some)
-    return not are_strangers and not are_opposites
+    is_other_one = is_certain and len(_names.NUMBERS.findall(a)) > len(
+        _names.NUMBERS.findall(b)
+    )
+    return not are_strangers and not are_opposites and not is_other_one
 
 
 def is_copy(name: str) -> bool:

@@ -21,6 +21,7 @@ from .._kernel._format import _names, _text
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._tree import _folding, _orders
 from . import _alike, _find_rules, _leaf_kinds, _lookalikes, _rules_code
+from ._leaf_kinds import LeafKind
 from ._lookalikes import Suggestion
 from ._sides import Model, StoredSide
 
@@ -182,9 +183,9 @@ class StackKey(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Leaves of a `StackKey`: their shape once they are stacked, and their indices."""
+    """Leaves of a `StackKey`: their kind once they are stacked, and their indices."""
 
-    shape: tuple[int, ...]
+    kind: LeafKind
     leaf_indices: list[int]
 
 
@@ -217,9 +218,9 @@ class _Twins:
         for node in stored.below:
             self._called.setdefault(_last(node), []).append(node)
         self._stacks = _stacks(records)
-        self._keys_of_shape: dict[tuple[int, ...], list[StackKey]] = {}
+        self._keys_of_kind: dict[LeafKind, list[StackKey]] = {}
         for key, stack in self._stacks.items():
-            self._keys_of_shape.setdefault(stack.shape, []).append(key)
+            self._keys_of_kind.setdefault(stack.kind, []).append(key)
 
     def pairs(self, arrays: Sequence[int]) -> tuple[list[Suggestion], bool]:
         """Pairs of nodes of the model, the largest that have twins, with these; and
@@ -279,7 +280,7 @@ class _Twins:
         none if several have that nothing tells apart."""
         model = self._model
         wanted = {
-            _names.below(model.names[n], prefix): model.target(n).shape
+            _names.below(model.names[n], prefix): model.kind(n)
             for n in model.below[prefix]
             if n in self._new
         }
@@ -299,19 +300,21 @@ class _Twins:
         return Twin(f"{items}, ec.adapters.stack()", leaf_indices)
 
     def _stacked_nodes(
-        self, prefix: str, wanted: dict[str, tuple[int, ...]]
+        self, prefix: str, wanted: dict[str, LeafKind]
     ) -> dict[str, StackKey]:
         """The nodes, one of each item of a sequence, that have all of these leaves once
         they are stacked, by their names with `*` for the item."""
         # The first leaf says which nodes may be this one.
-        below, shape = next(iter(wanted.items()))
+        below, kind = next(iter(wanted.items()))
         found: dict[str, StackKey] = {}
-        for sequence, inner in self._keys_of_shape.get(shape, []):
+        for sequence, inner in self._keys_of_kind.get(kind, []):
             if not self._spend(len(wanted)):
                 break
             is_end = f".{inner}".endswith(f".{below}") if below else True
             both = _names.joined(prefix, below), _names.joined(sequence, "*", inner)
-            if not is_end or not _alike.may_be_same(*both):
+            # One leaf tells little: as many norms as they are wide are a square.
+            may_be = _alike.may_be_same(*both, is_certain=len(wanted) == 1)
+            if not is_end or not may_be:
                 continue
             node = inner.removesuffix(below).rstrip(".")
             keys = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
@@ -319,10 +322,10 @@ class _Twins:
                 found[_names.joined(sequence, "*", node)] = StackKey(sequence, node)
         return found
 
-    def _is_stack(self, key: StackKey, shape: tuple[int, ...]) -> bool:
-        """Whether leaves that are in no pair yet, stacked, have this shape."""
+    def _is_stack(self, key: StackKey, kind: LeafKind) -> bool:
+        """Whether leaves that are in no pair yet, stacked, are of this kind."""
         stack = self._stacks.get(key)
-        if stack is None or stack.shape != shape:
+        if stack is None or stack.kind != kind:
             return False
         return self._old.issuperset(stack.leaf_indices)
 
@@ -338,14 +341,14 @@ class _Twins:
         """The node whose leaves are those of all items of this sequence, stacked: one
         that is called as it is; none if several are."""
         model, names = self._model, self._model.names
-        # By their names below an item, the shapes that leaves have in each.
-        wanted: dict[str, list[tuple[int, ...]]] = {}
+        # By their names below an item, the kinds that leaves have in each.
+        wanted: dict[str, list[LeafKind]] = {}
         ends: set[str] = set()
         for n in model.below[prefix]:
             item, _, inner = _names.below(names[n], prefix).partition(".")
             ends.add(inner)
             if n in self._new and prefix and _names.number_of(item) is not None:
-                wanted.setdefault(inner, []).append(model.target(n).shape)
+                wanted.setdefault(inner, []).append(model.kind(n))
         if not wanted:
             return None
         found: dict[str, set[int]] = {}
@@ -366,15 +369,15 @@ class _Twins:
         full = [_names.joined(node, x) for x in ends]
         return Twin(code, found[node].union(saved[x] for x in full if x in saved))
 
-    def _stack_of(self, name: str, shapes: list[tuple[int, ...]]) -> int | None:
-        """The saved leaf of this name, if it is in no pair yet, and has the shape of
-        leaves of these shapes once they are stacked."""
+    def _stack_of(self, name: str, kinds: list[LeafKind]) -> int | None:
+        """The saved leaf of this name, if it is in no pair yet, and of the kind of
+        leaves of these kinds once they are stacked."""
         saved = self._stored.saved
         leaf_index = saved.leaf_indices.get(name)
         if leaf_index is None or leaf_index not in self._old:
             return None
-        shape = saved.record(leaf_index).template.logical_shape
-        return leaf_index if {(len(shapes), *x) for x in shapes} == {shape} else None
+        stacked = {_stacked_kind(x, len(kinds)) for x in kinds}
+        return leaf_index if stacked == {self._stored.kind(leaf_index)} else None
 
     def renamed(self) -> Suggestion | None:
         """One pair of all leaves that stand for each other by names, with the rules of
@@ -415,7 +418,7 @@ class _Twins:
 
 
 def _stacks(records: Iterable[LeafRecord]) -> dict[StackKey, Stack]:
-    """The leaves that may be stacked: all items have one, and all are of one shape."""
+    """The leaves that may be stacked: all items have one, and all are of one kind."""
     groups: dict[StackKey, dict[int, LeafRecord]] = {}
     for record in records:
         parts = record.name.split(".")
@@ -425,11 +428,15 @@ def _stacks(records: Iterable[LeafRecord]) -> dict[StackKey, Stack]:
                 groups.setdefault(key, {})[int(parts[i])] = record
     out: dict[StackKey, Stack] = {}
     for key, items in groups.items():
-        shapes = {record.template.logical_shape for record in items.values()}
-        if len(shapes) == 1 and set(items) == set(range(len(items))):
+        kinds = {_leaf_kinds.kind(record.whole) for record in items.values()}
+        if len(kinds) == 1 and set(items) == set(range(len(items))):
             leaf_indices = [record.leaf_index for record in items.values()]
-            out[key] = Stack((len(items), *shapes.pop()), leaf_indices)
+            out[key] = Stack(_stacked_kind(kinds.pop(), len(items)), leaf_indices)
     return out
+
+
+def _stacked_kind(kind: LeafKind, count: int) -> LeafKind:
+    return kind._replace(shape=(count, *kind.shape))
 
 
 def _children(below: dict[str, list[int]]) -> dict[str, list[str]]:

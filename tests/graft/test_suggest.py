@@ -527,3 +527,24 @@ def test_numbers_at_the_top_may_be_large(tmp_path):
     like = {"x": {"w": np.zeros((3, 4))}, "y": np.zeros(5)}
     with pytest.raises(RuntimeError, match=r"0\.w"):
         ec.graft(like, tmp_path / "a", [(lambda m: m["y"], lambda c: c["z"])])
+
+
+def test_no_stack_is_suggested_by_its_shape_alone(tmp_path):
+    ones = lambda *shape: np.ones(shape, np.float32)
+    saved = {
+        "norms": [{"weight": ones(3), "scale": True, "count": 1} for _ in range(3)],
+        "head": ones(1),
+    }
+    ec.tree_serialise_leaves(tmp_path / "c", saved)
+    # As many norms as they are wide, beside other layers of that width.
+    model = {"layers": [{"weight": ones(3, 3)}] * 4, "scale": ones(3), "head": ones(1)}
+    pair = (lambda m: m["head"], lambda c: c.head)
+    with pytest.raises(RuntimeError) as error:
+        ec.graft(model, tmp_path / "c", [pair])
+    assert "(lambda m: " not in str(error.value)
+    assert "by `stack()`" in str(error.value)  # It says so, and in no code.
+    model = {"norms": {"weight": ones(3, 3)}, "head": ones(1)}
+    with pytest.raises(RuntimeError) as error:
+        ec.graft(model, tmp_path / "c", [pair])
+    pair = """(lambda m: m['norms'], lambda c: c.norms, ec.adapters.stack()),"""
+    assert pair in str(error.value)
