@@ -1,8 +1,10 @@
 """Two values are the same if their types and bits are, and nothing else."""
 
+import array
 import dataclasses
 import functools as ft
 import struct
+import types
 from typing import Any
 
 import equinox as eqx
@@ -100,6 +102,41 @@ def test_what_is_changed_in_place():
         elif isinstance(inner, np.ndarray):
             inner[0] = 7
         assert _identity.key(x) != before
+
+
+class Rows(list):
+    pass
+
+
+class Names(dict):
+    pass
+
+
+class Numbers(np.ndarray):
+    pass
+
+
+@pytest.mark.parametrize("value", [Rows([1]), Names(a=1), np.ones(2).view(Numbers)])
+def test_attributes_of_containers_and_of_arrays(value):
+    value.scale = 1
+    before = _identity.key(value)
+    value.scale = 1.0
+    assert _identity.key(value) != before
+    value.scale = 1
+    assert _identity.key(value) == before
+
+
+def test_content_that_is_seen_through_another_object():
+    content = {"a": 1}
+    numbers, objects = array.array("i", [1, 2]), np.asarray([1, None], object)
+    values = [types.MappingProxyType(content), numbers, memoryview(numbers), objects]
+    before = list(map(_identity.key, values))
+    assert list(map(_identity.key, values)) == before
+    assert _identity.key(array.array("I", [1, 2])) != before[1]
+    content["a"] = numbers[0] = 2
+    objects[0] = True
+    after = map(_identity.key, values)
+    assert not any(a == b for a, b in zip(before, after))
 
 
 def test_a_method_is_that_of_an_object():

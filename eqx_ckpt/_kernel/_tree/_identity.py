@@ -5,6 +5,7 @@ can be changed in place is to itself the same as ever. A key is of what a value 
 """
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools as ft
@@ -40,7 +41,8 @@ _PLAIN: tuple[Any, ...] = (
     type(None),
     np.generic,
 )
-_CONTAINERS = (list, tuple, collections.deque, set, frozenset, dict)
+_MAPPINGS = (dict, types.MappingProxyType)
+_CONTAINERS = (list, tuple, collections.deque, set, frozenset, *_MAPPINGS)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,27 +96,15 @@ def is_same(a: object, b: object) -> bool:
 
 
 def _key(x: Any, below: Callable[[Any], Any], walk: Callable[[Any, bool], Any]) -> Any:
-    cls = type(x)
+    cls: Any = type(x)
     if cls is float:
         return cls, struct.pack("d", x)
     if cls is complex:
         return cls, struct.pack("dd", x.real, x.imag)
-    if cls is bytearray:
-        return cls, bytes(x)
-    if isinstance(x, np.generic):
-        return cls, x.dtype, x.tobytes()
-    if isinstance(x, np.ndarray) and not x.dtype.hasobject:
-        digest = xxhash.xxh3_128_digest(_digests.as_bytes(x).data)
-        return cls, x.dtype, x.shape, digest
+    if isinstance(x, (np.ndarray, np.generic, *_CONTAINERS)):
+        return _of_items(x, below)
     if isinstance(x, jax.Array):
         return _of_array(x)
-    if isinstance(x, dict):
-        factory = getattr(x, "default_factory", None)
-        return cls, below(factory), *((below(k), below(y)) for k, y in x.items())
-    if isinstance(x, (set, frozenset)):
-        return cls, frozenset(map(below, x))
-    if isinstance(x, _CONTAINERS):
-        return cls, *map(below, x)
     if isinstance(x, (slice, range)):
         return cls, *map(below, (x.start, x.stop, x.step))
     if isinstance(x, ft.partial):
@@ -126,6 +116,24 @@ def _key(x: Any, below: Callable[[Any], Any], walk: Callable[[Any, bool], Any]) 
     if isinstance(x, types.MethodType):
         return cls, walk(x.__self__, True), below(x.__func__)
     return _of_object(x, below)
+
+
+def _of_items(x: Any, below: Callable[[Any], Any]) -> Any:
+    """The key of a container or an array. One of the caller's classes may have
+    attributes too."""
+    cls: Any = type(x)
+    own = cls, *((name, below(y)) for name, y in _opening.attributes(x).items())
+    if isinstance(x, (np.ndarray, np.generic)):
+        if x.dtype.hasobject:
+            return own, x.dtype, x.shape, *map(below, x.reshape(-1).tolist())
+        digest = xxhash.xxh3_128_digest(_digests.as_bytes(np.asarray(x)).data)
+        return own, x.dtype, x.shape, digest
+    if isinstance(x, _MAPPINGS):
+        factory = getattr(x, "default_factory", None)
+        return own, below(factory), *((below(k), below(y)) for k, y in x.items())
+    if isinstance(x, (set, frozenset)):
+        return own, frozenset(map(below, x))
+    return own, *map(below, x)
 
 
 def _of_structure(x: Any, below: Callable[[Any], Any]) -> Any:
@@ -163,7 +171,7 @@ def _is_data(x: object) -> bool:
     """Whether something that a function closes over is looked into: other objects, and
     dicts of them, are the business of whoever made the function, such as caches."""
     if isinstance(x, _CONTAINERS):
-        items = x.values() if isinstance(x, dict) else x
+        items = x.values() if isinstance(x, _MAPPINGS) else x
         return all(map(_is_data, items))
     kinds = (*_PLAIN, np.ndarray, jax.Array, eqx.Module, ft.partial)
     return isinstance(x, (*kinds, types.FunctionType, types.CellType))
@@ -178,6 +186,10 @@ def _of_object(x: object, below: Callable[[Any], Any]) -> Any:
         return (cls, x) if cls.__hash__ is not None else _Object(x)
     held = _opening.attributes(x)
     plain = [below(base(x)) for base in _PLAIN[:6] if isinstance(x, base)]
+    with contextlib.suppress(TypeError, ValueError):  # Such as a bytearray.
+        view = memoryview(x)  # pyright: ignore[reportArgumentType]
+        digest = xxhash.xxh3_128_digest(view.tobytes())
+        plain += [view.format, view.shape, digest]
     if not held and not plain:
         return _Object(x)
     return cls, *plain, *((name, below(value)) for name, value in held.items())
