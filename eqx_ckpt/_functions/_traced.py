@@ -51,8 +51,9 @@ _SETTINGS = (
 
 
 def settings() -> tuple[Any, ...]:
-    """The settings of JAX that a function is traced under."""
-    return tuple(getattr(jax.config, name, None) for name in _SETTINGS)
+    """The settings of JAX that a function is traced under, and the mesh."""
+    own = (getattr(jax.config, name, None) for name in _SETTINGS)
+    return *own, jax.sharding.get_abstract_mesh()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -381,5 +381,8 @@ def test_a_function_of_64_bits_where_they_are_not_enabled(tmp_path):
 def test_a_function_that_is_saved_within_a_mesh(tmp_path):
     run_program("function_within_a_mesh", str(tmp_path / "a"))
     function = ec.open(tmp_path / "a").functions["f"]
+    x = np.ones((2, 8), np.float32)
     with pytest.raises(ValueError, match="stored for 2 devices.*`jax.set_mesh`"):
-        function(np.ones((2, 8), np.float32))
+        function(x)
+    # What was exported within the mesh is not taken for this one.
+    assert ec.open(tmp_path / "a-outside").functions["f"](x).tolist() == [[8] * 16] * 2

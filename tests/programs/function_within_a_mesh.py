@@ -1,4 +1,4 @@
-"""Saves a function within a mesh of two devices, and calls it there."""
+"""Saves a function within a mesh of two devices, and then outside of it."""
 
 import sys
 import warnings
@@ -22,3 +22,4 @@ with jax.set_mesh(mesh), warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     ec.tree_serialise_leaves(path, tree, functions={"f": function})
 assert "A function is stored for 2 devices" in str(said[0].message), said
+ec.tree_serialise_leaves(f"{path}-outside", tree, functions={"f": function})
