@@ -79,6 +79,12 @@ def _leaves(window: Window, at: int, flat: Flat) -> dict[int, ForeignLeaf]:
         known, wanted = _template.dtype_of(dtype.name), target.shape
         if header.dtype != known.str.replace("|", "<") or header.shape != wanted:
             shown = f"{_folding.short_array(dtype.name, wanted)}, `{name}`"
+            if header.dtype.startswith(">"):
+                raise ValueError(
+                    f"the record {len(leaves)} of it, where `like` has {shown}, has "
+                    f"the dtype {header.dtype!r}, whose bytes are in the order of "
+                    "other machines: load it with Equinox"
+                )
             raise _mismatch_error(header, len(leaves), shown)
         t = _foreign_index.template(target.kind, dtype.name, wanted, keys)
         at = header.stop
