@@ -131,8 +131,8 @@ class Walk:
         self.above = above
         self.values = Values()
         self.layers: list[Layer] = []
-        # For each leaf in JAX's order its index in the order of the layers. Its place in
-        # JAX's order is its *number*, here and elsewhere.
+        # For each leaf in JAX's order its index in the order of the layers. Its place
+        # in JAX's order is its *number*, here and elsewhere.
         self.order: list[int] = []
         # The results of `kept_result`, each with the objects that it keeps.
         self._made: dict[Any, tuple[object, Any]] = {}
