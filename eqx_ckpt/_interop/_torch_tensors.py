@@ -42,6 +42,8 @@ def to_numpy(tensor: Any) -> np.ndarray:
     shape = tuple(plain.shape)
     if not plain.numel():
         return np.empty(shape, dtype)
-    # NumPy lacks some of the dtypes, and all of it are bytes.
-    data = plain.reshape(-1).view(torch.uint8).numpy()
+    # NumPy lacks some of the dtypes, and all of it are bytes. A view of one element may
+    # have any stride, which PyTorch takes for contiguous, but views as no bytes.
+    row = plain.as_strided((plain.numel(),), (1,))
+    data = row.view(torch.uint8).numpy()
     return data.view(dtype).reshape(shape)

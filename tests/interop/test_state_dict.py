@@ -250,6 +250,7 @@ def test_tensors_of_pytorch():
         "half": (x.to(torch.bfloat16), jnp.bfloat16),
         "small": (x.to(torch.float8_e4m3fn), jnp.float8_e4m3fn),
         "one": (torch.tensor(3.0), np.float32),
+        "strided": (x[:1, 1:3][:, ::2], np.float32),
         "empty": (torch.zeros(0, 3), np.float32),
         "flag": (x > 2, np.bool_),
         "long": (torch.arange(3), np.int64),
