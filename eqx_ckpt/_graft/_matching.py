@@ -202,7 +202,8 @@ class Matching:
         their own: of an eqx.nn.State those of the same StateIndex, and of a node whose
         children have no keys those of the same attribute."""
         node, source = group.lefts[0], group.rights[0].name
-        own = set(node.leaves.values())
+        # A fresh one has no saved one, also where a layer of its name was saved.
+        own = set(node.leaves.values()) - self.fresh.keys()
         entries = {
             n: entry
             for n, entry in self.model.entries.items()

@@ -568,6 +568,52 @@ def test_the_error_shows_the_entries_of_new_layers(tmp_path):
     assert len(report.names("fresh")) == 2 + 3
 
 
+class Norms(eqx.Module):
+    norms: list[eqx.nn.BatchNorm]
+    head: jax.Array
+
+    def __init__(self, count):
+        norm = lambda: eqx.nn.BatchNorm(2, "batch", mode="ema")
+        self.norms = [norm() for _ in range(count)]
+        self.head = jnp.ones(3)
+
+
+# Of saved layers and those of the model: how many, and which stand for each other.
+_OTHER_LAYERS = [
+    (3, 2, slice(1, None), slice(None)),
+    (3, 5, slice(None), slice(2, None)),
+]
+
+
+def _some_layers(tmp_path, saved, count, there, here):
+    """A model, what was saved, and the pairs of some of their layers."""
+    old = _trained(*eqx.nn.make_with_state(Norms)(saved))
+    ec.tree_serialise_leaves(tmp_path / "x", old)
+    new = eqx.nn.make_with_state(Norms)(count)
+    pairs = [
+        (lambda m: m[0].head, lambda c: c[0].head),
+        (lambda m: m[0].norms[here], lambda c: c[0].norms[there]),
+    ]
+    return new, old, pairs
+
+
+def _all_statistics(model, state, some):
+    return jtu.tree_leaves([state.get(x.ema_state_index) for x in model.norms[some]])
+
+
+def test_a_fresh_entry_is_none_of_a_saved_layer_of_its_name(tmp_path):
+    new, old, pairs = _some_layers(tmp_path, *_OTHER_LAYERS[1])
+    pairs.append((lambda m: m[1], lambda c: c[1]))
+    parts = "ema_first_time_index", "ema_state_index"
+    fresh = lambda m: [
+        *m[0].norms[:2],
+        *(m[1].get(getattr(x, part)) for x in m[0].norms[:2] for part in parts),
+    ]
+    out, _ = ec.graft(new, tmp_path / "x", pairs, fresh=fresh)
+    got = _all_statistics(*out, slice(2, None))
+    assert eqx.tree_equal(got, _all_statistics(*old, slice(None)))
+
+
 @pytest.mark.parametrize(
     "names", ["running_mean running_var", "mean.value var.value", "state"]
 )
