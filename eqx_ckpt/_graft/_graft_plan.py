@@ -298,7 +298,7 @@ def _raise_problems(
 ) -> None:
     """**Raises:** one `RuntimeError` that lists the problems, if there are any, with
     code to paste for leaves that are in no pair, of both sides."""
-    model, stored, problems = matching.model, matching.stored, matching.problems
+    stored, problems = matching.stored, matching.problems
     if not problems.rows:
         return
     lines = [
@@ -321,5 +321,5 @@ def _raise_problems(
             '    scalars="load",  # the saved values',
             '    scalars="keep",  # those of the model',
         ]
-    lines += _suggest.lines(model, stored, new, old)
+    lines += _suggest.lines(matching, new, old)
     raise RuntimeError(_text.message(lines))

@@ -23,7 +23,9 @@ from .._kernel._tree import _folding, _orders
 from . import _alike, _find_rules, _leaf_kinds, _lookalikes, _rules_code
 from ._leaf_kinds import LeafKind
 from ._lookalikes import Suggestion
+from ._matching import Matching
 from ._sides import Model, StoredSide
+from ._state_entries import StateEntries
 
 
 # Pairs that are suggested, and squares that are listed: people would not read more.
@@ -45,23 +47,23 @@ _MAX_SEQUENCES = 64
 
 
 def lines(
-    model: Model,
-    stored: StoredSide,
-    numbers: Sequence[int],
-    leaf_indices: Sequence[int],
+    matching: Matching, numbers: Sequence[int], leaf_indices: Sequence[int]
 ) -> list[str]:
     """Pairs for undeclared leaves that fit by names and shapes; `fresh` and `drop` for
     the rest of them."""
+    model, stored = matching.model, matching.stored
     arrays = [n for n in range(len(model.names)) if model.is_array(n)]
-    twins = _Twins(model, stored, numbers, leaf_indices)
+    entries = StateEntries(matching, numbers, leaf_indices)
+    twins = _Twins(model, stored, numbers, leaf_indices, entries)
     pairs, is_cut = twins.pairs(arrays)
     renamed = twins.renamed()
     if renamed is not None and _is_better(renamed, pairs, is_cut):
         pairs = [x for x in pairs if not x.numbers <= renamed.numbers] + [renamed]
         is_cut = False
     paired = {n for pair in pairs for n in pair.numbers}
-    new = set(numbers) - paired
+    new = set(numbers) - paired - entries.numbers
     old = set(leaf_indices).difference(*(pair.leaf_indices for pair in pairs))
+    old -= entries.leaf_indices
     out = [f"    {line}" for pair in pairs for line in pair.lines]
     if out:
         out.insert(0, "  Perhaps, to paste into `pairs`:")
@@ -72,6 +74,8 @@ def lines(
     old -= lookalikes.leaf_indices
     statistics = _statistics(model, stored, old)
     old -= statistics.leaf_indices
+    new |= entries.fresh(new)
+    old |= entries.dropped(old)
     rest = _fresh_and_drop(model, stored, new, old, arrays)
     if rest:
         rest.insert(0, f"  {'And' if out else 'Perhaps, to paste'} after them:")
@@ -199,13 +203,15 @@ class _Twins:
         stored: StoredSide,
         numbers: Iterable[int],
         leaf_indices: Iterable[int],
+        entries: StateEntries,
     ):
-        self._model, self._stored = model, stored
+        self._model, self._stored, self._entries = model, stored, entries
         # The leaves that are in no pair yet.
         self._new, self._old = new, old = set(numbers), set(leaf_indices)
         self._steps_left = _MAX_STEPS
-        self._numbers = {model.names[n]: n for n in sorted(new)}
-        records = list(map(stored.saved.record, sorted(old)))
+        # Those, and saved ones, whose names say what they are.
+        self._numbers = {model.names[n]: n for n in sorted(new - entries.numbers)}
+        records = list(map(stored.saved.record, sorted(old - entries.leaf_indices)))
         saved = {record.name: _leaf_kinds.kind(record.whole) for record in records}
         wanted = {x: model.kind(n) for x, n in self._numbers.items()}
         self._alike = _alike.pair_leaves(saved, wanted)
@@ -232,9 +238,9 @@ class _Twins:
             if len(pairs) == _MAX_SUGGESTED:
                 break
             prefix = left.popleft()
-            twin = (
-                self._named(prefix) or self._stacked(prefix) or self._unstacked(prefix)
-            )
+            twin = self._named(prefix) or self._state(prefix)
+            if twin is None and self._entries.numbers.isdisjoint(model.below[prefix]):
+                twin = self._stacked(prefix) or self._unstacked(prefix)
             if twin is None:
                 left.extendleft(reversed(children.get(prefix, [])))
                 continue
@@ -266,6 +272,13 @@ class _Twins:
         full = [_names.joined(node, x) for x in ends]
         own = {leaf_indices[x] for x in full if x in leaf_indices}
         return Twin(self._stored.code(node), own)
+
+    def _state(self, prefix: str) -> Twin | None:
+        """The saved State that stands for one of the model."""
+        state = self._entries.states.get(prefix)
+        if state is None:
+            return None
+        return Twin(self._stored.code(state), {*self._stored.below.get(state, ())})
 
     def _node(self, name: str, end: str) -> str | None:
         """The saved node below which `end` is what stands for a leaf of the model."""
@@ -387,6 +400,9 @@ class _Twins:
             return None
         old, new = _common_node(found), _common_node(self._origins)
         moves = {_names.below(x, old): _names.below(y, new) for x, y in found.items()}
+        some = self._entries.leaf_indices.intersection(stored.below[old])
+        entries = [_names.below(stored.saved.names[i], old) for i in sorted(some)]
+        moves |= dict(zip(entries, entries))
         saved = [_names.below(stored.saved.names[i], old) for i in stored.below[old]]
         wanted = [_names.below(model.names[n], new) for n in model.below[new]]
         rules = _find_rules.find_rules(moves, saved, wanted)
@@ -401,6 +417,8 @@ class _Twins:
         if _text.some(lines, _MAX_LETTERS) != lines:
             return None
         numbers = {self._numbers[x] for x in self._origins}
+        if some:
+            numbers |= self._entries.numbers.intersection(model.below[new])
         # Also scalars of these names, which are never paired alone.
         new_names = [ft.reduce(lambda x, rule: rule.apply(x), rules, x) for x in saved]
         ours = {*wanted}

@@ -601,6 +601,24 @@ def _all_statistics(model, state, some):
     return jtu.tree_leaves([state.get(x.ema_state_index) for x in model.norms[some]])
 
 
+@pytest.mark.parametrize("saved, count, there, here", _OTHER_LAYERS)
+def test_an_error_leads_to_the_entries_of_the_layers_in_pairs(
+    tmp_path, saved, count, there, here
+):
+    new, old, pairs = _some_layers(tmp_path, saved, count, there, here)
+    text = refused(tmp_path / "x", new, pairs).partition("Perhaps, to paste")[2]
+    assert "    (lambda m: m[1], lambda c: c[1]),\n" in text
+    assert "ec.rename" not in text
+    more = {}
+    for line in text.splitlines():
+        if (name := line.strip().partition("=")[0]) in ("fresh", "drop"):
+            more[name] = eval(line.strip().removeprefix(f"{name}=").rstrip(","))
+    pairs.append((lambda m: m[1], lambda c: c[1]))
+    out, _ = ec.graft(new, tmp_path / "x", pairs, **more)
+    got = _all_statistics(*out, here)
+    assert eqx.tree_equal(got, _all_statistics(*old, there))
+
+
 def test_a_fresh_entry_is_none_of_a_saved_layer_of_its_name(tmp_path):
     new, old, pairs = _some_layers(tmp_path, *_OTHER_LAYERS[1])
     pairs.append((lambda m: m[1], lambda c: c[1]))
