@@ -88,6 +88,32 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
+@dataclasses.dataclass
+class Tagged:
+    """Whose `tag` is in JAX's structure, and is none of its fields."""
+
+    n: Any
+    tag = ""
+
+    def with_tag(self, tag):
+        self.tag = tag
+        return self
+
+
+jax.tree_util.register_pytree_with_keys(
+    Tagged,
+    lambda x: (((jax.tree_util.GetAttrKey("n"), x.n),), x.tag),
+    lambda tag, children: Tagged(*children).with_tag(tag),
+)
+
+
+class Key:
+    """Whose objects differ, and are shown alike."""
+
+    def __repr__(self):
+        return "Key"
+
+
 class Mode(enum.Enum):
     A = "a"
     B = "b"
@@ -248,7 +274,9 @@ def _given(route, path, like, root):
     except (ValueError, TypeError, RuntimeError) as e:
         assert not isinstance(e, RecursionError)
         return type(e), str(e)
-    leaves = jax.tree.leaves(found)
+    leaves, structure = jax.tree.flatten(found)
+    if route.startswith("load"):
+        assert structure == jax.tree.structure(like)
     return [(type(x), repr(x)) for x in leaves]
 
 
@@ -260,6 +288,7 @@ ALIKE = [
     [Own("a", 1.0), Own("b", 1.0), Own("b", "a"), Pair(1.0, "a"), Pair(1.0, "b")],
     [jax.nn.relu, jax.nn.gelu, PARTIAL, len, None],
     [SHARED, np.asarray(SHARED), SHARED.astype(jnp.bfloat16), SHARED[:2]],
+    [{Key(): 1.0}, {Key(): 2.0}, Tagged(1.0), Tagged(1.0).with_tag("a")],
 ]
 AROUND = [*NODES, lambda x: Model(x, 1), lambda x: Model(jnp.zeros(2), 1, x)]
 CALLS = st.builds(
@@ -341,32 +370,6 @@ def test_what_is_changed_in_place_is_recorded_anew(tmp_path, monkeypatch, change
     after = _recorded(tmp_path / "c", tree)
     inside.forget()
     assert _recorded(tmp_path / "c", tree) == after != before[0]
-
-
-@dataclasses.dataclass
-class Tagged:
-    """Whose `tag` is in JAX's structure, and is none of its fields."""
-
-    n: Any
-    tag = ""
-
-    def with_tag(self, tag):
-        self.tag = tag
-        return self
-
-
-jax.tree_util.register_pytree_with_keys(
-    Tagged,
-    lambda x: (((jax.tree_util.GetAttrKey("n"), x.n),), x.tag),
-    lambda tag, children: Tagged(*children).with_tag(tag),
-)
-
-
-class Key:
-    """Whose objects differ, and are shown alike."""
-
-    def __repr__(self):
-        return "Key"
 
 
 # Trees that are alike, and whose structures differ.
