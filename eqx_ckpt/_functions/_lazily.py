@@ -109,7 +109,10 @@ class _Jaxpr:
 
 
 def _key(called: Callable[..., Any], traced: Traced, parts: Sequence[Operand]) -> Any:
-    """Equal for results that are the same; None if nothing is known to be the same."""
+    """Equal for results that are the same; None if nothing is known to be the same, as
+    of what calls back into Python."""
+    if any(_jaxpr.callbacks(traced.jaxpr.jaxpr)):
+        return None
     try:
         arrays = [
             _lazy.body_of(x).identity if isinstance(x, LazyArray) else _identity.key(x)
