@@ -12,7 +12,7 @@ import collections
 import functools as ft
 import os
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.tree_util as jtu
@@ -224,6 +224,9 @@ class _Twins:
         for node in stored.below:
             self._called.setdefault(_last(node), []).append(node)
         self._stacks = _stacks(records)
+        is_number = lambda part: _names.number_of(part) is not None
+        rows = ((x, list(map(is_number, x.split("."))), x) for x in self._numbers)
+        self._squares = _squares(_items(rows))
         self._keys_of_kind: dict[LeafKind, list[StackKey]] = {}
         for key, stack in self._stacks.items():
             self._keys_of_kind.setdefault(stack.kind, []).append(key)
@@ -362,7 +365,7 @@ class _Twins:
             ends.add(inner)
             if n in self._new and prefix and _names.number_of(item) is not None:
                 wanted.setdefault(inner, []).append(model.kind(n))
-        if not wanted:
+        if not wanted or any(StackKey(prefix, x) in self._squares for x in wanted):
             return None
         found: dict[str, set[int]] = {}
         for node in self._called.get(_last(prefix), []):
@@ -435,22 +438,45 @@ class _Twins:
         return [head, *(f"    {x}" for x in _folding.fold(some)[:_MAX_ROWS])]
 
 
+# By where they are, leaves of the items of a sequence, by the numbers of these.
+_Items = dict[StackKey, dict[int, Any]]
+
+
 def _stacks(records: Iterable[LeafRecord]) -> dict[StackKey, Stack]:
     """The leaves that may be stacked: all items have one, and all are of one kind."""
-    groups: dict[StackKey, dict[int, LeafRecord]] = {}
-    for record in records:
-        parts = record.name.split(".")
-        for i, letter in enumerate(record.template.keys):
-            if letter in "sf":  # A place in a sequence, or in a node without keys.
-                key = StackKey(".".join(parts[:i]), ".".join(parts[i + 1 :]))
-                groups.setdefault(key, {})[int(parts[i])] = record
+    # A place in a sequence, or in a node without keys.
+    rows = ((x.name, [y in "sf" for y in x.template.keys], x) for x in records)
+    found = _items(rows)
+    unclear = _squares(found)
     out: dict[StackKey, Stack] = {}
-    for key, items in groups.items():
+    for key, items in found.items():
         kinds = {_leaf_kinds.kind(record.whole) for record in items.values()}
-        if len(kinds) == 1 and set(items) == set(range(len(items))):
+        is_whole = set(items) == set(range(len(items)))
+        if len(kinds) == 1 and is_whole and key not in unclear:
             leaf_indices = [record.leaf_index for record in items.values()]
             out[key] = Stack(_stacked_kind(kinds.pop(), len(items)), leaf_indices)
     return out
+
+
+def _items(rows: Iterable[tuple[str, Sequence[bool], Any]]) -> _Items:
+    """Leaves that may be of items. Each row has the name of a leaf, for each part of it
+    whether it is the number of an item, and the leaf."""
+    out: _Items = {}
+    for name, are_items, leaf in rows:
+        parts = name.split(".")
+        for i, is_item in enumerate(are_items):
+            if is_item:
+                key = StackKey(".".join(parts[:i]), ".".join(parts[i + 1 :]))
+                out.setdefault(key, {})[int(parts[i])] = leaf
+    return out
+
+
+def _squares(found: _Items) -> set[StackKey]:
+    """Those that are of as many sequences as these have items: either may be stacked,
+    the items or the sequences."""
+    names = {x: (_names.joined(*x), len(items)) for x, items in found.items()}
+    counts = collections.Counter(names.values())
+    return {x for x, name in names.items() if counts[name] > 1 and name[1] > 1}
 
 
 def _stacked_kind(kind: LeafKind, count: int) -> LeafKind:

@@ -548,3 +548,18 @@ def test_no_stack_is_suggested_by_its_shape_alone(tmp_path):
         ec.graft(model, tmp_path / "c", [pair])
     pair = """(lambda m: m['norms'], lambda c: c.norms, ec.adapters.stack()),"""
     assert pair in str(error.value)
+
+
+def test_of_lists_in_lists_none_is_said_to_be_stacked(tmp_path):
+    """Of stages with as many blocks as there are stages, blocks or stages may be."""
+    block = lambda i: {"w": np.full(5, i, np.float32), "b": np.full(4, i, np.float32)}
+    stages = [[block(0), block(1)], [block(2), block(3)]]
+    each = lambda stage: {x: np.stack([y[x] for y in stage]) for x in "wb"}
+    listed = {"stages": stages, "head": np.ones(1, np.float32)}
+    stacked = listed | {"stages": list(map(each, stages))}
+    for number, (saved, wanted) in enumerate([(listed, stacked), (stacked, listed)]):
+        ec.tree_serialise_leaves(tmp_path / str(number), saved)
+        pair = (lambda m: m["head"], lambda c: c.head)
+        with pytest.raises(RuntimeError, match="stages") as error:
+            ec.graft(wanted, tmp_path / str(number), [pair])
+        assert "(lambda m: " not in str(error.value)
