@@ -56,8 +56,7 @@ _KINDS = {
 
 class NpyHeader(NamedTuple):
     """The header of an array, whose data begin at `stop`. `dtype` is in NumPy's
-    notation, without what says that the order of bytes does not matter; "<V" for one of
-    records."""
+    notation, and begins with "<" unless with ">"; it is "<V" for one of records."""
 
     dtype: str
     is_fortran: bool
@@ -95,7 +94,8 @@ def read_header(window: Window, at: int, which: str) -> NpyHeader:
     if header is None or not all(found):
         raise ValueError(f"{which} has a header that NumPy does not write")
     shape = tuple(int(x[1]) for x in found if x)
-    dtype = (header[1] or b"<V").decode().replace("|", "<")
+    text = (header[1] or b"V").decode()
+    dtype = text if text[0] == ">" else "<" + text.lstrip("<|=")
     return NpyHeader(dtype, header[3] == b"True", shape, start + size)
 
 

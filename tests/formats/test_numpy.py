@@ -177,6 +177,16 @@ def test_versions_of_the_header():
         assert read.tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("order", ["", "=", "|"])
+def test_a_header_without_an_order_of_bytes(order):
+    """NumPy does not write it, and reads it."""
+    fields = f"'descr': '{order}f8', 'fortran_order': False, 'shape': (6,)"
+    data = _header(f"{{{fields}, }}") + np.arange(6.0).tobytes()
+    assert np.array_equal(np.load(io.BytesIO(data)), np.arange(6.0))
+    (read,) = _read(data).values()
+    assert np.array_equal(read, np.arange(6.0))
+
+
 def test_an_archive_of_nothing(tmp_path):
     np.savez(tmp_path / "a.npz")
     ckpt = ec.open(tmp_path / "a.npz")
