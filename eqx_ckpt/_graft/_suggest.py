@@ -11,8 +11,8 @@ Leaves of the model go by their numbers in it, and saved leaves by their leaf in
 import collections
 import functools as ft
 import os
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.tree_util as jtu
@@ -224,9 +224,9 @@ class _Twins:
         for node in stored.below:
             self._called.setdefault(_last(node), []).append(node)
         self._stacks = _stacks(records)
-        is_number = lambda part: _names.number_of(part) is not None
-        rows = ((x, list(map(is_number, x.split("."))), x) for x in self._numbers)
-        self._squares = _squares(_items(rows))
+        # Of all leaves: what is in a pair tells how many items there are.
+        self._saved_squares = _squares(stored.saved.names)
+        self._squares = _squares(model.names)
         self._keys_of_kind: dict[LeafKind, list[StackKey]] = {}
         for key, stack in self._stacks.items():
             self._keys_of_kind.setdefault(stack.kind, []).append(key)
@@ -335,6 +335,8 @@ class _Twins:
             node = inner.removesuffix(below).rstrip(".")
             keys = [StackKey(sequence, _names.joined(node, x)) for x in wanted]
             if all(map(self._is_stack, keys, wanted.values())):
+                if not self._saved_squares.isdisjoint(keys):
+                    return {}
                 found[_names.joined(sequence, "*", node)] = StackKey(sequence, node)
         return found
 
@@ -438,45 +440,43 @@ class _Twins:
         return [head, *(f"    {x}" for x in _folding.fold(some)[:_MAX_ROWS])]
 
 
-# By where they are, leaves of the items of a sequence, by the numbers of these.
-_Items = dict[StackKey, dict[int, Any]]
-
-
 def _stacks(records: Iterable[LeafRecord]) -> dict[StackKey, Stack]:
     """The leaves that may be stacked: all items have one, and all are of one kind."""
-    # A place in a sequence, or in a node without keys.
-    rows = ((x.name, [y in "sf" for y in x.template.keys], x) for x in records)
-    found = _items(rows)
-    unclear = _squares(found)
+    groups: dict[StackKey, dict[int, LeafRecord]] = {}
+    for record in records:
+        # A place in a sequence, or in a node without keys.
+        are_items = [letter in "sf" for letter in record.template.keys]
+        for key, number in _items(record.name, are_items):
+            groups.setdefault(key, {})[number] = record
     out: dict[StackKey, Stack] = {}
-    for key, items in found.items():
+    for key, items in groups.items():
         kinds = {_leaf_kinds.kind(record.whole) for record in items.values()}
-        is_whole = set(items) == set(range(len(items)))
-        if len(kinds) == 1 and is_whole and key not in unclear:
+        if len(kinds) == 1 and set(items) == set(range(len(items))):
             leaf_indices = [record.leaf_index for record in items.values()]
             out[key] = Stack(_stacked_kind(kinds.pop(), len(items)), leaf_indices)
     return out
 
 
-def _items(rows: Iterable[tuple[str, Sequence[bool], Any]]) -> _Items:
-    """Leaves that may be of items. Each row has the name of a leaf, for each part of it
-    whether it is the number of an item, and the leaf."""
-    out: _Items = {}
-    for name, are_items, leaf in rows:
-        parts = name.split(".")
-        for i, is_item in enumerate(are_items):
-            if is_item:
-                key = StackKey(".".join(parts[:i]), ".".join(parts[i + 1 :]))
-                out.setdefault(key, {})[int(parts[i])] = leaf
-    return out
+def _items(name: str, are_items: Sequence[bool]) -> Iterator[tuple[StackKey, int]]:
+    """Where a leaf is in items of sequences, and the numbers of these. `are_items`:
+    for each part of its name, whether it is such a number."""
+    parts = name.split(".")
+    for i, is_item in enumerate(are_items):
+        if is_item:
+            key = StackKey(".".join(parts[:i]), ".".join(parts[i + 1 :]))
+            yield key, int(parts[i])
 
 
-def _squares(found: _Items) -> set[StackKey]:
-    """Those that are of as many sequences as these have items: either may be stacked,
+def _squares(names: Iterable[str]) -> set[StackKey]:
+    """Leaves of items in as many sequences as these have items: either may be stacked,
     the items or the sequences."""
-    names = {x: (_names.joined(*x), len(items)) for x, items in found.items()}
-    counts = collections.Counter(names.values())
-    return {x for x, name in names.items() if counts[name] > 1 and name[1] > 1}
+    items: collections.Counter[StackKey] = collections.Counter()
+    for name in names:
+        are_numbers = [_names.number_of(x) is not None for x in name.split(".")]
+        items.update(key for key, _ in _items(name, are_numbers))
+    names_left = {x: (_names.joined(*x), count) for x, count in items.items()}
+    counts = collections.Counter(names_left.values())
+    return {x for x, left in names_left.items() if counts[left] > 1 and left[1] > 1}
 
 
 def _stacked_kind(kind: LeafKind, count: int) -> LeafKind:

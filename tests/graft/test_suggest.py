@@ -563,3 +563,15 @@ def test_of_lists_in_lists_none_is_said_to_be_stacked(tmp_path):
         with pytest.raises(RuntimeError, match="stages") as error:
             ec.graft(wanted, tmp_path / str(number), [pair])
         assert "(lambda m: " not in str(error.value)
+
+
+def test_a_stack_is_none_of_the_lists_that_are_left(tmp_path):
+    """Of three lists of two, those in no pair are two of two."""
+    block = lambda i: {"w": np.full(5, i, np.float32), "b": np.full(4, i, np.float32)}
+    stages = [[block(2 * i), block(2 * i + 1)] for i in range(3)]
+    stacked = {x: np.stack([y[x] for y in stages[1]]) for x in "wb"}
+    ec.tree_serialise_leaves(tmp_path / "c", {"stages": stages})
+    pair = (lambda m: m["stages"][0], lambda c: c.stages[0])
+    with pytest.raises(RuntimeError, match="by `stack") as error:
+        ec.graft({"stages": [stages[0], stacked]}, tmp_path / "c", [pair])
+    assert "(lambda m: " not in str(error.value)
