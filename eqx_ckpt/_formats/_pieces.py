@@ -1,6 +1,5 @@
 """Arrays of other formats that lie in pieces of files, and steps along their axes."""
 
-import functools as ft
 import math
 import types
 from collections.abc import Sequence
@@ -58,8 +57,8 @@ class OpenedPieces(NamedTuple):
 
     def start_read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> Any:
         """A future of the read of `self[picks]` into an array of its shape. It is
-        always done, and only its `result` reads."""
-        read = ft.partial(self.read, into, picks)
+        always done, and only its `result` reads: stores wait for that with a time."""
+        read = lambda timeout=None: self.read(into, picks)
         return types.SimpleNamespace(done=lambda: True, result=read)
 
     def read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> None:

@@ -152,6 +152,18 @@ def test_reads_what_is_asked_for(stored, base, name):
     _holds(ckpt)
 
 
+def test_elements_that_lie_apart(tmp_path):
+    x = np.asfortranarray(np.arange(60.0).reshape(3, 4, 5))
+    np.savez(tmp_path / "a.npz", x=x)
+    with servers.static(tmp_path) as port:
+        lazy = ec.open(f"http://localhost:{port}/a.npz")["x"]
+        assert np.array_equal(lazy.read(), x)
+        assert np.array_equal(lazy[::-2, 1:, 3].read(), x[::-2, 1:, 3])
+        assert np.array_equal(lazy.store[1].read().result(), x[1])
+        ec.convert(f"http://localhost:{port}/a.npz", tmp_path / "c")
+    assert np.array_equal(ec.open(tmp_path / "c")["x"].read(), x)
+
+
 def test_round_trips(stored):
     """Files and probes are asked for side by side."""
     proxy, url = stored
