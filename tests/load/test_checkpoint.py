@@ -545,11 +545,15 @@ def test_reading_writes_nothing(tmp_path, getkey, layout):
 def test_a_replaced_checkpoint_raises(tmp_path, layout):
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, {"x": jnp.zeros(3)}, layout=layout)
-    old = ec.open(path)
+    old, asked = ec.open(path), ec.open(path)
+    assert asked["x"].store.read().result().tolist() == [0, 0, 0]
     ec.tree_serialise_leaves(path, {"x": jnp.ones(3)}, layout=layout)
     for verify in (True, False):
         with pytest.raises(RuntimeError, match="replaced or deleted after it was"):
             old["x"].read(verify=verify)
+    for ckpt in (old, asked):
+        with pytest.raises((RuntimeError, ValueError)):
+            ckpt["x"].store.read().result()
     assert ec.open(path)["x"].read().tolist() == [1, 1, 1]
 
 

@@ -305,8 +305,11 @@ def test_what_is_there(tmp_path):
     path = tmp_path / "a.zip"
     ec.tree_serialise_leaves(path, {"w": 1})
     old = ec.open(path)
+    assert old["w"].store.read().result() == 1
     ec.tree_serialise_leaves(path, {"w": 2})
     assert ec.open(path)["w"].read() == 2
+    with pytest.raises(RuntimeError, match="was replaced"):
+        old["w"].store  # noqa: B018
     for verify in (True, False):
         with pytest.raises(RuntimeError, match="was replaced"):
             old["w"].read(verify=verify)

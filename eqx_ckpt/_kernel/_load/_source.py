@@ -126,7 +126,14 @@ class Source:
     # ---- Leaves that TensorStore opens.
 
     def array(self, record: LeafRecord) -> Any:
-        """The leaf's TensorStore, opened once and without a read."""
+        """The leaf's TensorStore, opened once and without a read.
+
+        **Raises:** `ReplacedError` if its path has another save by now: it reads what
+        is there.
+        """
+        self.check_current()
+        if not self.is_unchanged():
+            raise self.error_for("")
         array = self._opened.get(record.leaf_index)
         if array is None:
             _wording.check_readable(record)
@@ -139,7 +146,6 @@ class Source:
                     f"TensorStore cannot decode `{record.name}` of `{self.root}`: "
                     f"{why}. Use `.read`."
                 )
-            self.check_current()
             try:
                 self.check(record, range(record.template.chunk_count))
             except ValueError as e:
