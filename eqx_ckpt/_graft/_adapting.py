@@ -204,6 +204,8 @@ def _before(
                 saved = saved[0]
             elif undo:
                 value = _nested.mapped(lambda x, undo=undo: undo(x, x), value)
+            elif adapter.before:
+                value = _nested.mapped(adapter.before, value)
     return value
 
 

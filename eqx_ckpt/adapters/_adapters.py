@@ -30,6 +30,8 @@ class Adapter:
     own: bool = False
     # What undoes it, if anything does.
     undo: Callable[[], "Adapter"] | None = None
+    # Where nothing does: of what it gave, an array of as many axes as it was given.
+    before: Callable[[LazyArray], LazyArray] | None = None
 
     def __call__(self, saved: object, like: PyTree) -> Any:
         return self.apply(saved, like)
@@ -102,7 +104,12 @@ def take(index: int | slice, axis: int = 0) -> Adapter:
     def apply(saved: LazyArray, like: PyTree) -> LazyArray:
         return _deferred.take_along(saved, axis, index)
 
-    return Adapter(f"take({index}, axis={axis})", apply)
+    def before(made: LazyArray) -> LazyArray:
+        at = _deferred.axis_of(len(made.shape) + 1, axis)
+        return made[(*[slice(None)] * at, None)]
+
+    text = f"take({index}, axis={axis})"
+    return Adapter(text, apply, before=None if isinstance(index, slice) else before)
 
 
 @_arguments.checked()

@@ -473,3 +473,19 @@ def test_a_rename_after_what_puts_leaves_together(tmp_path):
         pair = (lambda m: m, nodes, adapt.stack(), rules)
         ec.graft(like, tmp_path / "c", [pair])
     ec.graft(like, tmp_path / "c", [(lambda m: m, nodes, rules, adapt.stack())])
+
+
+def test_sizes_of_a_split_before_an_axis_is_taken(tmp_path):
+    saved = np.arange(24.0).reshape(4, 3, 2)
+    ec.tree_serialise_leaves(tmp_path / "c", saved)
+
+    def graft(shape, *how):
+        like = [np.zeros(shape), np.zeros(shape)]
+        pair = (lambda m: m, lambda c: c, how)
+        return ec.graft(like, tmp_path / "c", [pair])[0]
+
+    first, second = graft((2, 2), adapt.split(), adapt.take(-1, axis=1))
+    assert np.array_equal([*first, *second], saved[:, -1])
+    # Where each part of an axis ended, nothing says once an item of it is taken.
+    with pytest.raises(RuntimeError, match="have 1 [+] 1 along axis 0, and the .* 4"):
+        graft((2, 3), adapt.transpose(0, 2, 1), adapt.split(), adapt.take(0))
