@@ -206,7 +206,19 @@ def stack(axis: int = 0) -> Adapter:
     return Adapter(text, apply, "saved", undo=lambda: unstack(axis=axis))
 
 
-@_arguments.checked()
+def _are_numbers(x: object) -> bool:
+    items = x.tolist() if isinstance(x, (np.ndarray, jax.Array)) else x
+    return isinstance(items, Sequence) and all(
+        # A mask says something else.
+        isinstance(i, (int, np.integer)) and not isinstance(i, bool)
+        for i in items
+    )
+
+
+_ONLY = _arguments.Rule("a list of numbers of nodes, such as `[0, 2]`", _are_numbers)
+
+
+@_arguments.checked(only=_arguments.optional(_ONLY))
 def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
     """One node of stacked leaves as several nodes of the model, such as a list of
     layers: the inverse of [`stack`][].

@@ -661,3 +661,10 @@ def test_what_ec_lazy_makes_of_damage(tmp_path):
     damage(tmp_path / "x")
     with pytest.raises(ec.DamagedError, match="w: its bytes"):
         ec.graft(jnp.zeros((300, 300)), tmp_path / "x", [(lambda m: m, "w", _squared)])
+
+
+@pytest.mark.parametrize("only", [[True, False], np.array([True]), [1.5], 2, "ab"])
+def test_what_names_no_nodes_of_a_stack(only):
+    """A mask is no list of numbers: 1 and 0 would be loaded."""
+    with pytest.raises(TypeError, match="`only` must be None or a list of numbers of"):
+        adapt.unstack(only=only)
