@@ -11,7 +11,7 @@ Leaves of the model go by their numbers in it, and saved leaves by their leaf in
 import collections
 import functools as ft
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -21,6 +21,7 @@ from .._kernel._format import _names, _text
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._tree import _folding, _orders
 from . import _alike, _find_rules, _leaf_kinds, _lookalikes, _rules_code
+from ._alike import LeafPairs
 from ._leaf_kinds import LeafKind
 from ._lookalikes import Suggestion
 from ._matching import Matching
@@ -214,7 +215,7 @@ class _Twins:
         records = list(map(stored.saved.record, sorted(old - entries.leaf_indices)))
         saved = {record.name: _leaf_kinds.kind(record.whole) for record in records}
         wanted = {x: model.kind(n) for x, n in self._numbers.items()}
-        self._alike = _alike.pair_leaves(saved, wanted)
+        self._alike = _without_rivals(_alike.pair_leaves(saved, wanted), saved, wanted)
         # The saved leaf that each is as it is, without an adapter.
         adapted = {*self._alike.adapters, *self._alike.squares}
         self._origins = {y: x for x, y in self._alike.names.items()}
@@ -438,6 +439,21 @@ class _Twins:
             return []
         head = "  Squares in these pairs, which nobody knows to be transposed or not:"
         return [head, *(f"    {x}" for x in _folding.fold(some)[:_MAX_ROWS])]
+
+
+def _without_rivals(
+    pairs: LeafPairs, saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]
+) -> LeafPairs:
+    """The pairs but those of wanted leaves that a saved one in no pair has the name of,
+    below the nodes that all leaves of pairs are in, and the kind: either may be it."""
+    old, new = _common_node(pairs.names), _common_node(pairs.names.values())
+    left = {
+        _names.below(x, old): x
+        for x in saved.keys() - pairs.names.keys()
+        if _names.is_under(x, old)
+    }
+    is_clear = lambda y: saved.get(left.get(_names.below(y, new), "")) != wanted[y]
+    return pairs._replace(names={x: y for x, y in pairs.names.items() if is_clear(y)})
 
 
 def _stacks(records: Iterable[LeafRecord]) -> dict[StackKey, Stack]:

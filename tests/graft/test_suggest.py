@@ -575,3 +575,20 @@ def test_a_stack_is_none_of_the_lists_that_are_left(tmp_path):
     with pytest.raises(RuntimeError, match="by `stack") as error:
         ec.graft({"stages": [stages[0], stacked]}, tmp_path / "c", [pair])
     assert "(lambda m: " not in str(error.value)
+
+
+@pytest.mark.parametrize("more", [{}, {"up": [np.ones(4)] * 2}])
+def test_no_pair_takes_the_name_of_a_leaf_that_fits(tmp_path, more):
+    """Its list has one item more than that of the model."""
+    parts = {"head": [np.ones(4)] * 2, "rest": {"shape": np.ones(4), "mlp": np.ones(5)}}
+    same = {"v": np.ones(2), "w": np.ones((7, 7))}
+    saved = {"net": {"k": parts | more, **same}, "a": np.ones(1)}
+    ec.tree_serialise_leaves(tmp_path / "c", saved)
+    parts = {"head": [np.ones(4)], "rest": {"mlp": np.ones(5)}}
+    model = {"m": {"k": parts, **same}, "a": np.ones(1)}
+    with pytest.raises(RuntimeError) as error:
+        ec.graft(model, tmp_path / "c", [(lambda m: m["a"], lambda c: c.a)])
+    text = str(error.value)
+    assert "(lambda m: m['m']['k']['rest'], lambda c: c.net.k.rest)," in text
+    assert "net.k.rest.shape)" not in text and "ec.rename" not in text
+    assert "drop=" not in text
