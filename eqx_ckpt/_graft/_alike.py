@@ -13,6 +13,7 @@ more. It does that three times, with other groups each time: see `LayerSide.grou
 """
 
 import collections
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -76,12 +77,43 @@ def pair_leaves(
         left = matching.groups(level)
         matching.take_all(left)
     found = matching.found(left)
-    return LeafPairs(
+    pairs = LeafPairs(
         {old[x]: new[y] for x, y in found.names.items()},
         {new[x]: how for x, how in found.adapters.items()},
         [new[x] for x in found.squares],
         [Unclear([old[x] for x in a], [new[x] for x in b]) for a, b in found.unclear],
     )
+    return _without_rivals(pairs, saved, wanted)
+
+
+def _without_rivals(
+    pairs: LeafPairs, saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]
+) -> LeafPairs:
+    """The pairs but those of wanted leaves that a saved one in no pair has the name of,
+    below the nodes that all leaves of pairs are in, and the kind: either may be it."""
+    old, new = common_node(pairs.names), common_node(pairs.names.values())
+    left = {
+        _names.below(x, old): x
+        for x in saved.keys() - pairs.names.keys()
+        if _names.is_under(x, old)
+    }
+    is_clear = lambda y: saved.get(left.get(_names.below(y, new), "")) != wanted[y]
+    unclear = [
+        Unclear([x, left[_names.below(y, new)]], [y])
+        for x, y in pairs.names.items()
+        if not is_clear(y)
+    ]
+    return LeafPairs(
+        {x: y for x, y in pairs.names.items() if is_clear(y)},
+        {y: how for y, how in pairs.adapters.items() if is_clear(y)},
+        [y for y in pairs.squares if is_clear(y)],
+        [*pairs.unclear, *unclear],
+    )
+
+
+def common_node(names: Iterable[str]) -> str:
+    """The node that all leaves are in."""
+    return ".".join(os.path.commonprefix([x.split(".")[:-1] for x in names]))
 
 
 def _plain_names(names: Iterable[str]) -> dict[str, str]:

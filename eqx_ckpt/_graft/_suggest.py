@@ -10,8 +10,7 @@ Leaves of the model go by their numbers in it, and saved leaves by their leaf in
 
 import collections
 import functools as ft
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -21,7 +20,6 @@ from .._kernel._format import _names, _text
 from .._kernel._format._leaves import LeafRecord
 from .._kernel._tree import _folding, _orders
 from . import _alike, _find_rules, _leaf_kinds, _lookalikes, _rules_code
-from ._alike import LeafPairs
 from ._leaf_kinds import LeafKind
 from ._lookalikes import Suggestion
 from ._matching import Matching
@@ -215,7 +213,7 @@ class _Twins:
         records = list(map(stored.saved.record, sorted(old - entries.leaf_indices)))
         saved = {record.name: _leaf_kinds.kind(record.whole) for record in records}
         wanted = {x: model.kind(n) for x, n in self._numbers.items()}
-        self._alike = _without_rivals(_alike.pair_leaves(saved, wanted), saved, wanted)
+        self._alike = _alike.pair_leaves(saved, wanted)
         # The saved leaf that each is as it is, without an adapter.
         adapted = {*self._alike.adapters, *self._alike.squares}
         self._origins = {y: x for x, y in self._alike.names.items()}
@@ -404,7 +402,7 @@ class _Twins:
         found, model, stored = self._alike.names, self._model, self._stored
         if not found:
             return None
-        old, new = _common_node(found), _common_node(self._origins)
+        old, new = _alike.common_node(found), _alike.common_node(self._origins)
         moves = {_names.below(x, old): _names.below(y, new) for x, y in found.items()}
         some = self._entries.leaf_indices.intersection(stored.below[old])
         entries = [_names.below(stored.saved.names[i], old) for i in sorted(some)]
@@ -439,21 +437,6 @@ class _Twins:
             return []
         head = "  Squares in these pairs, which nobody knows to be transposed or not:"
         return [head, *(f"    {x}" for x in _folding.fold(some)[:_MAX_ROWS])]
-
-
-def _without_rivals(
-    pairs: LeafPairs, saved: Mapping[str, LeafKind], wanted: Mapping[str, LeafKind]
-) -> LeafPairs:
-    """The pairs but those of wanted leaves that a saved one in no pair has the name of,
-    below the nodes that all leaves of pairs are in, and the kind: either may be it."""
-    old, new = _common_node(pairs.names), _common_node(pairs.names.values())
-    left = {
-        _names.below(x, old): x
-        for x in saved.keys() - pairs.names.keys()
-        if _names.is_under(x, old)
-    }
-    is_clear = lambda y: saved.get(left.get(_names.below(y, new), "")) != wanted[y]
-    return pairs._replace(names={x: y for x, y in pairs.names.items() if is_clear(y)})
 
 
 def _stacks(records: Iterable[LeafRecord]) -> dict[StackKey, Stack]:
@@ -522,8 +505,3 @@ def _only(names: list[str], last: str) -> str | None:
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _common_node(names: Iterable[str]) -> str:
-    """The node that all leaves are in."""
-    return ".".join(os.path.commonprefix([x.split(".")[:-1] for x in names]))

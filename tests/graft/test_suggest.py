@@ -592,3 +592,13 @@ def test_no_pair_takes_the_name_of_a_leaf_that_fits(tmp_path, more):
     assert "(lambda m: m['m']['k']['rest'], lambda c: c.net.k.rest)," in text
     assert "net.k.rest.shape)" not in text and "ec.rename" not in text
     assert "drop=" not in text
+
+
+def test_a_name_that_another_leaf_has_is_unclear():
+    shapes = {"k.rest.mlp": (5,), "v": (2,), "k.head.0": (4,)}
+    more = {"k.head.1": (4,), "k.rest.shape": (4,)}
+    saved = {f"net.{x}": shape for x, shape in (shapes | more).items()}
+    wanted = {f"m.{x}": shape for x, shape in shapes.items()}
+    names, data = _suggested(_floats(saved), _floats(wanted))
+    assert {*names.values()} == {"m.k.rest.mlp", "m.v"}
+    assert [x["b"] for x in data["unclear"]] == [["m.k.head.0"]]
