@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ try:
             if how == "ends":
                 raise
             manager.save(4, trees[4])
-        saving = manager._near._saving
+        saving: Any = vars(manager._near)["_saving"]
         until(lambda: saving.call is not None)
         manager.save(5, trees[5])
         # All have copied it in the same call.
