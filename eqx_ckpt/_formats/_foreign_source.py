@@ -40,7 +40,7 @@ class ForeignArray(NamedTuple):
 
 
 # What an array of another format is read from.
-Stored = ForeignArray | PiecedArray | np.ndarray
+ArrayOrigin = ForeignArray | PiecedArray | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class ForeignSource(Source):
     the id of the save."""
 
     headers: bytes
-    stored: Mapping[int, Stored]
+    stored: Mapping[int, ArrayOrigin]
     nodes: Database | None
     strides: Mapping[int, tuple[int, ...]]
 
@@ -67,11 +67,8 @@ class ForeignSource(Source):
     def _without_spec(self, record: LeafRecord) -> str:
         return f"it is of another format, {self.index.layout}"
 
-    def is_stored(self, record: LeafRecord) -> bool:
-        return record.leaf_index in self.stored
-
     def is_contiguous(self, record: LeafRecord) -> bool:
-        return not self.is_stored(record)
+        return record.leaf_index not in self.stored
 
     def head_of(self, record: LeafRecord, most: int) -> bytes:
         array = self.stored.get(record.leaf_index)
@@ -92,9 +89,9 @@ class ForeignSource(Source):
         return _store.read_bytes(self.directory, key, start, min(stop, start + most))
 
     def is_scattered(self, record: LeafRecord) -> bool:
-        return self.is_stored(record) or record.leaf_index in self.strides
+        return not self.is_contiguous(record) or record.leaf_index in self.strides
 
-    def _origin(self, record: LeafRecord, file: int, offset: int) -> Stored:
+    def _origin(self, record: LeafRecord, file: int, offset: int) -> ArrayOrigin:
         """The array that a scattered leaf is read from. One with `strides` is one
         piece, from `offset` of the `file` on."""
         if record.leaf_index in self.stored:
@@ -122,7 +119,9 @@ class ForeignSource(Source):
             for x in opened
         ]
 
-    def _open_stored(self, wanted: Sequence[tuple[Stored, Sequence[int]]]) -> list[Any]:
+    def _open_stored(
+        self, wanted: Sequence[tuple[ArrayOrigin, Sequence[int]]]
+    ) -> list[Any]:
         """Arrays of other formats, opened for chunks of some numbers: without a read,
         unless TensorStore has no driver for the root. What has been read before is
         given as it is."""
@@ -202,7 +201,7 @@ class ForeignSource(Source):
 
     def template_as_read(self, record: LeafRecord) -> Template:
         t, strides = record.template, self.strides.get(record.leaf_index)
-        if self.is_stored(record):
+        if not self.is_contiguous(record):
             return t
         if strides is None:
             return t._replace(chunk=_grid.choose(t.shape, t.itemsize, _PART_BYTES))
@@ -213,6 +212,7 @@ class ForeignSource(Source):
 
     def check(self, record: LeafRecord, numbers: Sequence[int]) -> None:
         if not self.is_scattered(record):
+            # The `numbers` are of `template_as_read`. In the index it is one chunk.
             super().check(record, range(record.template.chunk_count))
             return
         (at,) = self.index.extents.starts([record.leaf_index])

@@ -40,7 +40,8 @@ def check_nodes(
     groups: Sequence[tuple[Nested, Nested]],
     code_of: Callable[[str], str | None],
 ) -> None:
-    """Checks the order of the nodes of a pair, on both sides. The order counts in two
+    """Checks the order of the nodes of a pair, which errors call `label`, on both
+    sides. The order counts in two
     places: in a list of which an adapter makes one leaf, or which it makes of one; and
     among the `groups`, whose nodes are paired one by one. `code_of` gives the code of a
     node of the model.

@@ -104,10 +104,10 @@ def attributes_of(flat: Flat) -> Attributes:
     """The attributes of the children without keys in a tree."""
     walk = flat.walk
     return {
-        names[place]: dict(zip(group.kind.parts, group.kind.labels))
+        names[place]: dict(zip(group.kind.parts, group.kind.attributes))
         for layer, names in zip(walk.layers, walk.nodes.names)
         for group in layer.groups
-        if group.kind.labels
+        if group.kind.attributes
         for place in group.places
     }
 

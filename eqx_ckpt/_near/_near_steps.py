@@ -17,7 +17,7 @@ import pathlib
 import secrets
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._kernel._errors import DamagedError
 from .._kernel._format._schema import COUNT, DIGEST
@@ -49,16 +49,24 @@ _GOT = [(COUNT, DIGEST)]
 _NONE = "0" * 16
 
 
+class WrittenPart(NamedTuple):
+    """The report of a process on the part that it has written."""
+
+    host: str
+    nbytes: int
+    digest: str
+
+
 @dataclasses.dataclass(eq=False)
 class NearSaving:
     """A near save that is not whole yet. Once all parts are written, `part` is that of
-    this process, and `rows` has a report on each. `call` is the number of the call of
-    `save_if_due` that sends the copies."""
+    this process, and `written` has a report on each. `call` is the number of the call
+    of `save_if_due` that sends the copies."""
 
     step: int
     handle: SaveHandle
     part: NearPart | None = None
-    rows: list[Any] = dataclasses.field(default_factory=list)
+    written: list[WrittenPart] = dataclasses.field(default_factory=list)
     call: int | None = None
 
 
@@ -70,10 +78,10 @@ class Near(NearSteps):
         super().__init__(saves)
         self._disk, self._every, self._copies = disk, every, copies
         self._place = Place(disk.root)
-        # The attempt, once it has begun; and whether the next save asks for it anew, as
-        # after a restore.
+        # The attempt, once it has begun; and whether the next near save has to ask for
+        # it: at first, and after a restore.
         self._attempt: Attempt | None = None
-        self._is_asked = True
+        self._must_ask_attempt = True
         self._saving: NearSaving | None = None
         # The step that was due when Ctrl-C came, and that others may begin.
         self._not_begun: int | None = None
@@ -85,7 +93,7 @@ class Near(NearSteps):
         return Search(self._saves.steps.root, self._disk)
 
     def note_restored(self) -> None:
-        self._is_asked = True
+        self._must_ask_attempt = True
 
     def wait(self) -> None:
         """Waits until the near save that goes on is whole. All processes do.
@@ -155,6 +163,7 @@ class Near(NearSteps):
             if waits:
                 self.wait()
         finally:
+            # Also after an error of the step before: the others begin this one.
             self._not_begun = None
             if waits and self._saving is saving is not None:
                 # Ctrl-C came before this process has told the others that it copies the
@@ -167,13 +176,15 @@ class Near(NearSteps):
     def _begin(self, state: PendingState) -> None:
         """Begins to save a state. It may be changed once this returns."""
         step = state.step
-        if self._is_asked:
+        if self._must_ask_attempt:
             self._begin_attempt(state)
         processes = self._of_part(step)
         with _noted(step):
             with _log.timed("near") as timer, processes.share_errors():
                 plan = _async.stage(self._plan(state), frozenset())
                 assert self._attempt is not None
+                # This makes the directory of the run, so that an error of the disk is
+                # raised by this call and not in the thread. No save has the id `_NONE`.
                 file = self._disk.place(self._attempt.run, _NONE, 0)
                 self._disk.make_room(file.parent)
             saving = NearSaving(step, SaveHandle(plan.root, is_apart=True))
@@ -222,7 +233,7 @@ class Near(NearSteps):
         what = f"Beginning an attempt with step {step}"
         processes = saves.run_processes.of_call("begin near steps", what, step)
         self._attempt = Attempt.decode(processes.decide(decide, report))
-        self._is_asked = False
+        self._must_ask_attempt = False
         start.warn_of_passed_steps(step)
 
     def _plan(self, state: PendingState) -> Plan:
@@ -256,20 +267,23 @@ class Near(NearSteps):
             options = plan.options._replace(metadata=where)
             root = _root.resolve(str(file))
             _serialise.write(plan._replace(root=root, options=options), Processes())
-            own = [_host(), file.stat().st_size, _disk.digest(file)]
+            own = WrittenPart(_host(), file.stat().st_size, _disk.digest(file))
             self._place.note(saving.step, self._disk.key(file))
-            saving.rows = share_records(processes, own, _OF_PART, _WRITTEN)
+            reports = share_records(processes, own, _OF_PART, _WRITTEN)
+            saving.written = [WrittenPart(*report) for report in reports]
             saving.part = part
             if self._copies and count > 1:
                 # No process begins a call before all know which is the next of all.
-                saving.call = self._lock.run(lambda: self._next_call(processes))
+                self._lock.run(lambda: self._agree_on_call(saving, processes))
         steps, seconds = self._saves.steps, timer.seconds
         if saving.call is None:
             self._disk.keep(part)
         steps.log_step(_log.INFO, "Saved to near disks", saving.step, seconds=seconds)
 
-    def _next_call(self, processes: Processes) -> int:
-        return max(share_records(processes, self._calls, _OF_PART, COUNT)) + 1
+    def _agree_on_call(self, saving: NearSaving, processes: Processes) -> None:
+        """Sets the call that sends the copies: the next of the process that has made
+        the most."""
+        saving.call = max(share_records(processes, self._calls, _OF_PART, COUNT)) + 1
 
     def _send(self, saving: NearSaving) -> None:
         """Sends copies, if there are to be some, and deletes what is older."""
@@ -279,16 +293,16 @@ class Near(NearSteps):
         processes = self._of_copy(step)
         with _log.timed("near") as timer, processes.share_errors():
             processes.round()
-            own = self._copy(saving.part, saving.rows, processes)
+            own = self._copy(saving.part, saving.written, processes)
             for index, got in enumerate(share_records(processes, own, _OF_PART, _GOT)):
-                _check_copies(index, got, saving.rows)
+                _check_copies(index, got, saving.written)
         # All have it.
         self._disk.keep(saving.part)
         steps, seconds = self._saves.steps, timer.seconds
         steps.log_step(_log.INFO, "Copied to near disks", step, seconds=seconds)
 
     def _copy(
-        self, part: NearPart, rows: list[Any], processes: Processes
+        self, part: NearPart, written: list[WrittenPart], processes: Processes
     ) -> list[tuple[int, str]]:
         """Sends copies of all parts to other disks. Returns the processes of those that
         came here, and the digests of what came."""
@@ -296,16 +310,16 @@ class Near(NearSteps):
         got: list[tuple[int, str]] = []
         # If one exchange fails, this process still takes part in the others.
         errors: list[Exception] = []
-        for shift in _exchange.shifts([row[0] for row in rows], self._copies):
+        for shift in _exchange.shifts([x.host for x in written], self._copies):
             moves = [
-                Move(i, i, (i + shift) % count, row[1]) for i, row in enumerate(rows)
+                Move(i, i, (i + shift) % count, x.nbytes) for i, x in enumerate(written)
             ]
             origin = (here - shift) % count
             read = ft.partial(_disk.read_into, self._disk.file(part))
             into = Incoming(self._disk, self._disk.file(part._replace(process=origin)))
             unread, unwritten = _exchange.exchange(moves, read, into.write, processes)
             try:
-                got.append((origin, into.finish(unwritten, rows[origin][2])))
+                got.append((origin, into.finish(unwritten, written[origin].digest)))
             except Exception as e:
                 errors.append(e)
             errors += [] if unread is None else [unread]
@@ -335,9 +349,11 @@ def _host() -> str:
         return socket.gethostname()
 
 
-def _check_copies(index: int, got: Sequence[Any], rows: list[Any]) -> None:
+def _check_copies(
+    index: int, got: Sequence[Any], written: Sequence[WrittenPart]
+) -> None:
     for origin, digest in got:
-        if digest != rows[origin][2]:
+        if digest != written[origin].digest:
             raise RuntimeError(
                 f"The copy of the part of process {origin} is not what came to the "
                 f"near disk of process {index}. The near step is not used."

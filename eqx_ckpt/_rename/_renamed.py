@@ -62,7 +62,7 @@ def _nodes(leaves: Leaves) -> Iterator[tuple[str, str]]:
             parts += [
                 x for x, child in tree.children(row) if not tree.leaf_counts[child]
             ]
-            if parts or tree.kind(row).labels:
+            if parts or tree.kind(row).attributes:
                 yield name, next(iter(parts), "")
 
 

@@ -256,3 +256,19 @@ def test_training_state(tmp_path, by_text):
     ec.tree_serialise_leaves(tmp_path / "b", out)
     ec.tree_deserialise_leaves(tmp_path / "b", out)
     ec.tree_deserialise_leaves(tmp_path / "b", {**tree, "key": jr.key(0)})
+
+
+class _Held(eqx.Module):
+    index: eqx.nn.StateIndex
+
+    def __init__(self):
+        self.index = eqx.nn.StateIndex({"a": [jnp.ones(3)]})
+
+
+def test_a_list_in_an_entry_of_a_state_is_no_state(tmp_path):
+    """Also of a file that has no record of the tree, but the labels of entries."""
+    model_and_state = eqx.nn.make_with_state(_Held)()
+    ec.export_safetensors(tmp_path / "x.safetensors", model_and_state)
+    ec.tree_serialise_leaves(tmp_path / "y", ec.open(tmp_path / "x.safetensors").tree)
+    with pytest.raises(RuntimeError, match="'1.0.a': a `node of a checkpoint`"):
+        ec.rebuild(tmp_path / "y", [], source="1.0.a")

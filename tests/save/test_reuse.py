@@ -429,3 +429,30 @@ def test_no_array_is_kept_alive(tmp_path):
     assert alive() is None
     ec.tree_serialise_leaves(tmp_path / "b", {"x": jnp.zeros(9)}, reuse=handle)
     _holds(tmp_path / "b", {"x": jnp.zeros(9)})
+
+
+@pytest.mark.parametrize("count", [30_000, 3 * 2**20])
+def test_a_lazy_leaf_beside_the_array_that_it_was(tmp_path, count):
+    """Each saved leaf is compared with one leaf, and an array with its own."""
+    x = jnp.arange(float(count))
+    with ec.CheckpointManager(tmp_path / "run", keep=3) as manager:
+        manager.save(1, {"a": x})
+        manager.wait()
+        lazy = ec.open(manager.path(1))["a"]
+        manager.save(2, {"a": x, "b": lazy, "c": lazy})
+        manager.wait()
+    out = ec.tree_deserialise_leaves(manager.path(2), {k: 0 * x for k in "abc"})
+    assert all(jnp.array_equal(out[k], x) for k in "abc")
+    assert not ec.verify(manager.path(2))
+
+
+def test_a_lazy_leaf_that_has_the_name_of_another(tmp_path):
+    old = {"a": np.zeros(30_000, "f4"), "b": np.ones(30_000, "f4")}
+    ec.tree_serialise_leaves(tmp_path / "a", old)
+    for pick in ({"b": "a"}, {"a": "b", "b": "a"}, {"a": "b"}, {"c": "a", "a": "b"}):
+        tree = {new: ec.open(tmp_path / "a")[name] for new, name in pick.items()}
+        ec.tree_serialise_leaves(tmp_path / "b", tree, reuse=tmp_path / "a")
+        assert not ec.verify(tmp_path / "b")
+        like = {new: np.full(30_000, 7, "f4") for new in pick}
+        out = ec.tree_deserialise_leaves(tmp_path / "b", like)
+        assert all(np.array_equal(out[new], old[name]) for new, name in pick.items())

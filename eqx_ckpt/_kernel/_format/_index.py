@@ -162,7 +162,8 @@ _TAIL_SIZE = len(_tail) + 32 + 2
 
 
 def sealed(text: bytes) -> bytes:
-    """An object of JSON, given without its end, and the digest that ends it.
+    """An object of JSON, given without its end, and the digest of all of it, which ends
+    it. (The `seal` of an `Index` leaves out `others`, and is not in the file.)
 
     **Raises:** `ValueError` for more than is read.
     """

@@ -24,8 +24,8 @@ class Kind(NamedTuple):
     - `parts`: the part that each child adds to its dotted name. Empty for a dict
       whose keys are not recorded, as the names of its leaves tell them.
     - `data`: the part that each static value adds to it.
-    - `labels`: for children without keys, the attribute that each is; None if none. (A
-        `Label`, of an entry of an eqx.nn.State, is something else.)
+    - `attributes`: for children without keys, the attribute that each is; None if none.
+        In an index it is called `labels`.
     - `keys`: the keys of a dict, encoded as JSON, if not all are strings.
     """
 
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     cls: tuple[str, str] = ("", "")
     parts: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
-    labels: tuple[str | None, ...] = ()
+    attributes: tuple[str | None, ...] = ()
     keys: str = ""
 
 
@@ -169,7 +169,7 @@ class TreeRecord:
     def has_labels(self) -> list[bool]:
         """Whether a State, a StateIndex, or a node whose children are known by their
         attributes is at or below each row."""
-        gives_labels = lambda k: HOWS[k.how].has_markers or bool(k.labels)
+        gives_labels = lambda k: HOWS[k.how].has_markers or bool(k.attributes)
         return self._any_below(self._by_kind(gives_labels))
 
     @ft.cached_property
@@ -306,8 +306,8 @@ class TreeRecord:
         return labels_of_states(found)
 
 
-# By the name of a node whose children have no keys: for the part of names of each child
-# the attribute that it is, or None if it is none.
+# For nodes whose children have no keys: by the name of the node, and by the part of
+# names of the child, the attribute that the child is, or None.
 Attributes = Mapping[str, Mapping[str, str | None]]
 
 
@@ -328,9 +328,9 @@ def of_attributes(names: Sequence[str], attributes: Attributes) -> TreeRecord:
     row_of: dict[str, int] = {}
     for node in sorted(parts, key=lambda node: -len(_names.parts(node))):
         own, known = tuple(parts[node]), attributes.get(node, {})
-        labels = tuple(map(known.get, own)) if known else ()
+        found = tuple(map(known.get, own)) if known else ()
         below = [row_of.get(_names.child(node, part), leaf) for part in own]
         row_of[node] = len(rows)
         rows.append(Row(len(kinds), tuple(below), ()))
-        kinds.append(Kind("node", parts=own, labels=labels))
+        kinds.append(Kind("node", parts=own, attributes=found))
     return TreeRecord(kinds, [], rows)

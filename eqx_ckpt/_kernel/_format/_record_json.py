@@ -65,7 +65,7 @@ def _encode_kind(kind: Kind, width: int | None) -> list[Any]:
         parts = len(parts)
     keys = json.loads(kind.keys) if kind.keys and width is None else None
     data = [] if kind.data == known.data else list(kind.data)
-    own = [kind.how, *kind.cls, parts, data, list(kind.labels), keys]
+    own = [kind.how, *kind.cls, parts, data, list(kind.attributes), keys]
     while own[-1] in ("", 0, None) or own[-1] == []:
         own.pop()
     return own

@@ -82,7 +82,7 @@ class ChunkLeaf(LargeLeaf[_ChunkPart]):
         most = min(_large_leaf.PART, self.state.budget // 4) // self.copies
         most = max(1, most // grid.full)
         source, record = self.state.source, self.read.record
-        if source.is_scattered(record) and not source.is_stored(record):
+        if source.is_scattered(record) and source.is_contiguous(record):
             most = 1  # Chunks that follow each other may lie anywhere.
         for run in _grid.runs(self.chunks, t.shape, t.chunk, most):
             region = _grid.box(grid.regions[run.start : run.stop])

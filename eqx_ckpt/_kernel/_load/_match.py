@@ -155,8 +155,8 @@ class Matcher:
     def stored_names(self) -> list[str | None]:
         """The name that each leaf is stored under. It is another one for entries of a
         State, and below nodes whose children have no keys and are matched by the
-        attribute that each is (`Kind.labels`). None if what was saved has no such entry
-        or child."""
+        attribute that each is (`Kind.attributes`). None if what was saved has no such
+        entry or child."""
         entries, out = self.entries, list[str | None](self.names)
         if self._is_same_tree and all(x.label.names for x in entries.values()):
             return out

@@ -148,9 +148,9 @@ class StoredBody(Body):
     def _likely_key(self, component: str) -> NodeKey:
         """A likely key of a child without leaves. The index does not say of which kind
         it is, so it gets the kind of those beside it, if it can have that."""
-        # First the letters of the children beside it, then any that can have this
-        # component: s and f for a number, i for an integer key, o for any other key, a
-        # for an attribute, k for a string (FORMAT.md, "Templates").
+        # First the letters of the children beside it; then the first of these that can
+        # have this component: s for an index, i for another integer, o for an odd key,
+        # a for all others. (f and k look like s and a.)
         for letter in [*filter(self._all_letters.__contains__, "sfiak"), *"sioa"]:
             with contextlib.suppress(ValueError):
                 key = _names.key_of(letter, component, self._depth == 0)
@@ -197,7 +197,8 @@ class StoredBody(Body):
 
     @ft.cached_property
     def _row(self) -> int | None:
-        """The row of the node in the record of the tree, if there is one."""
+        """The row of the node in `Leaves.labelled`, if there is one: the record of the
+        tree, or one of nothing but attributes."""
         record = self.source.index.leaves.labelled
         if record is None:
             return None
@@ -214,7 +215,7 @@ class StoredBody(Body):
 
     @property
     def _kind(self) -> Kind:
-        """The kind of the node in the record of the tree; else a plain `node`."""
+        """The kind of the node in that record; else a plain `node`."""
         record, row = self.source.index.leaves.labelled, self._row
         return Kind("node") if record is None or row is None else record.kind(row)
 
@@ -229,23 +230,27 @@ class StoredBody(Body):
     def _attributes(self) -> tuple[str | None, ...]:
         """The attribute that each child without a key is; else none."""
         kind = self._kind
-        if not kind.labels:
+        if not kind.attributes:
             return ()
-        known = dict(zip(kind.parts, kind.labels))
+        known = dict(zip(kind.parts, kind.attributes))
         found = tuple(known.get(component) for _, component in self._keyed)
         return found if any(found) else ()
 
     @ft.cached_property
     def _labels(self) -> tuple[str, ...]:
         """The labels of the entries of an eqx.nn.State, which all differ; else none."""
-        leaves, above = self.source.index.leaves, self._above
+        leaves = self.source.index.leaves
         known = leaves.labels
         if not known or any(letter not in "sf" for (letter, _), _ in self._keyed):
             return ()
-        # Without a record, a node whose children have labels is a State. An entry of a
-        # State looks like one too, as its leaf has the label of the entry: so no node
-        # in a State is taken for another State.
-        is_in_state = above is not None and bool(above[0]._labels)
+        # Without a record, a node whose children have labels is a State, unless it is
+        # in one: all leaves in an entry have the label of that. The outermost node is
+        # asked first, so that none asks many others.
+        outer, above = list[StoredBody](), self._above
+        while above is not None:
+            outer.append(above[0])
+            above = above[0]._above
+        is_in_state = any(body._labels for body in reversed(outer))
         is_state = not is_in_state if leaves.tree is None else self._kind.how == "state"
         if not is_state:
             return ()

@@ -130,8 +130,8 @@ def _start_job(
         key, start, stop, _ = job[0]
         answers_or_memory = [state.source.directory.start_read(key, start, stop)]
     else:
-        # Memory that other threads ask for is new to the system at each load, which
-        # fills it with zeros.
+        # Here, in the thread of the caller: memory that other threads ask for is new to
+        # the system at each load, which fills it with zeros.
         answers_or_memory = list(map(_memory, job))
     return ft.partial(_finish_job, state, job, answers_or_memory)
 

@@ -107,12 +107,9 @@ class Source:
         """The index of the first leaf that is one array with this one."""
         return self.index.leaves.aliases.get(record.leaf_index, record.leaf_index)
 
-    def is_stored(self, record: LeafRecord) -> bool:
-        """Whether a leaf is an array that TensorStore has to read."""
-        return False
-
     def is_contiguous(self, record: LeafRecord) -> bool:
-        """Whether a leaf is one run of bytes, in no chunks."""
+        """Whether a leaf is one run of bytes, in no chunks. Its elements may be
+        scattered in it."""
         return False
 
     def head_of(self, record: LeafRecord, most: int) -> bytes:

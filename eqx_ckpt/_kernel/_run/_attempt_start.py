@@ -15,7 +15,7 @@ class AttemptStart:
 
     The first save of a manager, and the first after each restore, begins an attempt if
     the run has newer steps. If you restore a step only to look at it, and then save
-    above that last step, no attempt begins.
+    above the last step whose save this manager has begun, no attempt begins.
     """
 
     def __init__(self, steps: Steps):

@@ -51,7 +51,8 @@ def remove_step(
     goes through these, on a disk under the lock of writers:
 
     1. `may_still_go()` says yes. In a store, the step also has to be the one `seen`.
-    2. Its mark is dropped, and after that it has no pin, and `unless()` does not hold.
+    2. Its mark is dropped. It is looked after that whether it has a pin, or `unless()`
+       holds: either is a no.
     3. It is renamed away, or its index deleted in a store: nobody can open it then.
     4. The mark is dropped again, as another may have put it there since 2.
 

@@ -15,8 +15,8 @@ _SAVES = 64
 # On a disk, where a look is cheap, they are looked at after each save if they are at
 # most so many, after each second save if they are twice as many, and so on.
 _STEPS_PER_SAVE = 256
-# A run that keeps all steps looks only for what killed saves have left: as often, by
-# this number of steps.
+# A run that keeps all steps looks only for what killed saves have left: in the same
+# way, after each save if they are at most so many.
 _KEPT_STEPS_PER_SAVE = 4
 # After one save, steps are picked and deleted at most so often: anew, if others have
 # changed one meanwhile.
@@ -105,10 +105,10 @@ class Retention:
     def _look_and_clean(
         self, before: dict[int, SeenStep], new: int, saved: SavedStep | None = None
     ) -> None:
-        """Looks at all steps if none was seen `before`; else at those that were not, or
-        whose metrics have changed: in a store at no other than the new one. `saved`
-        tells what the new one is without a look. What killed saves have left of older
-        steps that it looks at is deleted."""
+        """Looks at all steps if none was seen `before`; else at those whose metrics
+        have changed, at the new one and, on a disk, at all that were not seen. If
+        `saved` is given, it tells what the new one is, unless its metrics have changed.
+        What killed saves have left of older steps that it looks at is deleted."""
         deletes = self._policy.keep is not None
         listing = None
         if not before:

@@ -188,10 +188,10 @@ class Saves:
         return Decision.decode(word) if word else None
 
     def _prepare(self, state: PendingState) -> bytes:
-        """In process 0: makes sure that a state can be saved, and clears its place.
-        Returns the encoded decision; nothing if the state is not due.
+        """In process 0: makes sure that a state can be saved, and moves a damaged step
+        out of its place. Returns the encoded decision; nothing if the state is not due.
 
-        **Raises:** `FileExistsError` for a step that is there.
+        **Raises:** `FileExistsError` for a step that is there and may not be replaced.
         """
         step, force, last_time = state.step, state.force, self._last_begin_time
         if not (force or state.is_last or self._policy.is_due(step, last_time)):
@@ -251,11 +251,12 @@ class Saves:
                     if writers.leads:
                         self._make_way(step, options.overwrite)
                 except BaseException:
-                    is_told = True  # By `share_errors`. No error of `start` is yet.
+                    is_told = True  # By `share_errors`, to the other processes.
                     raise
             start()
         except BaseException as e:
             if saving is not None:
+                # `share_errors` is over when `start` raises: that is told here.
                 if _background.end_unclaimed(saving.handle) and not is_told:
                     writers.tell_failed(e)
                 if _background.error_of(saving.handle) is not None:

@@ -323,7 +323,8 @@ def _work_on(
             if collect is not None:
                 collect()
                 handle._staged.set()
-            # All of them: one that fails as it is staged is over before those before.
+            # Each save before, and not only the last: if that fails as it is staged, it
+            # is over while others go on.
             pending = _pending.copy()
             before = pending[: pending.index(handle)]
             before = [x for x in before if x._is_apart == handle._is_apart]

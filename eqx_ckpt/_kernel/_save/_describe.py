@@ -228,9 +228,10 @@ def _make_spec(
 def _stored_kinds(
     given: Sequence[Any], leaf_kinds: LeafKinds, options: SaveOptions
 ) -> tuple[list[Any], list[int]]:
-    """The kind of each leaf: leaves of one kind have one template. And the leaves that
-    are `loose`, by their indices: those without a kind of their own. Lazy ones go by
-    how they are stored, and each of which nothing is known is a kind alone."""
+    """The kind of each leaf: leaves of one kind have one template. And the indices of
+    the `loose` leaves, for which `leaf_kinds` has none, or which may have chunks or
+    parts of their own. The kind of a lazy one is how it is stored, if that is known;
+    any other is alone in its kind."""
     # Of some leaves only some shards may be stored.
     has_parts = options.processes == "own" and any(map(_local_shards.is_spread, given))
     is_each_alone = callable(options.chunks) or has_parts

@@ -237,7 +237,7 @@ def _compare(
     numbers = {number for number, t in kinds.items() if _is_one(t)}
     # Leaves of one chunk, which many are, go through no more than they need.
     ones: list[tuple[int, int]] = []
-    for saved_index, leaf_index in _found(source, leaves):
+    for saved_index, leaf_index in _found(source, leaves, known):
         if leaf_index is None:
             comparison.drop(saved_index)
         elif leaves[leaf_index].template_number in numbers and (
@@ -321,10 +321,10 @@ def _is_one(t: Template) -> bool:
 
 
 def _found(
-    source: Source, leaves: Sequence[PlannedLeaf]
+    source: Source, leaves: Sequence[PlannedLeaf], known: Set[int]
 ) -> list[tuple[int, int | None]]:
     """The leaves of a save, and for each the index of the one that may be the same."""
-    saved, leaf_indices = source.index.leaves, _leaf_indices(source, leaves)
+    saved, leaf_indices = source.index.leaves, _leaf_indices(source, leaves, known)
     saved.check_templates()
     alike: dict[tuple[int, int], bool] = {}
     out: list[tuple[int, int | None]] = []
@@ -358,16 +358,23 @@ def _digests_of_ones(
     return out
 
 
-def _leaf_indices(source: Source, leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
-    """The indices of leaves by the names in `source` that may be the same: their own,
-    or those that lazy leaves have there."""
-    out = {leaf.name: i for i, leaf in enumerate(leaves) if leaf.alias is None}
+def _leaf_indices(
+    source: Source, leaves: Sequence[PlannedLeaf], known: Set[int]
+) -> dict[str, int]:
+    """The indices of leaves, each by the one name in `source` that it may be the same
+    as: that of a lazy leaf there, or else its own. A leaf that is `known` keeps its own
+    name from a lazy one, as it may not have been copied."""
+    own: dict[str, int] = {}
+    lazy: dict[str, int] = {}
     for i, leaf in enumerate(leaves):
-        if leaf.alias is None and isinstance(leaf.value, LazySource):
-            name = leaf.value.name_in(source)
-            if name is not None:
-                out[name] = i
-    return out
+        if leaf.alias is None:
+            is_lazy = isinstance(leaf.value, LazySource)
+            name = leaf.value.name_in(source) if is_lazy else None
+            if name is None:
+                own[leaf.name] = i
+            else:
+                lazy[name] = i
+    return own | lazy | {name: i for name, i in own.items() if i in known}
 
 
 def _is_same(leaf: PlannedLeaf, run: range, rows: bytes) -> bool:

@@ -83,7 +83,7 @@ def lay_runs(
     at = 0
     for i, (leaf, chunks) in enumerate(runs):
         full, is_as_it_is = templates[spec.template_of[leaf]]
-        # What has no bytes needs no padding, which nothing might follow.
+        # A run without bytes is not aligned: its padding might end the file.
         offset = _placement.aligned(at) if chunks else at
         if is_as_it_is:
             yield ChunkRun(leaf, chunks, offset, None)

@@ -66,8 +66,9 @@ class Comparison:
     and lose fields, or has None there, which `eqx.filter` leaves in the place of a
     function. Nodes of two classes differ, too, if only one of them has values.
 
-    A class may have become a node, or been one, and so may a static field: then its
-    value is compared by its parts with the values of the node.
+    A class may have been registered as a node since, or no more, and a field may have
+    become static, or be so no more. Then a value on one side stands for a node on the
+    other, and is compared by its parts with the values of that node.
 
     It goes down both records at once, from nodes that stand for each other. It finds
     once for each pair of rows whether they differ, however many nodes have these rows.
@@ -90,10 +91,12 @@ class Comparison:
             if a is None or b is None:
                 continue
             if self._saved.is_value[a] or self._here.is_value[b]:
-                there, here = stored.rpartition(".")[0], name.rpartition(".")[0]
-                own = _names.below(name, here)
-                for x in self.of_nodes(there, here, passes):
-                    if _names.is_under(_names.below(x.name, here), own):
+                # A value belongs to the node that it is in: of the differences of that
+                # node, those at or below this name count.
+                stored_above, above = (x.rpartition(".")[0] for x in (stored, name))
+                own = _names.below(name, above)
+                for x in self.of_nodes(stored_above, above, passes):
+                    if _names.is_under(_names.below(x.name, above), own):
                         yield x
                 continue
             yield from self._below(a, b, stored, name, passes)
@@ -170,12 +173,14 @@ class Comparison:
         or has values; and those of fields that are static on one side only."""
         saved, here, pairs = self._saved, self._here, list(self._pairs(a, b))
         old, new = saved.compared_values(a), here.compared_values(b)
-        if ("" in old) != ("" in new):  # One of them is a value.
+        if ("" in old) != ("" in new):
+            # One of them is a value. Both get one class, as only the parts that both
+            # have are compared then.
             sides = _side_of(saved, a), _side_of(here, b)
             yield from _changes_below("", *(x._replace(cls=None) for x in sides))
             return
         moved: dict[str, str | None] = {}
-        if saved.kind(a).labels and here.kind(b).labels:
+        if saved.kind(a).attributes and here.kind(b).attributes:
             # With labels, a child that is in no pair has no saved value, whatever was
             # saved under its part. Without, its part may be that of a static field.
             moved = dict.fromkeys(here.kind(b).parts)
@@ -188,11 +193,11 @@ class Comparison:
             forms = saved.form(x), here.form(y)
             if not _values.is_alike(*forms):
                 yield _Change(part, "", *forms)
-        for _, part, x, y in pairs:
-            if saved.has_values[x] != here.has_values[y] or (
-                saved.is_value[x] != here.is_value[y]
+        for _, part, saved_row, row in pairs:
+            if saved.has_values[saved_row] != here.has_values[row] or (
+                saved.is_value[saved_row] != here.is_value[row]
             ):
-                yield from self._one_sided(part, x, y)
+                yield from self._one_sided(part, saved_row, row)
         if all(HOWS[x.how].are_fields for x in (saved.kind(a), here.kind(b))):
             yield from self._once_static(a, b, old, new)
 
@@ -305,14 +310,14 @@ def pair_children(
     """For each child of a row here the place of the saved one that it stands for: by
     the parts of their names; where both have labels, by these."""
     one, two = saved.kind(a), here.kind(b)
-    if one.labels and two.labels:
-        return _pair_labels(one.labels, two.labels)
+    if one.attributes and two.attributes:
+        return _pair_attributes(one.attributes, two.attributes)
     if one.parts == two.parts:
         return list(range(len(one.parts)))
     return [saved.place_of(a, part) for part in two.parts]
 
 
-def _pair_labels(
+def _pair_attributes(
     saved: Sequence[str | None], here: Sequence[str | None]
 ) -> list[int | None]:
     """For each child here the place of the saved one that its attribute leads to;
@@ -351,7 +356,7 @@ def moved_nodes(
         kind = here.kind(row)
         parts: list[str | None] = list(kind.parts)
         for stored in map(saved.row_at, stored_nodes(there)):
-            if stored is not None and kind.labels and saved.kind(stored).labels:
+            if stored is not None and kind.attributes and saved.kind(stored).attributes:
                 places = pair_children(saved, stored, here, row)
                 known = saved.kind(stored).parts
                 parts = [None if x is None else known[x] for x in places]

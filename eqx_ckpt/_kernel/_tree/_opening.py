@@ -498,5 +498,5 @@ def _open_node(x: Node) -> _OpenedOne:
     children = [*body.children, *map(_state_index, indices.values())]
     attributes = spec.attributes and (*spec.attributes, *[None] * len(indices))
     parts, letters = (*parts, *indices), letters + "a" * len(indices)
-    kind = Kind("node", parts=parts, data=tuple(fields), labels=attributes)
+    kind = Kind("node", parts=parts, data=tuple(fields), attributes=attributes)
     return _OpenedOne(kind, letters, children, data)

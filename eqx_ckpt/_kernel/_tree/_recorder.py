@@ -47,7 +47,8 @@ def record(walk: Walk, leaves: Sequence[Any], chosen: Sequence[bool]) -> TreeRec
     make = lambda: _Recorder(walk).record(len(leaves), named_types, left_out)
     if not walk.is_kept:
         return make()
-    # What is stored is not in the key: a skeleton has the record of its tree.
+    # Of a stored leaf the key has only that it is stored, and its type if the record
+    # names that: a skeleton has the record of its tree.
     others = tuple((out.text, out.is_left) for out in left_out.values())
     key = "record", bytes(chosen), tuple(named_types.items()), others
     return walk.kept_result(key, None, make)
@@ -136,11 +137,11 @@ class _Recorder:
         for place, part in enumerate(kind.parts):
             if BAD not in part and (part not in kept or self._counts[children[place]]):
                 kept[part] = place
-        labels = [kind.labels[place] for place in kept.values() if kind.labels]
+        some = [kind.attributes[place] for place in kept.values() if kind.attributes]
         # A "custom" node has a class, which Python's own containers are kept without.
         cls = kind.cls if kind.cls[1] else ("builtins", "dict")
         kind = kind._replace(how="custom", cls=cls, parts=tuple(kept), keys="")
-        kind = kind._replace(labels=tuple(labels))
+        kind = kind._replace(attributes=tuple(some))
         return self._row(kind, [children[place] for place in kept.values()], values)
 
     def _row(
