@@ -217,20 +217,15 @@ class Comparison:
         """The changes of fields that are static in one of two nodes, and children in
         the other. `old` and `new` are the compared values of the two."""
         saved, here = self._saved, self._here
-        for part, value in old.items():
+        for part in dict.fromkeys([*old, *new]):
+            if part in old and part in new:
+                continue
             x, y = saved.child_at(a, part), here.child_at(b, part)
-            if part not in new and x is None and y is not None and _is_certain(here, y):
-                field = _side_of_field(saved, value)
+            if part in old and x is None and y is not None and _is_certain(here, y):
+                field = _side_of_field(saved, old[part])
                 yield from _changes_below(part, field, _side_of(here, y))
-        for part, value in new.items():
-            x, y = saved.child_at(a, part), here.child_at(b, part)
-            if (
-                part not in old
-                and y is None
-                and x is not None
-                and _is_certain(saved, x)
-            ):
-                field = _side_of_field(here, value)
+            if part in new and y is None and x is not None and _is_certain(saved, x):
+                field = _side_of_field(here, new[part])
                 yield from _changes_below(part, _side_of(saved, x), field)
 
     def _own_differences(

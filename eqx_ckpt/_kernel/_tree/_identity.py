@@ -119,10 +119,11 @@ def _key(x: Any, below: Callable[[Any], Any], walk: Callable[[Any, bool], Any]) 
 
 
 def _of_items(x: Any, below: Callable[[Any], Any]) -> Any:
-    """The key of a container or an array. One of the caller's classes may have
-    attributes too."""
-    cls: Any = type(x)
-    own = cls, *((name, below(y)) for name, y in _opening.attributes(x).items())
+    """The key of a container or an array."""
+    own: Any = type(x)
+    if _has_attributes(own):
+        held = _opening.attributes(x)
+        own = own, *((name, below(y)) for name, y in held.items())
     if isinstance(x, (np.ndarray, np.generic)):
         if x.dtype.hasobject:
             return own, x.dtype, x.shape, *map(below, x.reshape(-1).tolist())
@@ -134,6 +135,14 @@ def _of_items(x: Any, below: Callable[[Any], Any]) -> Any:
     if isinstance(x, (set, frozenset)):
         return own, frozenset(map(below, x))
     return own, *map(below, x)
+
+
+@ft.lru_cache(maxsize=4096)
+def _has_attributes(cls: type) -> bool:
+    """Whether objects of a class may have attributes: those of the caller's may, and
+    plain containers have none."""
+    has_slots = any(vars(base).get("__slots__") for base in cls.__mro__)
+    return cls.__dictoffset__ != 0 or has_slots
 
 
 def _of_structure(x: Any, below: Callable[[Any], Any]) -> Any:
