@@ -68,8 +68,9 @@ class FollowUp:
                     delete = ft.partial(self._delete_older, new, damaged)
                     jobs.append(ft.partial(delete, marked.result))
                 jobs.append(ft.partial(self._place.note, step, index_of(step)))
-            # In a directory each needs what the one before it has written. In a store
-            # all begin now, together: so there the deletion awaits the mark.
+            # In a directory these are done in turn, and an error ends them: no step is
+            # deleted before the new one has its mark and its row. In a store all begin
+            # now, together: so there the deletion awaits the mark.
             for job in _store.ahead(self._steps.root, jobs):
                 job()
         except Exception as e:
