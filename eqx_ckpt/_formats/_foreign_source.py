@@ -89,6 +89,7 @@ class ForeignSource(Source):
         return _store.read_bytes(self.directory, key, start, min(stop, start + most))
 
     def is_scattered(self, record: LeafRecord) -> bool:
+        # One with strides is a run of bytes, but its elements are in no order there.
         return not self.is_contiguous(record) or record.leaf_index in self.strides
 
     def _origin(self, record: LeafRecord, file: int, offset: int) -> ArrayOrigin:
@@ -187,7 +188,7 @@ class ForeignSource(Source):
                         continue
                     file, start, size = at
                     stop = start + size
-                    # The number after that of the last file: it lies in a node.
+                    # The number after that of the last file is for what lies in nodes.
                     if file == len(database.files):
                         kv.write(name, database.inline[start:stop]).result()
                         continue

@@ -57,7 +57,8 @@ class OpenedPieces(NamedTuple):
 
     def start_read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> Any:
         """A future of the read of `self[picks]` into an array of its shape. It is
-        always done, and only its `result` reads: stores wait for that with a time."""
+        always done, and only its `result` reads. Stores give that a timeout, which is
+        not needed here."""
         read = lambda timeout=None: self.read(into, picks)
         return types.SimpleNamespace(done=lambda: True, result=read)
 

@@ -41,10 +41,9 @@ def check_nodes(
     code_of: Callable[[str], str | None],
 ) -> None:
     """Checks the order of the nodes of a pair, which errors call `label`, on both
-    sides. The order counts in two
-    places: in a list of which an adapter makes one leaf, or which it makes of one; and
-    among the `groups`, whose nodes are paired one by one. `code_of` gives the code of a
-    node of the model.
+    sides. The order counts in two places: in a list of which an adapter makes one leaf,
+    or which it makes of one; and among the `groups`, whose nodes are paired one by one.
+    `code_of` gives the code of a node of the model.
 
     **Raises:** `ValueError` for a list of nodes in the order of texts; and for nodes in
     that order that are paired with nodes in another one. Names that differ in more than
@@ -93,18 +92,8 @@ def _numbered(names: Sequence[str]) -> _Numbered | None:
 def _error(
     label: str, side: str, found: _Numbered, code_of: Callable[[str], str | None]
 ) -> ValueError:
-    names, form = found.names, ""
-    at, first = found.places[0], found.parts[0]
-    if len(found.places) == 1:
-        before, after = "".join(first[:at]), "".join(first[at + 1 :])
-        form = f'f"{before}{{i}}{after}"'
-        if side == "model":
-            # The key of the node, and what is around it in the code.
-            last, end = before.rpartition(".")[2], after.partition(".")[0]
-            key = f"{last}{first[at]}{end}"
-            head, found_key, tail = (code_of(names[0]) or "").rpartition(f"['{key}']")
-            form = f'{head}[f"{last}{{i}}{end}"]{tail}' if found_key else ""
-    values = sorted(int(x[at]) for x in found.parts)
+    names, form = found.names, _code(side, found, code_of)
+    values = sorted(int(parts[found.places[0]]) for parts in found.parts)
     is_range = values == [*range(len(values))]
     loop = f"for i in {f'range({len(values)})' if is_range else values}"
     shown = ", ".join(f"`{x}`" for x in names[:4]) + (", ..." if names[4:] else "")
@@ -113,3 +102,24 @@ def _error(
         "as dicts of JAX have it. Sort them by number"
         + (f": `[{form} {loop}]`." if form else ".")
     )
+
+
+def _code(side: str, found: _Numbered, code_of: Callable[[str], str | None]) -> str:
+    """The code of one node, with `i` for its number; "" if it is not known, or if the
+    names have several numbers, or some with zeros before them."""
+    (at, *more), first = found.places, found.parts[0]
+    numbers = [parts[at] for parts in found.parts]
+    before, after = "".join(first[:at]), "".join(first[at + 1 :])
+    is_plain = all(x == str(int(x)) for x in numbers) and not {*"{}"} & {
+        *before,
+        *after,
+    }
+    if more or not is_plain:
+        return ""
+    if side != "model":
+        return f'f"{before}{{i}}{after}"'
+    # The key of the node, and what is around it in the code.
+    last, end = before.rpartition(".")[2], after.partition(".")[0]
+    key = f"{last}{first[at]}{end}"
+    head, found_key, tail = (code_of(found.names[0]) or "").rpartition(f"['{key}']")
+    return f'{head}[f"{last}{{i}}{end}"]{tail}' if found_key else ""

@@ -85,8 +85,8 @@ class Parts:
             whole = Checkpoint(dataclasses.replace(source, index=index))
             try:
                 found = _checkpoint.match_leaves(whole, self._like, self._options)
-            # Not by `_reading`: an `OSError` may be that of the caller's `source=`.
             except DamagedError:
+                # Not by `_reading`: an `OSError` may be that of the caller's `source=`.
                 self.unreadable.add(part)
                 raise
             self._matches[part] = found

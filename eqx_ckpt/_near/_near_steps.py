@@ -107,7 +107,7 @@ class Near(NearSteps):
             try:
                 saving.handle.result()
             except Exception:
-                raise
+                raise  # It is over.
             except BaseException:
                 self._saving = saving  # After Ctrl-C it goes on.
                 raise
@@ -156,7 +156,8 @@ class Near(NearSteps):
         self._lock.run(lambda: self._count(1))
         is_due = state.step % self._every == 0
         saving = self._saving
-        # All processes agreed on this call before any of them makes it.
+        # No process makes the agreed call before all know its number: `_agree_on_call`
+        # holds the lock, and a call counts itself first.
         call = None if saving is None else saving.call
         waits = is_due or (call is not None and self._calls >= call)
         try:
@@ -165,7 +166,8 @@ class Near(NearSteps):
         finally:
             # Also after an error of the step before: the others begin this one.
             self._not_begun = None
-            if waits and self._saving is saving is not None:
+            was_interrupted = waits and saving is not None and self._saving is saving
+            if was_interrupted:
                 # Ctrl-C came before this process has told the others that it copies the
                 # step before. They wait until it makes this call again.
                 self._lock.run(lambda: self._count(-1))

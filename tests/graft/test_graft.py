@@ -940,6 +940,14 @@ def test_layers_in_the_order_of_other_texts(tmp_path, form):
         assert [float(x[0]) for x in made] == [*range(12)]
 
 
+def test_no_code_for_numbers_with_zeros_before_them(tmp_path):
+    saved = {f"layer_{i:02}": jnp.full(2, float(i)) for i in range(101)}
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    pair = (lambda m: m, lambda c: [c[key] for key in c], ec.adapters.stack())
+    text = refused(tmp_path / "x", jnp.zeros((101, 2)), [pair], ValueError)
+    assert text.endswith("Sort them by number.")
+
+
 def test_layers_in_another_order_that_is_meant(tmp_path):
     """Or in one that both sides have."""
     ec.tree_serialise_leaves(tmp_path / "x", {"layers": LAYERS})

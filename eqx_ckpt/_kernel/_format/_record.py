@@ -152,8 +152,9 @@ class TreeRecord:
 
     @ft.cached_property
     def has_values(self) -> list[bool]:
-        """Whether there may be static values to compare at or below each row: those
-        that are `_values.ABSENT` are left out by `compared_values`."""
+        """Whether there may be static values to compare at or below each row. There may
+        be none after all: `compared_values` leaves out those that are
+        `_values.ABSENT`."""
         is_compared = lambda k: bool(k.data) and HOWS[k.how].is_compared
         return self._any_below(self._by_kind(is_compared))
 

@@ -100,6 +100,8 @@ class StoredBody(Body):
         leaves = self.source.index.leaves
         name = _names.joined(self.name, component)
         leaf_indices = _leaf_indices(members)
+        # A leaf of this very name is the only one. If it is not, either the check below
+        # or `_groups` of the child raises.
         if not leaf_indices or leaves.names[leaf_indices[0]] != name:
             if self._depth + 1 >= _names.MAX_DEPTH:
                 # Functions that walk a tree call themselves, and JAX does not recover
@@ -292,8 +294,8 @@ def _leaf_indices(members: Iterable[int | str]) -> list[int]:
 
 def node_at(tree: PyTree, name: str) -> Any:
     """The node of a name, or the leaf, in a checkpoint's own tree."""
-    for part in name.split(".") if name else ():
-        tree = _node.body_of(tree).child_at(part)
+    for component in name.split(".") if name else ():
+        tree = _node.body_of(tree).child_at(component)
     return tree
 
 

@@ -243,9 +243,11 @@ class Saves:
                     tree = state.tree
                     handle, start = _async.stage_save(path, tree, options, writers)
                     over = _threads.Event()
-                    new = RunningSave(step, handle, metrics, may_delete, over)
-                    handle.add_done_callback(ft.partial(self._after_save, new))
-                    saving = new  # It has a follow-up: on errors it is ended below.
+                    made = RunningSave(step, handle, metrics, may_delete, over)
+                    handle.add_done_callback(ft.partial(self._after_save, made))
+                    # Its follow-up sets `over`, for which `_finish` waits: from here on
+                    # an error below has to end the save.
+                    saving = made
                     self._last.note_begun(saving)
                     self._running.append(saving)
                     if writers.leads:
@@ -256,7 +258,8 @@ class Saves:
             start()
         except BaseException as e:
             if saving is not None:
-                # `share_errors` is over when `start` raises: that is told here.
+                # No thread will run it. The other processes have heard of the error by
+                # `share_errors`, unless `start` has raised it.
                 if _background.end_unclaimed(saving.handle) and not is_told:
                     writers.tell_failed(e)
                 if _background.error_of(saving.handle) is not None:

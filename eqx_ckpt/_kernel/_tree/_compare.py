@@ -140,7 +140,8 @@ class Comparison:
                 found[rows] = True
             else:
                 below = {(pair.saved_row, pair.row) for pair in self._children(x, y)}
-                if new := below.difference(found):  # `-` looks at all of it.
+                # Not `below - found.keys()`, which goes through all that was found.
+                if new := below.difference(found):
                     stack += new
                 else:
                     is_clean_below = all(map(found.__getitem__, below))

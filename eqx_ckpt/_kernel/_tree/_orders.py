@@ -57,19 +57,24 @@ def rank(layer: Any) -> int:
     return layer.num_spatial_dims + 2 if is_conv else 0
 
 
+def _channels_first(axes: Sequence[int]) -> tuple[int, ...]:
+    """`[..., in, out]` as `[out, in, ...]`."""
+    return (*axes[:-3:-1], *axes[:-2])
+
+
 def adapter_if_square(layer: Any, shape: Sequence[int]) -> str | None:
     """The adapter that moves the channels of a weight from the end to the front, if
     that leaves its shape as it is: then the shape does not tell whether it is needed.
     None if not."""
     own_axes = rank(layer)
     first = len(shape) - own_axes  # The axes before are those of stacked layers.
-    own = (*shape[max(first, 0) :],)
-    if not own_axes or first < 0 or own != (*own[:-3:-1], *own[:-2]):
+    own = tuple(shape[max(first, 0) :])
+    if not own_axes or first < 0 or own != _channels_first(own):
         return None
     if not first:
         return "channels_first()"
-    axes = (*range(len(shape)),)
-    order = *axes[:first], *axes[:-3:-1], *axes[first:-2]
+    axes = tuple(range(len(shape)))
+    order = *axes[:first], *_channels_first(axes[first:])
     return f"transpose({', '.join(map(str, order))})"
 
 
@@ -78,7 +83,7 @@ def adapter_between(saved: tuple[int, ...], wanted: tuple[int, ...]) -> str | No
     store these: it moves the channels, or only axes of one element differ. None if
     neither is so."""
     some, others = ([n for n in shape if n != 1] for shape in (saved, wanted))
-    is_moved = len(saved) > 1 and wanted == (*saved[:-3:-1], *saved[:-2])
+    is_moved = len(saved) > 1 and wanted == _channels_first(saved)
     # If only axes of one element have moved, `unit_axes` is enough. Of a 1 x 1 kernel
     # with as many channels in as out both would fit, and the channels move.
     if is_moved and (some != others or len(some) > 1):
