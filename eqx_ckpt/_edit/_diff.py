@@ -16,8 +16,9 @@ from .._kernel._load import _open
 from .._kernel._load._checkpoint import Checkpoint
 from .._kernel._load._load_options import LoadOptions
 from .._kernel._runtime import _arguments, _gc
-from .._kernel._tree import _compare, _folding, _identity, _states
-from .._kernel._tree._compare import Comparison, MovedNode
+from .._kernel._tree import _folding, _identity, _pairing, _states
+from .._kernel._tree._compare import Comparison
+from .._kernel._tree._pairing import MovedNode
 from . import _elements, _numbers
 from ._difference import Change, Diff
 from ._elements import Leaf, Side
@@ -126,7 +127,7 @@ def moved(one: Side, two: Side) -> dict[str, str]:
     """The names in `one` of leaves of `two` whose names are positions. The labels of
     entries of States tell, or the attributes that children without keys are."""
     nodes: list[MovedNode] = []
-    for node in _compare.moved_nodes(one.record, two.record, "", "", ""):
+    for node in _pairing.moved_nodes(one.record, two.record, "", "", ""):
         row = one.record.row_at(node.there)
         nodes.append(_placed(node, () if row is None else one.record.kind(row).parts))
     for state, labels in two.states.items():
@@ -135,7 +136,7 @@ def moved(one: Side, two: Side) -> dict[str, str]:
         parts = {str(x): None if to is None else str(to) for x, to in places.items()}
         nodes.append(_placed(MovedNode(state, state, parts), map(str, old)))
     names = [*two.leaves, *two.texts]
-    found = _compare.moved_names(names, nodes)
+    found = _pairing.moved_names(names, nodes)
     return {names[i]: name for i, name in found.items() if name is not None}
 
 

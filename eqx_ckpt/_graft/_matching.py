@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .._kernel._format import _names
 from .._kernel._format._state_labels import Label
 from .._kernel._load._lazy import LazyArray
-from .._kernel._tree import _compare, _folding, _states, _target
+from .._kernel._tree import _folding, _pairing, _states, _target
 from .._kernel._tree._folding import Problems
 from ..adapters import Adapter
 from . import _nested, _pairs
@@ -240,8 +240,8 @@ class Matching:
             for a, b in _names.node_pairs(_names.joined(right.name, name), lazy.name):
                 stored[a][b] = None
         ends, nodes = (right.name, left.name), lambda there: [*stored.get(there, ())]
-        moved = _compare.moved_nodes(tree, here, *ends, "", nodes)
-        return _compare.moved_names(names, moved)
+        moved = _pairing.moved_nodes(tree, here, *ends, "", nodes)
+        return _pairing.moved_names(names, moved)
 
     def _label_there(self, label: Label) -> Label:
         """The label of an entry with the names that its StateIndex has there: where

@@ -22,6 +22,7 @@ from .._tree import (
     _leaked_tracers,
     _nearest,
     _orders,
+    _pairing,
     _register,
     _select,
     _states,
@@ -160,7 +161,7 @@ class Matcher:
         entries, out = self.entries, list[str | None](self.names)
         if self._is_same_tree and all(x.label.names for x in entries.values()):
             return out
-        moved = _compare.moved_names(self.names, self._moved_nodes)
+        moved = _pairing.moved_names(self.names, self._moved_nodes)
         if entries:
             same_state = lambda state: state  # A load renames none.
             moved |= _states.stored_names(self.saved, entries, self.names, same_state)
@@ -169,14 +170,14 @@ class Matcher:
         return out
 
     @ft.cached_property
-    def _moved_nodes(self) -> list[_compare.MovedNode]:
+    def _moved_nodes(self) -> list[_pairing.MovedNode]:
         """Nodes of `like` whose children go by the attributes that they are."""
         saved, above = self.saved, self.above
         tree, nodes = saved.labelled, saved.stored_nodes
         if tree is None:
             return []
         record = self._tree_record
-        return [*_compare.moved_nodes(tree, record, above, above, above, nodes)]
+        return [*_pairing.moved_nodes(tree, record, above, above, above, nodes)]
 
     # ---- Leaves.
 
@@ -371,7 +372,7 @@ class Matcher:
     def _stored_pairs(self, names: list[str]) -> Iterator[tuple[str, str]]:
         """The names of nodes in the checkpoint and in `like`, of those that the
         checkpoint has."""
-        moved = _compare.moved_names(names, self._moved_nodes)
+        moved = _pairing.moved_names(names, self._moved_nodes)
         for number, name in enumerate(names):
             there = moved.get(number, name)
             if there is not None:

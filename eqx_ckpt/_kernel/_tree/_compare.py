@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .._format import _names, _values
 from .._format._record import HOWS, TreeRecord
-from . import _nearest
+from . import _nearest, _pairing
 
 
 Static = str | Sequence[str]
@@ -164,7 +164,7 @@ class Comparison:
     def _pairs(self, a: int, b: int) -> Iterator[_RowPair]:
         """All children of two rows that stand for each other."""
         parts, rows = self._saved.kind(a).parts, self._saved.rows[a].children
-        places = pair_children(self._saved, a, self._here, b)
+        places = _pairing.pair_children(self._saved, a, self._here, b)
         for (part, row), place in zip(self._here.children(b), places):
             if place is not None:
                 yield _RowPair(parts[place], part, rows[place], row)
@@ -180,20 +180,7 @@ class Comparison:
             sides = _side_of(saved, a), _side_of(here, b)
             yield from _changes_below("", *(x._replace(cls=None) for x in sides))
             return
-        moved: dict[str, str | None] = {}
-        if saved.kind(a).attributes and here.kind(b).attributes:
-            # With labels, a child that is in no pair has no saved value, whatever was
-            # saved under its part. Without, its part may be that of a static field.
-            moved = dict.fromkeys(here.kind(b).parts)
-        moved |= {pair.part: pair.saved_part for pair in pairs}
-        for part, y in new.items():
-            saved_part = moved.get(part, part)
-            x = None if saved_part is None else old.get(saved_part)
-            if x is None or saved.texts[x] == here.texts[y]:
-                continue
-            forms = saved.form(x), here.form(y)
-            if not _values.is_alike(*forms):
-                yield _Change(part, "", *forms)
+        yield from self._changed_values(a, b, pairs)
         for _, part, saved_row, row in pairs:
             if saved.has_values[saved_row] != here.has_values[row] or (
                 saved.is_value[saved_row] != here.is_value[row]
@@ -201,6 +188,27 @@ class Comparison:
                 yield from self._one_sided(part, saved_row, row)
         if all(HOWS[x.how].are_fields for x in (saved.kind(a), here.kind(b))):
             yield from self._once_static(a, b, old, new)
+
+    def _changed_values(
+        self, a: int, b: int, pairs: Iterable[_RowPair]
+    ) -> Iterator[_Change]:
+        """The changes of the values that both of two nodes have."""
+        saved, here = self._saved, self._here
+        old, new = saved.compared_values(a), here.compared_values(b)
+        moved: dict[str, str | None] = {}
+        if saved.kind(a).attributes and here.kind(b).attributes:
+            # A child that is in no pair has no saved value then, whatever was saved
+            # under its part. Else its part may be that of a static field.
+            moved = dict.fromkeys(here.kind(b).parts)
+        moved |= {pair.part: pair.saved_part for pair in pairs}
+        for part, value in new.items():
+            saved_part = moved.get(part, part)
+            saved_value = None if saved_part is None else old.get(saved_part)
+            if saved_value is None or saved.texts[saved_value] == here.texts[value]:
+                continue
+            forms = saved.form(saved_value), here.form(value)
+            if not _values.is_alike(*forms):
+                yield _Change(part, "", *forms)
 
     def _one_sided(self, name: str, a: int, b: int) -> Iterator[_Change]:
         """The changes of two children that stand for each other, of which only one is a
@@ -295,92 +303,6 @@ def _passes_any(passes: Callable[[str], bool], names: Iterable[str], rest: str) 
                 return True
             name = name.rpartition(".")[0]
     return False
-
-
-# ---- Children that go by labels, and not by parts of names.
-
-
-def pair_children(
-    saved: TreeRecord, a: int, here: TreeRecord, b: int
-) -> list[int | None]:
-    """For each child of a row here the place of the saved one that it stands for: by
-    the parts of their names; where both have labels, by these."""
-    one, two = saved.kind(a), here.kind(b)
-    if one.attributes and two.attributes:
-        return _pair_attributes(one.attributes, two.attributes)
-    if one.parts == two.parts:
-        return list(range(len(one.parts)))
-    return [saved.place_of(a, part) for part in two.parts]
-
-
-def _pair_attributes(
-    saved: Sequence[str | None], here: Sequence[str | None]
-) -> list[int | None]:
-    """For each child here the place of the saved one that its attribute leads to;
-    children without an attribute go by their order."""
-    known = {x: i for i, x in enumerate(saved) if x is not None}
-    alone = iter([i for i, x in enumerate(saved) if x is None])
-    return [next(alone, None) if x is None else known.get(x) for x in here]
-
-
-class MovedNode(NamedTuple):
-    """A node whose children have other parts of names than the saved ones that they
-    stand for: its name, the name there, and for each part the part there."""
-
-    name: str
-    there: str
-    parts: dict[str, str | None]
-
-
-def moved_nodes(
-    saved: TreeRecord,
-    here: TreeRecord,
-    there: str,
-    name: str,
-    above: str,
-    stored_nodes: Callable[[str], Sequence[str]] = lambda there: [there],
-) -> Iterator[MovedNode]:
-    """The moved nodes at and below `name`, which the saved tree calls `there`. `above`
-    is the name of the tree `here`. `stored_nodes`: from a name in the saved tree to the
-    nodes of its record that the name stands for."""
-    row = here.row_at(_names.below(name, above))
-    stack = [] if row is None else [(row, there, name)]
-    while stack:
-        row, there, name = stack.pop()
-        if not here.has_labels[row]:
-            continue
-        kind = here.kind(row)
-        parts: list[str | None] = list(kind.parts)
-        for stored in map(saved.row_at, stored_nodes(there)):
-            if stored is not None and kind.attributes and saved.kind(stored).attributes:
-                places = pair_children(saved, stored, here, row)
-                known = saved.kind(stored).parts
-                parts = [None if x is None else known[x] for x in places]
-        if parts != list(kind.parts):
-            yield MovedNode(name, there, dict(zip(kind.parts, parts)))
-        for part, to, child in zip(kind.parts, parts, here.rows[row].children):
-            if to is not None:
-                ends = _names.child(there, to), _names.child(name, part)
-                stack.append((child, *ends))
-
-
-def moved_names(
-    names: Sequence[str], nodes: Iterable[MovedNode]
-) -> dict[int, str | None]:
-    """The stored names of leaves and nodes below nodes whose children have moved, by
-    their places in `names`; None where the node has no such child."""
-    moved = {node.name: node for node in nodes}
-    nearest = _names.within(moved)
-    out: dict[int, str | None] = {}
-    for number, name in enumerate(names if moved else ()):
-        # It may itself be such a node.
-        found = nearest(name.rpartition(".")[0]) if name else None
-        if found is not None:
-            node = moved[found]
-            part, _, rest = _names.below(name, found).partition(".")
-            to = node.parts.get(part)
-            out[number] = None if to is None else _names.joined(node.there, to, rest)
-    return out
 
 
 # ---- What may differ.
