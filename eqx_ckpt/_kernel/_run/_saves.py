@@ -177,7 +177,11 @@ class Saves:
     def _decide(self, state: PendingState, call: Processes) -> Decision | None:
         """The decision of process 0 on a state; None if it is not due. Each process
         checks the metadata that it was given."""
-        check = lambda: state.check_metadata() or b""
+
+        def check() -> bytes:
+            state.check_metadata()
+            return b""  # There is nothing to tell but an error.
+
         try:
             word = call.decide(lambda _: self._prepare(state), check)
         except Exception as e:
