@@ -13,7 +13,6 @@ more. It does that three times, with other groups each time: see `LayerSide.grou
 """
 
 import collections
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -91,7 +90,7 @@ def _without_rivals(
 ) -> LeafPairs:
     """The pairs but those of wanted leaves that a saved one in no pair has the name of,
     below the nodes that all leaves of pairs are in, and the kind: either may be it."""
-    old, new = common_node(pairs.names), common_node(pairs.names.values())
+    old, new = map(_names.common_node, (pairs.names, pairs.names.values()))
     left = {
         _names.below(x, old): x
         for x in saved.keys() - pairs.names.keys()
@@ -109,11 +108,6 @@ def _without_rivals(
         [y for y in pairs.squares if is_clear(y)],
         [*pairs.unclear, *unclear],
     )
-
-
-def common_node(names: Iterable[str]) -> str:
-    """The node that all leaves are in."""
-    return ".".join(os.path.commonprefix([x.split(".")[:-1] for x in names]))
 
 
 def _plain_names(names: Iterable[str]) -> dict[str, str]:

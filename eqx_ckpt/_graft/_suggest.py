@@ -402,7 +402,7 @@ class _Twins:
         found, model, stored = self._alike.names, self._model, self._stored
         if not found:
             return None
-        old, new = _alike.common_node(found), _alike.common_node(self._origins)
+        old, new = _names.common_node(found), _names.common_node(self._origins)
         moves = {_names.below(x, old): _names.below(y, new) for x, y in found.items()}
         some = self._entries.leaf_indices.intersection(stored.below[old])
         entries = [_names.below(stored.saved.names[i], old) for i in sorted(some)]

@@ -8,7 +8,6 @@ for leaves, so Modules and what they have go where the leaves below them go.
 import collections
 import functools as ft
 import operator
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -120,8 +119,7 @@ class Moves:
         first = leaves[0]  # It may be the node itself.
         if len(leaves) == 1 and _names.parts(self._old[first]) == _names.parts(name):
             return [self._new[first]]
-        parents = [_names.parts(self._new[n])[:-1] for n in leaves]
-        common = ".".join(os.path.commonprefix(parents))
+        common = _names.common_node(self._new[n] for n in leaves)
         if _names.is_under(common, name):
             return [name]
         start = len(name) + 1 if name else 0

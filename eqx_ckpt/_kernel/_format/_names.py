@@ -2,6 +2,7 @@
 
 import collections
 import functools as ft
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -282,6 +283,11 @@ def joined(*names: str) -> str:
 def parts(name: str) -> list[str]:
     """The components of a name."""
     return [] if name in ("", ROOT) else name.split(".")
+
+
+def common_node(names: Iterable[str]) -> str:
+    """The lowest node that all leaves of these names are in."""
+    return ".".join(os.path.commonprefix([parts(name)[:-1] for name in names]))
 
 
 def node_pairs(name: str, other: str) -> Iterator[tuple[str, str]]:

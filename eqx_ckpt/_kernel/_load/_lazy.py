@@ -92,7 +92,8 @@ class LazyArray(_target.Unread):
         Where TensorStore lacks the dtype, and for keys, str and bytes, this is the
         array of their bytes or words: see FORMAT.md.
 
-        It reads what is at the path by then, also once the checkpoint was replaced.
+        A TensorStore that you hold reads what is at the path by then: also another
+        checkpoint, once this one was replaced.
 
         **Raises:** `ValueError` for an array that [`lazy`][] computes, or that was cast
         twice, and where TensorStore has no driver for the store. `RuntimeError` if the
